@@ -1,0 +1,309 @@
+"""Publish, verify, lock: the only way results reach the disk.
+
+A published folder is whole or absent. `publish` writes into a temporary sibling, fsyncs every file, writes `manifest.json` last (size and sha256 of each
+file, kind, format version, stage key), fsyncs the folder and renames it into place; an older folder of that name is swapped out in one atomic
+exchange, so that at any moment the name holds the old folder or the new one. Readers go through `open_artifact`: a folder without a valid manifest
+does not exist. A stage is fresh when its key (inputs, settings, code format) equals the one in the manifest, so caching and resuming are one thing.
+
+Results stay plain folders (no symbolic links), so that `cp -r run/export` does what a user expects; see docs/decisions/0001-publish-by-exchange.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError
+from cramlm.records import Emit, Event
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+SMALL_FILE = 1 << 20  # bytes; the hashes of files up to this size are checked at every opening
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A published folder whose manifest was read and whose files have the promised sizes."""
+
+    path: Path
+    kind: str
+    key: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of every file's content: equal results have equal fingerprints, wherever and whenever they were made."""
+        return hash_json({"kind": self.kind, "files": self.files})
+
+
+def hash_json(value: Any) -> str:
+    """sha256 of the canonical JSON (sorted keys, no spaces) of plain data, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file's bytes, in hex, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None]) -> Artifact:
+    """Make `target` a folder with what `write(folder)` puts there, whole or not at all.
+
+    Raises:
+        EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed, `target` is as before.
+    """
+    with environment_faults(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            write(temporary)
+            files = {}
+            for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
+                _fsync(path)
+                files[path.relative_to(temporary).as_posix()] = {
+                    "bytes": path.stat().st_size,
+                    "sha256": hash_file(path),
+                }
+            manifest = {"format": FORMAT, "kind": kind, "key": dict(key), "files": files}
+            manifest["sha256"] = hash_json(manifest)
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+            _fsync(temporary / MANIFEST)
+            for folder in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
+                _fsync(folder)
+            if target.exists():
+                _exchange(temporary, target)
+            else:
+                temporary.rename(target)
+            _fsync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return Artifact(target, kind, dict(key), files)
+
+
+def publish_file(target: Path, content: bytes) -> None:
+    """Write one file whole or not at all (temporary file, fsync, rename, fsync of the folder)."""
+    with environment_faults(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
+        try:
+            temporary.write_bytes(content)
+            _fsync(temporary)
+            temporary.replace(target)
+            _fsync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def open_artifact(path: Path, *, kind: str) -> Artifact:
+    """Read and check a published folder: manifest whole, every file there with its size, small files with their hash.
+
+    Raises:
+        ArtifactError: naming the file that is damaged or missing, or the kind that was found instead.
+    """
+    artifact = _read_manifest(path)
+    if artifact.kind != kind:
+        raise ArtifactError(f"{path}: is a {artifact.kind!r} folder, expected {kind!r}; pass the right folder")
+    for name, promised in artifact.files.items():
+        _check_file(path / name, promised, whole=promised["bytes"] <= SMALL_FILE)
+    return artifact
+
+
+def verify(path: Path) -> int:
+    """Check every published folder at or below `path`, every file by its hash; returns how many folders were checked.
+
+    Raises:
+        ArtifactError: naming the first damaged, missing or unlisted file, or if there is nothing published here.
+    """
+    manifests = [path / MANIFEST] if (path / MANIFEST).is_file() else sorted(_manifests_below(path))
+    if not manifests:
+        raise ArtifactError(f"{path}: no published folder here (no {MANIFEST}); pass a run, a corpus, an index or an export")
+    for manifest in manifests:
+        artifact = _read_manifest(manifest.parent)
+        for name, promised in artifact.files.items():
+            _check_file(manifest.parent / name, promised, whole=True)
+        present = {file.relative_to(manifest.parent).as_posix() for file in manifest.parent.rglob("*") if file.is_file()}
+        if extra := sorted(present - set(artifact.files) - {MANIFEST}):
+            raise ArtifactError(f"{manifest.parent / extra[0]}: not listed in the manifest; remove it or build the folder again")
+    return len(manifests)
+
+
+def stage(
+    target: Path,
+    *,
+    kind: str,
+    key: Mapping[str, Any],
+    write: Callable[[Path], None],
+    emit: Emit,
+    name: str | None = None,
+) -> Artifact:
+    """The published folder for `key`: the one that is there if it is fresh, else built now (under the folder's lock).
+
+    Says through `emit` that the stage is fresh, or why it runs again. `write` emits its own start, progress and done.
+
+    Raises:
+        LockedError: if another process builds the same folder.
+        ArtifactError: if the folder that is there is damaged (delete it, or `cramlm verify` it).
+    """
+    name = name or kind
+    if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
+        emit(Event("fresh", name, "fresh"))
+        return artifact
+    with lock(target):
+        if (target / MANIFEST).exists():
+            artifact = open_artifact(target, kind=kind)
+            reasons = explain_difference(artifact.key, key)
+            if not reasons:
+                return artifact  # another process built it while this one waited to look
+            emit(Event("stale", name, "runs again: " + "; ".join(reasons[:6])))
+        return publish(target, kind=kind, key=key, write=write)
+
+
+def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Why a stage must run again, one 'retriever.k1 1.2 -> 1.5' per field that differs; empty if the keys are equal."""
+    reasons = []
+    for field in sorted(set(old) | set(new)):
+        before, after, where = old.get(field), new.get(field), f"{prefix}{field}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            reasons += explain_difference(before, after, f"{where}.")
+        elif before != after:
+            reasons.append(f"{where} {_brief(before)} -> {_brief(after)}")
+    return reasons
+
+
+@contextlib.contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Hold the right to build `target`; the kernel gives it back however the process ends.
+
+    Raises:
+        LockedError: at once, naming pid and host of the holder.
+    """
+    with environment_faults(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = target.parent / f".{target.name}.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise EnvironmentFault(f"{path}: cannot lock: {error.strerror}; use a file system with flock") from error
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
+            raise LockedError(f"{target}: being built by another process ({holder}); wait for it or stop it") from error
+        with environment_faults(target):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        remove_leftovers(target)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Delete temporary folders that a killed builder of `target` left; call only under its lock."""
+    for leftover in target.parent.glob(f".{target.name}.tmp-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def environment_faults(path: Path) -> Iterator[None]:
+    """Turn an operating system's refusal (no space, permission, broken disk, too many files) into one line with exit code 4."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CramError):
+            raise
+        where = error.filename or path
+        raise EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again") from error
+    except MemoryError as error:
+        raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
+
+
+def _read_manifest(path: Path) -> Artifact:
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        what = "no such folder" if not path.exists() else f"not a cramlm folder (no {MANIFEST})"
+        raise ArtifactError(f"{path}: {what}; check the path, or build it again") from error
+    except OSError as error:
+        raise EnvironmentFault(f"{file}: {error.strerror}; check the path and its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{file}: damaged, not JSON; delete the folder and build it again") from error
+    try:
+        promised = manifest.pop("sha256")
+        whole = promised == hash_json(manifest)
+        artifact = Artifact(path, manifest["kind"], manifest["key"], manifest["files"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{file}: damaged, fields are missing; delete the folder and build it again") from error
+    if not whole:
+        raise ArtifactError(f"{file}: damaged, its own hash does not match; delete the folder and build it again")
+    if manifest["format"] != FORMAT:
+        raise ArtifactError(f"{file}: format {manifest['format']}, this cramlm reads {FORMAT}; build the folder again")
+    return artifact
+
+
+def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool) -> None:
+    try:
+        size = path.stat().st_size
+        if size != promised["bytes"]:
+            raise ArtifactError(f"{path}: damaged, {size} bytes instead of {promised['bytes']}; delete the folder and build it again")
+        if whole and hash_file(path) != promised["sha256"]:
+            raise ArtifactError(f"{path}: damaged, content differs from its hash; delete the folder and build it again")
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: missing; delete the folder and build it again") from error
+    except OSError as error:
+        raise EnvironmentFault(f"{path}: {error.strerror}; check the disk and permissions") from error
+
+
+def _manifests_below(path: Path) -> Iterator[Path]:
+    """Published folders under `path`; temporaries of builders are not published, and nothing is published inside a published folder."""
+    for folder, subfolders, files in os.walk(path):
+        if MANIFEST in files:
+            subfolders.clear()
+            yield Path(folder) / MANIFEST
+        subfolders[:] = [name for name in subfolders if ".tmp-" not in name]
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders' names in one atomic step; where the system has no such call, the old one steps aside first."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    exchange_flag, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD in linux/fs.h and fcntl.h
+    if sys.platform == "linux" and hasattr(libc, "renameat2"):
+        if libc.renameat2(here, os.fsencode(new), here, os.fsencode(old), exchange_flag) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(old))
+    aside = old.parent / f".{old.name}.tmp-{os.getpid()}-old"
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _brief(value: Any) -> str:
+    text = "unset" if value is None else json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+    return text if len(text) <= 40 else text[:12] + "…" + text[-12:]

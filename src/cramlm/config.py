@@ -1,0 +1,374 @@
+"""Every knob once: frozen models with unit, range and source; TOML in and out.
+
+Numbers come from METHOD.md's sources where a source is named, from experiments in docs/log.md otherwise. A recipe (recipes.py) is a function that
+returns a complete `RunConfig`; nothing else invents defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cramlm.errors import UsageError
+
+OnBadRow: TypeAlias = Literal["fail", "skip"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CorpusConfig(_Config):
+    """The raw text to retrieve from."""
+
+    files: tuple[str, ...] = Field(min_length=1, description="files, folders or globs; read in sorted order")
+    text_column: str = "text"
+    id_column: str = "id"
+    source_column: str = "source"
+    passage_words: int = Field(200, ge=20, description="a document over 1.5 times this is cut into passages of about this many words")
+    max_record_bytes: int = Field(16_000_000, ge=1_000, description="one row, decompressed")
+    on_bad_row: OnBadRow = "fail"
+
+
+class TaskConfig(_Config):
+    """The labelled data."""
+
+    train: str
+    dev: str | None = Field(None, description="without it a stratified, seeded part of train is split off")
+    test: str | None = None
+    text_column: str = "text"
+    label_column: str = "label"
+    text_pair_column: str | None = None
+    dev_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of train split off when there is no dev file")
+    max_record_bytes: int = Field(16_000_000, ge=1_000)
+    on_bad_row: OnBadRow = "fail"
+    unseen_labels: Literal["fail", "ignore"] = Field("fail", description="dev/test label that train lacks; ignore = scored as wrong")
+
+
+class Bm25Config(_Config):
+    """BM25 as Lucene scores it; every training text is a query (Yao et al. 2022, section 3.1)."""
+
+    kind: Literal["bm25"] = "bm25"
+    top_k: int = Field(50, ge=1, description="documents per query; the paper: 50 for high-resource tasks, 500-5000 for low-resource")
+    k1: float = Field(1.2, ge=0)
+    b: float = Field(0.75, ge=0, le=1)
+    max_documents: int | None = Field(None, ge=1, description="keep only the best-ranked so many of the union")
+
+
+class RandomConfig(_Config):
+    """The control: documents drawn without looking at the task."""
+
+    kind: Literal["random"] = "random"
+    documents: int = Field(10_000, ge=1)
+
+
+RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig, Field(discriminator="kind")]
+
+
+class TokenizerConfig(_Config):
+    """Trained on the selection and the training text of the task, nothing else."""
+
+    kind: Literal["wordpiece", "bpe"] = "wordpiece"
+    vocab_size: int = Field(8192, ge=64, le=65_535, description="token ids are kept as uint16")
+    lowercase: bool = True
+    sample_bytes: int = Field(60_000_000, ge=1_000, description="how much of the selected text the trainer reads")
+
+
+class EncoderConfig(_Config):
+    """A small encoder in one of two shapes, both native classes of transformers when exported.
+
+    bert: post-norm, learned positions, GELU, biases, [CLS] pooler. modernbert: pre-norm, rotary positions, GeGLU, no biases, all layers global.
+    """
+
+    shape: Literal["bert", "modernbert"] = "modernbert"
+    layers: int = Field(4, ge=1)
+    hidden: int = Field(256, ge=16)
+    heads: int = Field(4, ge=1)
+    intermediate: int = Field(512, ge=16, description="width of the feed-forward part; for modernbert after the gate")
+    max_positions: int = Field(512, ge=8, description="longest sequence in tokens")
+    rope_theta: float = Field(10_000.0, gt=0, description="modernbert only")
+    norm_eps: float = Field(1e-5, gt=0)
+    init_std: float = Field(0.02, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> EncoderConfig:
+        if self.hidden % self.heads or (self.shape == "modernbert" and (self.hidden // self.heads) % 2):
+            raise ValueError(f"hidden {self.hidden} must be a multiple of heads {self.heads}, with an even quotient for rotary positions")
+        return self
+
+
+class HeadConfig(_Config):
+    """The classifier on top. BERT's native class pools [CLS] only; ModernBERT's pools [CLS] or the mean."""
+
+    pooling: Literal["cls", "mean"] = "mean"
+
+
+class OptimizerConfig(_Config):
+    """adamw: decoupled weight decay on matrices. muon: Muon for the hidden matrices, AdamW for embeddings, norms, heads."""
+
+    kind: Literal["adamw", "muon"] = "muon"
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's peak")
+    muon_learning_rate: float = Field(4e-3, gt=0, description="Muon's peak; unused by adamw")
+    weight_decay: float = Field(0.01, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    eps: float = Field(1e-6, gt=0)
+    clip_norm: float = Field(1.0, gt=0, description="largest gradient norm")
+
+
+class ScheduleConfig(_Config):
+    """linear: up, then down to 0. wsd: up, flat, then down to 0 over the last `decay_fraction` of the steps."""
+
+    kind: Literal["linear", "wsd"] = "wsd"
+    warmup_fraction: float = Field(0.05, ge=0, le=0.5)
+    decay_fraction: float = Field(0.4, gt=0, le=1, description="wsd only")
+
+
+class MaskingConfig(_Config):
+    """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10."""
+
+    rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens")
+    mask_share: float = Field(1.0, ge=0, le=1, description="of the chosen tokens, how many become [MASK]")
+    random_share: float = Field(0.0, ge=0, le=1, description="... and how many a random token; the rest stay as they are")
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> MaskingConfig:
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"mask_share {self.mask_share} + random_share {self.random_share} must not exceed 1")
+        return self
+
+
+class PhaseConfig(_Config):
+    """One segment of training: which text is drawn, how it is masked, how the losses are weighted, how long.
+
+    Losses per step (objective.py): external text gives MLM, task text gives mlm_weight * MLM + task_weight * classification.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    steps: int | None = Field(None, ge=0, description="optimizer updates; None = from passes, or set by the budget")
+    passes: float | None = Field(
+        None,
+        gt=0,
+        description="passes over the task's training texts (over the external text if no task text is drawn); used when steps is None",
+    )
+    external: int = Field(0, ge=0, description="external : task, first number (rho_1)")
+    task: int = Field(1, ge=0, description="external : task, second number")
+    mixing: Literal["interleaved", "blended"] = Field(
+        "blended",
+        description="interleaved: whole batches take turns (the paper); blended: each batch holds both in this ratio of tokens",
+    )
+    mlm_weight: float = Field(
+        0.0, ge=0, description="rho_2: weight of MLM on task text; 0 with external = 0 means no vocabulary head at all"
+    )
+    task_weight: float = Field(1.0, ge=0)
+    loss_scale: Literal["sum", "mean"] = Field(
+        "sum",
+        description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
+    )
+    masking: MaskingConfig = MaskingConfig()
+    batch_size: int = Field(4096, ge=1)
+    batch_unit: Literal["tokens", "sequences"] = "tokens"
+    max_length: int = Field(
+        128,
+        ge=8,
+        description="longest sequence and row length, in tokens; longer external text is cut into several, task text is truncated",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="in embeddings, attention outputs, feed-forward outputs")
+    classifier_dropout: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    keep: Literal["best", "last"] = Field("best", description="weights that the phase hands on: best on dev, or the last")
+    reset_task_head: bool = Field(False, description="draw the classifier anew at the start of this phase")
+    evaluate_every: int | None = Field(
+        None,
+        ge=1,
+        description="steps between dev evaluations; the best is kept. None = 10 times, 0 task_weight = never",
+    )
+    checkpoint_every: int | None = Field(None, ge=1, description="steps between checkpoints; None = 10 times a phase")
+
+    @model_validator(mode="after")
+    def _draws_something(self) -> PhaseConfig:
+        if self.external + self.task == 0:
+            raise ValueError(f"phase {self.name!r}: external and task are both 0, so there is nothing to draw")
+        if self.external == 0 and self.mlm_weight == 0 and self.task_weight == 0:
+            raise ValueError(f"phase {self.name!r}: every loss weight is 0, so there is nothing to learn")
+        return self
+
+    @property
+    def uses_mlm(self) -> bool:
+        """Whether the vocabulary head runs at all."""
+        return self.external > 0 or (self.task > 0 and self.mlm_weight > 0)
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether labels are learnt, and hence whether dev scores mean something."""
+        return self.task > 0 and self.task_weight > 0
+
+
+class BaselineConfig(_Config):
+    """TF-IDF + logistic regression, fitted for every run on the same split; variant and C chosen on dev."""
+
+    enabled: bool = True
+    c: tuple[float, ...] = Field((0.3, 1.0, 3.0, 10.0, 30.0), min_length=1, description="inverse regularisation to try")
+
+
+class RunConfig(_Config):
+    """One run, completely."""
+
+    name: str = "tlm"
+    seed: int = Field(13, ge=0)
+    budget: str | None = Field(
+        None, description="wall-clock time for the whole run, like 20m, 90s, 1h; sets model size, selection and steps"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads; None = all cores. Same number, same bits")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the CPU or GPU computes in it")
+    task: TaskConfig
+    corpus: CorpusConfig | None = None
+    retriever: RetrieverConfig | None = None
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    head: HeadConfig = HeadConfig()
+    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
+    baseline: BaselineConfig = BaselineConfig()
+    choose_by: Literal["macro_f1", "micro_f1", "accuracy"] = Field("macro_f1", description="dev score that picks the checkpoint")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"phase names must differ, got {names}")
+        if (self.corpus is None) != (self.retriever is None):
+            raise ValueError("corpus and retriever come together: give both or neither")
+        if self.corpus is None and any(phase.external for phase in self.phases):
+            raise ValueError(
+                "a phase draws external text (external > 0) but no corpus is given; pass --corpus or use the recipe labels-only"
+            )
+        if self.encoder.shape == "bert" and self.head.pooling != "cls":
+            raise ValueError(
+                "the bert shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or encoder.shape = 'modernbert'"
+            )
+        longest = max(phase.max_length for phase in self.phases)
+        if longest > self.encoder.max_positions:
+            raise ValueError(f"max_length {longest} exceeds encoder.max_positions {self.encoder.max_positions}")
+        return self
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in '90s', '20m', '1.5h' or a plain number of seconds.
+
+    Raises:
+        UsageError: for anything else, or a time that is not positive.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"budget {text!r} is not a positive time; write it like 90s, 20m or 1h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def load_config(data: dict[str, Any], *, origin: str = "config") -> RunConfig:
+    """Check plain data against the knobs.
+
+    Raises:
+        UsageError: naming the first field that is unknown or out of range.
+    """
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"{origin}: {explain_validation_error(error)}") from error
+
+
+def explain_validation_error(error: ValidationError) -> str:
+    """The first complaint of pydantic as one line: where, what, got; and how many more there are."""
+    first, *others = error.errors(include_url=False)
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
+    message = first["msg"].removeprefix("Value error, ")
+    more = f"; and {len(others)} more" if others else ""
+    return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every knob{more}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data.
+
+    Raises:
+        UsageError: if it is missing, not UTF-8, or not TOML; names the line.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; pass an existing TOML file to --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from error
+
+
+def to_toml(config: RunConfig) -> str:
+    """The resolved config as TOML that `load_config(tomllib.loads(...))` turns into an equal config. Unset knobs become comments."""
+    lines: list[str] = []
+    _write_table(config.model_dump(mode="json"), (), lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    arrays = {key: value for key, value in table.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
+    for key, value in table.items():
+        if key in tables or key in arrays:
+            continue
+        lines.append(f"# {key} is unset" if value is None else f"{key} = {_toml_value(value)}")
+    for key, value in tables.items():
+        lines += ["", f"[{'.'.join((*path, key))}]"]
+        _write_table(value, (*path, key), lines)
+    for key, values in arrays.items():
+        for value in values:
+            lines += ["", f"[[{'.'.join((*path, key))}]]"]
+            _write_table(value, (*path, key), lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    # JSON's strings, numbers and booleans are TOML's too, except that TOML wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set `phases[0].steps=500`-like assignments in plain config data; values are read as TOML, else taken as strings; `none` unsets.
+
+    Raises:
+        UsageError: if an assignment has no `=`, or its path leads into something that is not a table.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(data))
+    for override in overrides:
+        path, equals, raw = override.partition("=")
+        keys = [int(index) if index else name for name, index in re.findall(r"([A-Za-z_][\w-]*)|\[(\d+)\]", path)]
+        if not equals or not keys or re.sub(r"[A-Za-z_][\w-]*|\[\d+\]|\.", "", path.strip()):
+            raise UsageError(f"--set {override!r} is not KEY=VALUE; write it like phases[0].steps=500")
+        place: Any = result
+        for key, following in zip(keys, [*keys[1:], None], strict=True):
+            if isinstance(key, int) != isinstance(place, list) or (isinstance(key, int) and key >= len(place)):
+                raise UsageError(f"--set {override!r}: the config has no place {path!r}; `cramlm config` prints every knob")
+            if following is None:
+                place[key] = _override_value(raw.strip())
+            else:
+                if isinstance(place, dict) and place.get(key) is None:
+                    place[key] = {}
+                place = place[key]
+                if not isinstance(place, dict | list):
+                    raise UsageError(f"--set {override!r}: {key!r} holds a value, not a table; `cramlm config` prints every knob")
+    return result
+
+
+def _override_value(raw: str) -> Any:
+    if raw.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw

@@ -1,0 +1,142 @@
+"""The nouns that cross borders between folders, and the event that every stage reports with.
+
+A text's way through the program, in these words: a `Document` of the corpus is found by the texts of `Example`s and listed in
+a `Selection`; both are cut into token sequences, a step's worth of which is a `Batch`; the objective turns a batch
+into `Losses`; the finished model turns a new text into a `Prediction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+Split: TypeAlias = Literal["train", "dev", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One passage of the corpus; `id` is unique in it, `source` says where it came from (a file or the user's column)."""
+
+    id: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of the task; `label` is None only where a file to predict has none."""
+
+    id: str
+    text: str
+    text_pair: str | None
+    label: str | None
+
+    @property
+    def whole_text(self) -> str:
+        """The text that retrieval and the baselines see: both halves of a pair, one after the other."""
+        return self.text if self.text_pair is None else f"{self.text} {self.text_pair}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The labelled data. `labels` is sorted; label ids are positions in it. `test` may be empty.
+
+    `unseen` counts dev and test rows whose label training never shows (only with `unseen_labels = "ignore"`).
+    """
+
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    test: tuple[Example, ...]
+    labels: tuple[str, ...]
+    dev_is_split_from_train: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Documents chosen for a task: parallel arrays sorted by (rank, position).
+
+    position: place in the corpus, int64. rank: best over all queries, 0 = first, int32. query: index of the training text that
+    gave that rank (the smallest, on ties), int32. score: that query's score, float32.
+    """
+
+    position: IntArray
+    rank: Int32Array
+    query: Int32Array
+    score: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's packed token rows: R rows of L places, several sequences side by side in a row, no sequence cut by a row.
+
+    token_ids: (R, L) int64, `pad` where a row is not filled.
+    sequence: (R, L) int64, which sequence of the batch a place belongs to, 0..S-1 in order of `first`; -1 = padding.
+    position: (R, L) int64, place inside its sequence, from 0.
+    first: (S,) int64, flat index (row * L + column) of each sequence's first token ([CLS]).
+    masked: (M,) int64, flat indices of places whose original token is to be predicted; may be empty.
+    mlm_labels: (M,) int64, the original tokens at `masked`.
+    task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text).
+    external: (S,) bool, True where the sequence is retrieved text, False where it is task text.
+    """
+
+    token_ids: IntArray
+    sequence: IntArray
+    position: IntArray
+    first: IntArray
+    masked: IntArray
+    mlm_labels: IntArray
+    task_labels: IntArray
+    external: BoolArray
+
+    @property
+    def tokens(self) -> int:
+        """Real (non-padding) tokens."""
+        return int((self.sequence >= 0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One answer: the most probable label, and the probability of every label (in label order, sums to 1)."""
+
+    label: str
+    probabilities: Mapping[str, float]
+
+
+EventKind: TypeAlias = Literal["plan", "start", "progress", "done", "fresh", "stale", "note", "warning", "step", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a stage tells while it runs; the console shows it, `events.jsonl` keeps it.
+
+    start: a stage begins (`total` and `unit` where known). progress: `done` of `total` so far (absolute, not a difference).
+    done: the stage ended, `message` sums it up. fresh / stale: it need not / must run again, and why. step: one logged training
+    step. evaluation: scores on dev. `data` holds plain JSON values.
+    """
+
+    kind: EventKind
+    stage: str
+    message: str = ""
+    done: float = 0.0
+    total: float | None = None
+    unit: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Emit: TypeAlias = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """An `Emit` that tells nobody; the default for library use."""
