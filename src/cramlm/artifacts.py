@@ -1,11 +1,13 @@
 """Publish, verify, lock: the only way results reach the disk.
 
-A published folder is whole or absent. `publish` writes into a temporary sibling, fsyncs every file, writes `manifest.json` last (size and sha256 of each
-file, kind, format version, stage key), fsyncs the folder and renames it into place; an older folder of that name is swapped out in one atomic
-exchange, so that at any moment the name holds the old folder or the new one. Readers go through `open_artifact`: a folder without a valid manifest
-does not exist. A stage is fresh when its key (inputs, settings, code format) equals the one in the manifest, so caching and resuming are one thing.
+A published folder is whole or absent. `publish` writes into a temporary sibling, fsyncs every file, writes `manifest.json` last
+(size and sha256 of each file, kind, format version, stage key), fsyncs the folder and renames it into place; an older folder of
+that name is swapped out in one atomic exchange, so that at any moment the name holds the old folder or the new one. Readers go
+through `open_artifact`: a folder without a valid manifest does not exist. A stage is fresh when its key (inputs, settings, code
+format) equals the one in the manifest, so caching and resuming are one thing.
 
-Results stay plain folders (no symbolic links), so that `cp -r run/export` does what a user expects; see docs/decisions/0001-publish-by-exchange.md.
+Results stay plain folders (no symbolic links), so that `cp -r run/export` does what a user expects; the reasons are in
+docs/decisions/0001-publish-by-exchange.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every knob once: frozen models with unit, range and source; TOML in and out.
 
-Numbers come from METHOD.md's sources where a source is named, from experiments in docs/log.md otherwise. A recipe (recipes.py) is a function that
-returns a complete `RunConfig`; nothing else invents defaults.
+Numbers come from the literature where a source is named, from experiments in docs/log.md otherwise. A recipe (recipes.py) is a
+function that returns a complete `RunConfig`; nothing else invents defaults.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class TokenizerConfig(_Config):
 class EncoderConfig(_Config):
     """A small encoder in one of two shapes, both native classes of transformers when exported.
 
-    bert: post-norm, learned positions, GELU, biases, [CLS] pooler. modernbert: pre-norm, rotary positions, GeGLU, no biases, all layers global.
+    bert: post-norm, learned positions, GELU, biases, [CLS] pooler.
+    modernbert: pre-norm, rotary positions, GeGLU, no biases, all layers global.
     """
 
     shape: Literal["bert", "modernbert"] = "modernbert"
@@ -174,10 +175,11 @@ class PhaseConfig(_Config):
     masking: MaskingConfig = MaskingConfig()
     batch_size: int = Field(4096, ge=1)
     batch_unit: Literal["tokens", "sequences"] = "tokens"
-    max_length: int = Field(
-        128,
+    max_length: int | None = Field(
+        None,
         ge=8,
-        description="longest sequence and row length, in tokens; longer external text is cut into several, task text is truncated",
+        description="longest sequence and row length, in tokens; None = chosen from the lengths of the training texts. "
+        "Longer external text is cut into several sequences, task text is truncated",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="in embeddings, attention outputs, feed-forward outputs")
     classifier_dropout: float = Field(0.0, ge=0, lt=1)
@@ -200,6 +202,12 @@ class PhaseConfig(_Config):
         if self.external == 0 and self.mlm_weight == 0 and self.task_weight == 0:
             raise ValueError(f"phase {self.name!r}: every loss weight is 0, so there is nothing to learn")
         return self
+
+    @property
+    def row_length(self) -> int:
+        """`max_length`, once the planner has set it."""
+        assert self.max_length is not None, f"phase {self.name}: max_length is resolved before training"
+        return self.max_length
 
     @property
     def uses_mlm(self) -> bool:
@@ -254,7 +262,7 @@ class RunConfig(_Config):
             raise ValueError(
                 "the bert shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or encoder.shape = 'modernbert'"
             )
-        longest = max(phase.max_length for phase in self.phases)
+        longest = max(phase.max_length or 0 for phase in self.phases)
         if longest > self.encoder.max_positions:
             raise ValueError(f"max_length {longest} exceeds encoder.max_positions {self.encoder.max_positions}")
         return self

@@ -33,7 +33,7 @@ class DataError(CramError):
     exit_code = 3
 
 
-class EnvironmentFault(CramError):
+class EnvironmentFault(CramError):  # noqa: N818 - EnvironmentError is a builtin
     """The machine cannot do it: no space, no permission, no memory, a package missing."""
 
     exit_code = 4
