@@ -1,0 +1,240 @@
+"""Batches as a function: `Batches.batch(step)` gives the same rows for the same (seed, phase, step), whenever and in whatever
+order it is asked.
+
+The path of a sequence: a pool (external or task) is an endless stream, the concatenation of one permutation per epoch, so that
+every sequence has sequence numbers in it; a step takes the next so many numbers of its stream(s), packs them side by side into rows
+(first-fit decreasing) and draws masks. Nothing is stored between steps but the permutation of the epoch at hand.
+
+Counts per step are fixed, from the pools' mean lengths: a step holds about `batch_size` tokens, not exactly. In exchange the
+address of a sequence is arithmetic, and resuming costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.config import PhaseConfig
+from cramlm.errors import DataError
+from cramlm.records import Batch, BoolArray, IntArray
+from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.randomness import generator
+
+__all__ = ["Batches", "Origin", "SpecialIds", "TokenPool", "pack"]
+
+Origin: TypeAlias = Literal["external", "task"]
+_ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPool:
+    """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
+
+    ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none.
+    """
+
+    ids: npt.NDArray[np.uint16]
+    offsets: IntArray
+    labels: IntArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def sequence(self, index: int) -> npt.NDArray[np.uint16]:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens per sequence, special tokens included."""
+        return float(self.offsets[-1] - self.offsets[0]) / len(self)
+
+
+def pack(sequences: Sequence[npt.NDArray[Any]], *, labels: IntArray, external: BoolArray, row_length: int, pad_id: int) -> Batch:
+    """Lay sequences side by side into rows of at most `row_length` places, longest first, each into the first row with room.
+
+    The batch numbers its sequences by where they lie, not by the order given. Rows are cut to the fullest one, rounded up to a
+    multiple of 8. No masks. Deterministic: equal lengths keep their given order.
+    """
+    lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
+    assert len(sequences) > 0, "a batch holds at least one sequence"
+    assert 0 < lengths.min() <= lengths.max() <= row_length, f"sequences of {lengths.min()} to {lengths.max()} tokens, rows of {row_length}"
+    row, column, used = _first_fit_decreasing(lengths, row_length)
+    rows, length = len(used), -(-int(used.max()) // _ROUND) * _ROUND
+
+    start = row * length + column
+    order = np.argsort(start)
+    start, lengths = start[order], lengths[order]
+    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = np.repeat(start, lengths) + position
+
+    token_ids = np.full(rows * length, pad_id, dtype=np.int64)
+    token_ids[places] = np.concatenate([sequences[index] for index in order])
+    sequence = np.full(rows * length, -1, dtype=np.int64)
+    sequence[places] = np.repeat(np.arange(len(order)), lengths)
+    position_in_sequence = np.zeros(rows * length, dtype=np.int64)
+    position_in_sequence[places] = position
+    nothing = np.zeros(0, dtype=np.int64)
+    return Batch(
+        token_ids=token_ids.reshape(rows, length),
+        sequence=sequence.reshape(rows, length),
+        position=position_in_sequence.reshape(rows, length),
+        first=start,
+        masked=nothing,
+        mlm_labels=nothing,
+        task_labels=labels[order],
+        external=external[order],
+    )
+
+
+def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Row and column of each sequence, and how many places of each row are used."""
+    row, column = np.empty_like(lengths), np.empty_like(lengths)
+    used = np.zeros(len(lengths) + 1, dtype=np.int64)  # as many rows as could be needed; the first empty one always has room
+    for index in np.argsort(-lengths, kind="stable"):
+        length = lengths[index]
+        home = int((used <= row_length - length).argmax())
+        row[index], column[index] = home, used[home]
+        used[home] += length
+    return row, column, used[used > 0]
+
+
+class _Stream:
+    """One pool, endlessly: epoch after epoch, each in its own order."""
+
+    def __init__(self, pool: TokenPool, origin: Origin, *, seed: int, phase_index: int) -> None:
+        self.pool, self.origin = pool, origin
+        self._seed, self._phase_index = seed, phase_index
+        self._epochs: dict[int, IntArray] = {}
+
+    def positions(self, numbers: range) -> IntArray:
+        """Places in the pool of consecutive sequence numbers."""
+        size, number, pieces = len(self.pool), numbers.start, []
+        while number < numbers.stop:
+            epoch, within = divmod(number, size)
+            taken = min(size - within, numbers.stop - number)
+            pieces.append(self._order(epoch)[within : within + taken])
+            number += taken
+        return np.concatenate(pieces)
+
+    def _order(self, epoch: int) -> IntArray:
+        if epoch not in self._epochs:
+            if len(self._epochs) > 1:  # a batch may straddle two epochs; older ones are not needed
+                del self._epochs[next(iter(self._epochs))]
+            rng = generator(self._seed, phase_index=self._phase_index, purpose=f"order of {self.origin}", index=epoch)
+            self._epochs[epoch] = rng.permutation(len(self.pool))
+        return self._epochs[epoch]
+
+
+class Batches:
+    """The batches of one phase.
+
+    interleaved: a cycle is `external` whole batches of external text, then `task` whole batches of task text.
+    blended: every batch holds both, external : task by tokens (from mean lengths, rounded to whole sequences, at least one of each:
+    a ratio beyond what one batch can hold, like 999 : 1, becomes one task sequence per batch).
+
+    Raises:
+        DataError: if a pool that the phase draws from is absent or empty.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseConfig,
+        external: TokenPool | None,
+        task: TokenPool | None,
+        *,
+        seed: int,
+        phase_index: int,
+        special: SpecialIds,
+    ) -> None:
+        self.phase, self.special = phase, special
+        self._seed, self._phase_index = seed, phase_index
+        self._streams: dict[Origin, _Stream] = {}
+        offered: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
+        for origin, pool, share in offered:
+            if share == 0:
+                continue
+            if pool is None or len(pool) == 0:
+                raise DataError(f"phase {phase.name!r} draws {origin} text but there is none; give some or set phases.{origin} = 0")
+            self._streams[origin] = _Stream(pool, origin, seed=seed, phase_index=phase_index)
+        self._per_step = self._counts()
+
+    def batch(self, step: int) -> Batch:
+        """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
+        sequences: list[npt.NDArray[np.uint16]] = []
+        labels, external = [], []
+        for origin, numbers in self.drawn(step).items():
+            stream = self._streams[origin]
+            positions = stream.positions(numbers)
+            sequences += [stream.pool.sequence(int(position)) for position in positions]
+            labels.append(stream.pool.labels[positions] if origin == "task" else np.full(len(positions), -1, dtype=np.int64))
+            external.append(np.full(len(positions), origin == "external"))
+        batch = pack(
+            sequences,
+            labels=np.concatenate(labels),
+            external=np.concatenate(external),
+            row_length=self.phase.row_length,
+            pad_id=self.special.pad,
+        )
+        where = batch.external | (self.phase.mlm_weight > 0)
+        if not where.any():
+            return batch
+        rng = generator(self._seed, phase_index=self._phase_index, purpose="masks", index=step)
+        return mask(batch, self.phase.masking, rng, self.special, where=where)
+
+    def drawn(self, step: int) -> dict[Origin, range]:
+        """Sequence numbers, by origin, that this step takes from each stream."""
+        if self.phase.mixing == "blended":
+            return {origin: range(step * count, (step + 1) * count) for origin, count in self._per_step.items()}
+        cycle, within = divmod(step, self.phase.external + self.phase.task)
+        if within < self.phase.external:
+            origin, turn = "external", cycle * self.phase.external + within
+        else:
+            origin, turn = "task", cycle * self.phase.task + within - self.phase.external
+        count = self._per_step[origin]  # type: ignore[index]
+        return {origin: range(turn * count, (turn + 1) * count)}  # type: ignore[dict-item]
+
+    @property
+    def sequences_per_step(self) -> float:
+        """Sequences in a step; for interleaved phases the mean over a cycle."""
+        return self._mean_over_cycle({origin: float(count) for origin, count in self._per_step.items()})
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Real tokens in a step, expected from mean lengths; for interleaved phases the mean over a cycle."""
+        return self._mean_over_cycle({origin: count * self._streams[origin].pool.mean_length for origin, count in self._per_step.items()})
+
+    def steps_for_passes(self, passes: float) -> int:
+        """The fewest steps after which the task pool (the external one, if no task text is drawn) was seen `passes` times."""
+        origin: Origin = "task" if self.phase.task else "external"
+        turns = math.ceil(passes * len(self._streams[origin].pool) / self._per_step[origin])
+        if self.phase.mixing == "blended" or turns == 0:
+            return turns
+        share = self.phase.task if origin == "task" else self.phase.external
+        cycles, within = divmod(turns - 1, share)
+        before = self.phase.external if origin == "task" else 0
+        return cycles * (self.phase.external + self.phase.task) + before + within + 1
+
+    def _counts(self) -> dict[Origin, int]:
+        """Sequences of each origin in a step that draws from it."""
+        phase, size = self.phase, float(self.phase.batch_size)
+        lengths = {origin: stream.pool.mean_length for origin, stream in self._streams.items()}
+        if phase.mixing == "interleaved" or len(lengths) == 1:
+            return {origin: max(1, round(size / length if phase.batch_unit == "tokens" else size)) for origin, length in lengths.items()}
+        shares = {"external": phase.external, "task": phase.task}
+        # Sequences of each origin per token of the batch, so that their tokens are in the ratio of the shares.
+        density = {origin: shares[origin] / (phase.external + phase.task) / length for origin, length in lengths.items()}
+        if phase.batch_unit == "tokens":
+            return {origin: max(1, round(size * each)) for origin, each in density.items()}
+        task = min(max(1, round(size * density["task"] / sum(density.values()))), max(1, phase.batch_size - 1))
+        return {"external": max(1, phase.batch_size - task), "task": task}
+
+    def _mean_over_cycle(self, per_step: dict[Origin, float]) -> float:
+        if self.phase.mixing == "blended":
+            return sum(per_step.values())
+        shares = {"external": self.phase.external, "task": self.phase.task}
+        return sum(shares[origin] * value for origin, value in per_step.items()) / sum(shares.values())

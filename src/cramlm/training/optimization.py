@@ -1,0 +1,184 @@
+"""How gradients become updates, and how large the steps are over a phase.
+
+AdamW for everything, or Muon for the hidden matrices and AdamW for the rest. Muon is torch.optim's (same update, tested against
+it), with matrices of one shape orthogonalised together as one batched product: 20 % less time on two CPU cores, and few kernel
+launches on a GPU. AdamW runs fused: on CPU an 8192 x 256 embedding takes 0.8 ms instead of 4.5.
+
+A parameter without gradient in a step (a head that had nothing to do) is left alone, decay and moments included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from cramlm.config import OptimizerConfig, ScheduleConfig
+from cramlm.model.model import Model
+
+MUON_MOMENTUM = 0.95
+_NEWTON_SCHULZ_STEPS = 5
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X; Keller Jordan 2024
+_TINY = 1e-7
+
+
+def learning_rate_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
+    """What the peak learning rate is multiplied with at `step` (0-based) of `steps`: in (0, 1], 1 at the peak.
+
+    Rises linearly over the warm-up (never 0: no step is wasted). linear: falls to 0, which it would reach at `steps`. wsd: stays,
+    then falls linearly to 0 over the last `decay_fraction` of the steps (less, if the warm-up reaches into them).
+    """
+    assert 0 <= step < steps, f"step {step} of {steps}"
+    warmup_steps = round(schedule.warmup_fraction * steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    match schedule.kind:
+        case "linear":
+            decay_start = warmup_steps
+        case "wsd":
+            decay_start = max(warmup_steps, steps - max(1, round(schedule.decay_fraction * steps)))
+    return 1.0 if step < decay_start else (steps - step) / (steps - decay_start)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon with Nesterov momentum and its "match_rms_adamw" step size, batched over matrices of equal shape.
+
+    The update's root mean square is about 0.2 * lr whatever the shape (Liu et al. 2025, Muon is Scalable), so one learning rate serves all.
+    """
+
+    def __init__(self, parameters: list[Parameter], *, lr: float, weight_decay: float, momentum: float = MUON_MOMENTUM) -> None:
+        assert all(parameter.ndim == 2 for parameter in parameters), "Muon takes matrices"
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        assert closure is None, "the loop computes losses itself"
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            by_shape: dict[tuple[int, int], list[tuple[Parameter, Tensor]]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+                direction = parameter.grad.lerp(buffer, momentum)
+                rows, columns = parameter.shape
+                by_shape.setdefault((min(rows, columns), max(rows, columns)), []).append((parameter, direction))
+            for (short, long), members in by_shape.items():
+                wide = torch.stack([_wide(direction).bfloat16() for _, direction in members])
+                updates = orthogonalise(wide)
+                for (parameter, _), update in zip(members, updates, strict=True):
+                    oriented = update if parameter.shape == (short, long) else update.mT
+                    parameter.mul_(1 - lr * group["weight_decay"])
+                    parameter.add_(oriented, alpha=-lr * 0.2 * math.sqrt(long))
+        return None
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrices, roughly (singular values 0.7 to 1.2), of (B, m, n) with m <= n.
+
+    Five Newton-Schulz iterations, in the type given (bfloat16 is enough).
+    """
+    a, b, c = _NEWTON_SCHULZ
+    x: Tensor = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=_TINY)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+
+
+class JointOptimizer:
+    """AdamW, or Muon and AdamW, behind one step; its state is a flat dictionary of named tensors."""
+
+    def __init__(self, parts: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]]) -> None:
+        self._parts = dict(parts)
+        self._peaks = {name: [float(group["lr"]) for group in optimizer.param_groups] for name, (optimizer, _) in self._parts.items()}
+
+    def set_factor(self, factor: float) -> None:
+        """Multiply every peak learning rate."""
+        for name, (optimizer, _) in self._parts.items():
+            for group, peak in zip(optimizer.param_groups, self._peaks[name], strict=True):
+                group["lr"] = peak * factor
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The rates of the next step, by part."""
+        return {name: float(optimizer.param_groups[0]["lr"]) for name, (optimizer, _) in self._parts.items()}
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Everything that is updated."""
+        return [parameter for _, named in self._parts.values() for parameter in named.values()]
+
+    def step(self) -> None:
+        for optimizer, _ in self._parts.values():
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer, _ in self._parts.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Moments and counters as 'adamw/<parameter>/exp_avg'; the tensors themselves, not copies."""
+        return {
+            f"{part}/{name}/{field}": value
+            for part, (optimizer, named) in self._parts.items()
+            for name, parameter in named.items()
+            for field, value in optimizer.state.get(parameter, {}).items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put moments and counters back as they were; parameters that are not named start without.
+
+        Raises:
+            KeyError: if a tensor belongs to no parameter of this optimizer.
+        """
+        states: dict[str, dict[str, dict[str, Tensor]]] = {}
+        for key, value in tensors.items():
+            part, name, field = key.split("/")
+            states.setdefault(part, {}).setdefault(name, {})[field] = value
+        for part, by_name in states.items():
+            optimizer, named = self._parts[part]
+            for name, fields in by_name.items():
+                parameter = named[name]
+                optimizer.state[parameter] = {field: value.to(parameter.device, copy=True) for field, value in fields.items()}
+
+
+def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
+    """The optimizer for every parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
+    groups = model.parameter_groups()
+    decayed = dict(groups.decayed)
+    parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}
+    match config.kind:
+        case "adamw":
+            decayed = {**groups.matrix, **decayed}
+        case "muon":
+            muon = Muon(list(groups.matrix.values()), lr=config.muon_learning_rate, weight_decay=config.weight_decay)
+            parts["muon"] = (muon, groups.matrix)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": list(decayed.values()), "weight_decay": config.weight_decay},
+            {"params": list(groups.undecayed.values()), "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+    parts["adamw"] = (adamw, {**decayed, **groups.undecayed})
+    return JointOptimizer(parts)

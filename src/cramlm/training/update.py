@@ -1,0 +1,87 @@
+"""One optimizer update, guarded: losses, backward, finite or stop, clip, step. The loop and the speed measurement share it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from cramlm.config import PhaseConfig
+from cramlm.errors import DivergedError
+from cramlm.model.device import Precision
+from cramlm.model.model import Model, PackedBatch
+from cramlm.training.objective import Losses, losses
+from cramlm.training.optimization import JointOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update saw: the losses before it, and the gradient's norm before clipping."""
+
+    losses: Losses
+    gradient_norm: float
+
+
+def update(
+    model: Model,
+    batch: PackedBatch,
+    phase: PhaseConfig,
+    *,
+    optimizer: JointOptimizer,
+    factor: float,
+    precision: Precision,
+    dropout_seed: int,
+    step: int,
+) -> Update:
+    """Change the model by one step of the optimizer at `factor` times the peak learning rates.
+
+    Dropout is drawn from `dropout_seed` alone. Seeds torch's global generator.
+
+    Raises:
+        DivergedError: if the loss or the gradient is not finite; model and optimizer are then as before.
+    """
+    torch.manual_seed(dropout_seed)
+    optimizer.zero_grad()
+    with torch.autocast(batch.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        computed = losses(model, batch, phase)
+    loss = float(computed.total.detach())
+    _check("loss", loss, phase, optimizer=optimizer, step=step)
+    computed.total.backward()  # type: ignore[no-untyped-call]
+    parameters = [parameter for parameter in optimizer.parameters if parameter.grad is not None]
+    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradient_norm = float(norm)
+    _check("gradient norm", gradient_norm, phase, optimizer=optimizer, step=step)
+    clip_grads_with_norm_(parameters, phase.optimizer.clip_norm, norm)
+    optimizer.set_factor(factor)
+    optimizer.step()
+    return Update(computed, gradient_norm)
+
+
+def _check(what: str, value: float, phase: PhaseConfig, *, optimizer: JointOptimizer, step: int) -> None:
+    if value - value == 0:  # false for inf and nan
+        return
+    rates = ", ".join(f"{name} {rate:.2g}" for name, rate in optimizer.learning_rates.items())
+    raise DivergedError(
+        f"phase {phase.name!r}, step {step}: the {what} is {value}, not a finite number (learning rates just before: {rates}); nothing of "
+        "this step was kept. Lower optimizer.learning_rate or optimizer.muon_learning_rate, raise schedule.warmup_fraction, "
+        "or set precision = 'fp32'"
+    )
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Only kernels that give the same bits every time; the setting from before comes back afterwards."""
+    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by cuBLAS under this mode; read when it starts
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that writes every new tensor twice
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
