@@ -1,0 +1,173 @@
+"""The encoder in its two shapes, over packed rows: R rows of L places, several sequences side by side in a row.
+
+Both shapes compute exactly what the native classes of transformers compute for each sequence alone, because attention stays inside a
+sequence (a bias that is 0 inside and -inf outside, made once per batch) and positions restart with each. Padding places form a sequence of
+their own in each row: they attend to one another, give finite numbers, and nobody reads them.
+
+    bert         word + position + type embedding, norm; layers of attention and GELU feed-forward, biases, norm after each residual
+    modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end
+
+BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
+
+On CPU attention and GeGLU are one autograd node each, with the backward written out (kernels.py); on CUDA attention is PyTorch's SDPA.
+Initial weights are a function of (seed, name of the parameter) alone: normal(0, init_std), norms 1, biases 0, and in the modernbert shape
+the matrices that end a residual branch are smaller by sqrt(2 x layers), as transformers' ModernBert does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Literal, TypeAlias, assert_never
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor, nn
+
+from cramlm.config import EncoderConfig
+from cramlm.model.kernels import Rotation, attend, geglu
+
+Shape: TypeAlias = Literal["bert", "modernbert"]
+Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
+
+
+def build_encoder(config: EncoderConfig, *, vocab_size: int) -> Encoder:
+    """The encoder of `config`'s shape, with uninitialised weights."""
+    match config.shape:
+        case "bert":
+            return BertEncoder(config, vocab_size)
+        case "modernbert":
+            return ModernBertEncoder(config, vocab_size)
+        case _:
+            assert_never(config.shape)
+
+
+class Norm(nn.Module):
+    """Layer norm over the last dimension, with or without a bias."""
+
+    def __init__(self, size: int, eps: float, *, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+        self.bias = nn.Parameter(torch.empty(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class BertLayer(nn.Module):
+    """One post-norm layer; `qkv` holds the native query, key and value matrices one below the other."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.attention_output = nn.Linear(config.hidden, config.hidden)
+        self.attention_norm = Norm(config.hidden, config.norm_eps, bias=True)
+        self.intermediate = nn.Linear(config.hidden, config.intermediate)
+        self.output = nn.Linear(config.intermediate, config.hidden)
+        self.output_norm = Norm(config.hidden, config.norm_eps, bias=True)
+
+    def forward(self, x: Tensor, bias: Tensor, dropout: float) -> Tensor:
+        attended = self.attention_output(attend(self.qkv(x), bias, None, self.heads))
+        x = self.attention_norm(x + dropped(attended, dropout))
+        changed = self.output(F.gelu(self.intermediate(x)))
+        normed: Tensor = self.output_norm(x + dropped(changed, dropout))
+        return normed
+
+
+class BertEncoder(nn.Module):
+    """`forward` gives the hidden states (R, L, D) of packed rows."""
+
+    def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.hidden))
+        self.position_embeddings = nn.Parameter(torch.empty(config.max_positions, config.hidden))
+        self.token_type_embeddings = nn.Parameter(torch.empty(2, config.hidden))
+        self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=True)
+        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
+
+    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
+        x = F.embedding(token_ids, self.word_embeddings) + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
+        x = dropped(self.embedding_norm(x), dropout)
+        bias = attention_bias(sequence, compute_dtype(x))
+        for layer in self.layers:
+            x = layer(x, bias, dropout)
+        return x
+
+
+class ModernBertLayer(nn.Module):
+    """One pre-norm layer; `wi` gives the value, then the gate, of GeGLU. The first attention has no norm of its own."""
+
+    def __init__(self, config: EncoderConfig, *, first: bool) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.attention_norm = nn.Identity() if first else Norm(config.hidden, config.norm_eps, bias=False)
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
+        self.attention_output = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.output_norm = Norm(config.hidden, config.norm_eps, bias=False)
+        self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
+        self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, bias: Tensor, rotation: Rotation, dropout: float) -> Tensor:
+        attended = self.attention_output(attend(self.qkv(self.attention_norm(x)), bias, rotation, self.heads))
+        x = x + dropped(attended, dropout)
+        return x + dropped(self.output(geglu(self.wi(self.output_norm(x)))), dropout)
+
+
+class ModernBertEncoder(nn.Module):
+    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm."""
+
+    def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.head_size = config.hidden // config.heads
+        self.rope_theta = config.rope_theta
+        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.hidden))
+        self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=False)
+        self.layers = nn.ModuleList(ModernBertLayer(config, first=index == 0) for index in range(config.layers))
+        self.final_norm = Norm(config.hidden, config.norm_eps, bias=False)
+
+    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
+        x = dropped(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)), dropout)
+        dtype = compute_dtype(x)
+        bias, rotation = attention_bias(sequence, dtype), self.rotation(position, dtype)
+        for layer in self.layers:
+            x = layer(x, bias, rotation, dropout)
+        normed: Tensor = self.final_norm(x)
+        return normed
+
+    def rotation(self, position: Tensor, dtype: torch.dtype) -> Rotation:
+        """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; gathered once and shared by all layers."""
+        exponent = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=position.device) / self.head_size
+        angle = position[..., None, None].float() * (1.0 / self.rope_theta**exponent)
+        return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def attention_bias(sequence: Tensor, dtype: torch.dtype) -> Tensor:
+    """(R, 1, L, L): 0 where two places belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row."""
+    same = sequence[:, None, :, None] == sequence[:, None, None, :]
+    return torch.zeros(same.shape, dtype=dtype, device=sequence.device).masked_fill_(~same, -math.inf)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products give here: autocast's dtype where it is on, else the input's."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def dropped(x: Tensor, dropout: float) -> Tensor:
+    """Dropout that is active iff its rate is positive."""
+    return F.dropout(x, dropout, training=True) if dropout > 0 else x
+
+
+def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:
+    """Fill a parameter by its name: norm weights 1, biases 0, matrices normal(0, std) from a generator of their own."""
+    with torch.no_grad():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.dim() == 1:
+            parameter.fill_(1.0)
+        else:
+            key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
+            generator = torch.Generator().manual_seed(key)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)

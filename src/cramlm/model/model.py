@@ -1,0 +1,143 @@
+"""One encoder with its two heads, over packed batches; the training loop, the evaluation and the predictor all call it the same way.
+
+    hidden = model.hidden(batch)                          # (R * L, D), once
+    model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked places
+    model.task_logits(hidden, batch)                      # (S, labels)
+
+Dropout is an argument, not a state: `train()` and `eval()` change nothing. Precision is the caller's: inside `torch.autocast` products are
+bf16, while weights, norms and the residual stream stay float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import LongTensor, Tensor, nn
+
+from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.model.encoder import build_encoder, initialise
+from cramlm.model.heads import MlmHead, build_classifier, pool
+from cramlm.records import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """`records.Batch` as tensors on a device; same fields, same shapes (external is bool, the rest int64)."""
+
+    token_ids: Tensor
+    sequence: Tensor
+    position: Tensor
+    first: Tensor
+    masked: Tensor
+    mlm_labels: Tensor
+    task_labels: Tensor
+    external: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
+        """Move a batch; on the CPU the tensors share the arrays' memory."""
+        fields = (getattr(batch, name) for name in cls.__dataclass_fields__)
+        return cls(*(torch.from_numpy(array).to(device) for array in fields))
+
+    @property
+    def rows(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.token_ids.shape[1]
+
+    @property
+    def sequences(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroups:
+    """Parameters by how they are optimised, name -> parameter.
+
+    matrix: 2-D weights inside encoder layers (Muon's). decayed: embeddings and the heads' matrices. undecayed: norms and biases.
+    """
+
+    matrix: dict[str, nn.Parameter]
+    decayed: dict[str, nn.Parameter]
+    undecayed: dict[str, nn.Parameter]
+
+
+class Model(nn.Module):
+    """An encoder of one of two shapes with a vocabulary head and a classifier. Build it with `build_model`."""
+
+    def __init__(self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> None:
+        super().__init__()
+        assert encoder.shape != "bert" or head.pooling == "cls", "the native BERT class pools [CLS] only"
+        self.encoder_config = encoder
+        self.head_config = head
+        self.vocab_size = vocab_size
+        self.labels = labels
+        self.pad_id = pad_id
+        self.encoder = build_encoder(encoder, vocab_size=vocab_size)
+        self.mlm_head = MlmHead(encoder, vocab_size)
+        self.classifier = build_classifier(encoder, labels)
+
+    def hidden(self, batch: PackedBatch, *, dropout: float = 0.0) -> Tensor:
+        """Hidden states of every place, (R * L, D); those of padding places are finite and mean nothing."""
+        states: Tensor = self.encoder(batch.token_ids, batch.sequence, batch.position, dropout=dropout)
+        return states.flatten(0, 1)
+
+    def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
+        """Vocabulary logits at flat places `masked`, (M, V); tied to the token embedding."""
+        logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
+        return logits
+
+    def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: float = 0.0) -> Tensor:
+        """Label logits of every sequence of the batch, (S, labels)."""
+        pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
+        logits: Tensor = self.classifier(pooled, dropout=dropout)
+        return logits
+
+    def reset_classifier(self, seed: int) -> None:
+        """Draw the classifier anew, as `build_model` does for this seed."""
+        for name, parameter in self.classifier.named_parameters():
+            initialise(f"classifier.{name}", parameter, seed=seed, std=self.encoder_config.init_std)
+
+    def parameter_groups(self) -> ParameterGroups:
+        """Every parameter in exactly one group; tied weights are one parameter."""
+        groups = ParameterGroups({}, {}, {})
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                groups.undecayed[name] = parameter
+            elif name.startswith("encoder.layers."):
+                groups.matrix[name] = parameter
+            else:
+                groups.decayed[name] = parameter
+        return groups
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Weights that each token multiplies with in the encoder layers: one multiply-add each, forward."""
+        return sum(parameter.numel() for parameter in self.parameter_groups().matrix.values())
+
+
+def build_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0) -> Model:
+    """A model with fresh weights: each parameter is a function of (seed, its name), so parts that two models share start equal."""
+    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id)
+    initialise_all(model, seed=seed)
+    return model
+
+
+def empty_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> Model:
+    """A model whose weights are whatever the memory held: to be filled. Leaves PyTorch's global generator alone."""
+    with torch.device("meta"):
+        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id)
+    return model.to_empty(device="cpu")
+
+
+def initialise_all(model: Model, *, seed: int) -> None:
+    """Draw every parameter; in the modernbert shape what ends a residual branch is smaller by sqrt(2 x layers)."""
+    encoder = model.encoder_config
+    branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.shape == "modernbert" else encoder.init_std
+    for name, parameter in model.named_parameters():
+        ends_branch = name.startswith("encoder.layers.") and name.endswith("output.weight")
+        initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)

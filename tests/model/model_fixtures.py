@@ -1,0 +1,119 @@
+"""Small real things the model tests share: invented text in several scripts, trained tokenizers, packed batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.model.model import PackedBatch
+from cramlm.model.tokenization import Tokens
+from cramlm.records import Batch
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "binding",
+    "kinase",
+    "inhibits",
+    "receptor",
+    "protein",
+    "cell",
+    "acts",
+    "strongly",
+    "on",
+    "dose",
+    "rats",
+    "treated",
+    "with",
+    "aspirin",
+    "reduces",
+    "pain",
+    "p53",
+    "mutation",
+    "river",
+    "bank",
+    "water",
+    "flows",
+    "slowly",
+    "under",
+    "old",
+    "stone",
+    "bridge",
+    "naïve",
+    "café",
+    "résumé",
+    "žluťoučký",
+    "kůň",
+    "한국어",
+    "문장",
+    "अंग्रेज़ी",
+    "वाक्य",
+    "שלום",
+    "עולם",
+    "مرحبا",
+    "بالعالم",
+]
+SAMPLES = (
+    "日本語の文章です。東京タワーは高い。",
+    "中文沒有空格，所以每個字是一個詞。",
+    "ภาษาไทยไม่มีช่องว่าง",
+    "<< aspirin >> inhibits [[ COX-2 ]] strongly (p < 0.05), see [1].",
+    "It costs 3,000 € -- or $4.50 -- per kg!",
+)
+SHAPES = {
+    "bert": (EncoderConfig(shape="bert", layers=2, hidden=32, heads=4, intermediate=48, max_positions=64), HeadConfig(pooling="cls")),
+    "modernbert-mean": (
+        EncoderConfig(shape="modernbert", layers=3, hidden=32, heads=4, intermediate=48, max_positions=64, rope_theta=500.0),
+        HeadConfig(pooling="mean"),
+    ),
+    "modernbert-cls": (
+        EncoderConfig(shape="modernbert", layers=2, hidden=48, heads=2, intermediate=32, max_positions=64, init_std=0.05),
+        HeadConfig(pooling="cls"),
+    ),
+}
+
+
+def sentences(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
+    """Invented sentences of 1 to `longest` words."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+
+
+def training_texts() -> list[str]:
+    return sentences(400) + list(SAMPLES) * 3
+
+
+def packed(tokens: Tokens, *, per_row: int, pad_id: int = 0, padding: int = 3) -> PackedBatch:
+    """`per_row` sequences side by side in each row, in order, and a few places of padding at its end."""
+    groups = [range(start, min(start + per_row, len(tokens))) for start in range(0, len(tokens), per_row)]
+    width = max(sum(len(tokens[index]) for index in group) for group in groups) + padding
+    token_ids = np.full((len(groups), width), pad_id, np.int64)
+    sequence = np.full((len(groups), width), -1, np.int64)
+    position = np.zeros((len(groups), width), np.int64)
+    first = []
+    for row, group in enumerate(groups):
+        column = 0
+        for index in group:
+            stop = column + len(tokens[index])
+            token_ids[row, column:stop] = tokens[index]
+            sequence[row, column:stop] = index
+            position[row, column:stop] = np.arange(stop - column)
+            first.append(row * width + column)
+            column = stop
+    none = np.zeros(0, np.int64)
+    count = len(tokens)
+    labels, external = np.full(count, -1, np.int64), np.zeros(count, np.bool_)
+    return PackedBatch.of(Batch(token_ids, sequence, position, np.array(first, np.int64), none, none, labels, external))
+
+
+def padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and attention mask as transformers takes them: one sequence per row."""
+    width = max(map(len, rows))
+    ids = np.array([[*row, *[pad_id] * (width - len(row))] for row in rows], np.int64)
+    mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int64)
+    return ids, mask

@@ -1,0 +1,237 @@
+"""Folders that must not load: FAULTS 62-66."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import model_fixtures
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cramlm.errors import ArtifactError
+from cramlm.model import hf
+from cramlm.model.model import build_model
+from cramlm.model.tokenization import Tokenizer
+
+
+@pytest.fixture(params=["bert", "modernbert-mean"])
+def exported(request: pytest.FixtureRequest, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    encoder, head = model_fixtures.SHAPES[request.param]
+    model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=3, seed=0)
+    folder = tmp_path / "model"
+    hf.save_classifier(model, tokenizer, folder, labels=["a", "b", "c"], max_length=64)
+    return folder
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ArtifactError) as caught:
+        hf.load_classifier(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+class Marker:
+    """Unpickling it would create the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz"])
+def test_pickles_are_refused_and_never_opened(exported: Path, tmp_path: Path, name: str) -> None:
+    marker = tmp_path / "executed"
+    (exported / name).write_bytes(pickle.dumps(Marker(marker)))
+    message = refused(exported)
+    assert name in message
+    assert "pickle, refused" in message
+    (exported / "model.safetensors").unlink()
+    assert "pickle, refused" in refused(exported)
+    assert not marker.exists()
+
+
+def test_an_array_of_objects_is_refused_and_a_plain_one_is_not(exported: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    np.save(exported / "plain.npy", np.zeros(3))
+    hf.load_classifier(exported)
+    np.save(exported / "objects.npy", np.array([Marker(marker), None]), allow_pickle=True)
+    assert "objects.npy: pickle, refused" in refused(exported)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code", "custom_code"])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_keys_that_run_code_are_refused_and_nothing_is_imported(exported: Path, tmp_path: Path, file: str, key: str) -> None:
+    marker = tmp_path / "executed"
+    (exported / "modeling_evil.py").write_text(f"import os; os.mkdir({str(marker)!r})", "utf-8")
+    value = {"AutoModelForSequenceClassification": "modeling_evil.Model"} if key == "auto_map" else True
+    edit(exported / file, lambda content: content.update({key: value}))
+    message = refused(exported)
+    assert file in message
+    assert key in message
+    assert not marker.exists()
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_missing_head_is_named_and_never_replaced_by_a_random_one(exported: Path) -> None:
+    change_tensors(exported, lambda tensors: tensors.pop("classifier.weight"))
+    assert "tensor 'classifier.weight' is missing" in refused(exported)
+
+
+def test_an_extra_tensor_is_named(exported: Path) -> None:
+    change_tensors(exported, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(2)}))
+    assert "tensor 'lm_head.weight' has no place" in refused(exported)
+
+
+def test_a_wrong_shape_is_named(exported: Path) -> None:
+    change_tensors(exported, lambda tensors: tensors.update({"classifier.weight": torch.zeros(4, 32)}))
+    assert "tensor 'classifier.weight' has shape (4, 32), expected (3, 32)" in refused(exported)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
+def test_a_wrong_dtype_is_named(exported: Path, dtype: torch.dtype) -> None:
+    change_tensors(exported, lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).to(dtype)}))
+    assert "tensor 'classifier.bias' has dtype" in refused(exported)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_named(exported: Path, value: float) -> None:
+    change_tensors(exported, lambda tensors: tensors["classifier.weight"][1, 5].fill_(value))
+    assert "tensor 'classifier.weight' holds NaN or infinity" in refused(exported)
+
+
+def test_weights_cut_anywhere_are_refused(exported: Path) -> None:
+    path = exported / "model.safetensors"
+    whole = path.read_bytes()
+    for length in [0, 1, 7, 8, 9, 100, *range(len(whole) // 16, len(whole), len(whole) // 16), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        assert "damaged, not a whole safetensors file" in refused(exported)
+
+
+def header(folder: Path) -> tuple[dict[str, Any], bytes]:
+    content = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def write_weights(folder: Path, fields: dict[str, Any], data: bytes) -> None:
+    text = json.dumps(fields).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_a_header_of_2_to_the_62_bytes_is_refused(exported: Path) -> None:
+    path = exported / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
+    assert "damaged, not a whole safetensors file" in refused(exported)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        lambda start, stop: [start - 4, stop - 4],
+        lambda start, stop: [start, stop + 4],
+        lambda start, stop: [stop, start],
+        lambda start, stop: [0, 2**62],
+    ],
+)
+def test_overlapping_or_wild_offsets_are_refused(exported: Path, offsets: Callable[[int, int], list[int]]) -> None:
+    fields, data = header(exported)
+    fields["classifier.weight"]["data_offsets"] = offsets(*fields["classifier.weight"]["data_offsets"])
+    write_weights(exported, fields, data)
+    assert "damaged, not a whole safetensors file" in refused(exported)
+
+
+def test_the_tokenizer_of_another_model_is_refused(exported: Path, bpe_tokenizer: Tokenizer) -> None:
+    content = json.loads(bpe_tokenizer.content)
+    vocabulary = content["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    del vocabulary[last]
+    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if pair[0] + pair[1].removeprefix("##") != last]
+    (exported / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    assert "use the tokenizer that was exported with the model" in refused(exported)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(exported: Path, file: str) -> None:
+    (exported / file).unlink()
+    assert f"{file}: missing" in refused(exported)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_file_that_is_not_a_json_object_is_named(exported: Path, file: str, content: bytes) -> None:
+    (exported / file).write_bytes(content)
+    message = refused(exported)
+    assert file in message
+    assert "damaged" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "gpt2"),
+        ("hidden_size", 33),
+        ("hidden_size", "32"),
+        ("hidden_size", 10**12),
+        ("intermediate_size", 10**9),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 1),
+        ("vocab_size", 5),
+        ("num_attention_heads", 0),
+        ("pad_token_id", 7),
+        ("architectures", ["BertForTokenClassification"]),
+        ("id2label", {"0": "a", "1": "b"}),
+        ("id2label", {"0": "a", "2": "b", "1": "c"}),
+        ("id2label", {"0": "a", "1": "a", "2": "c"}),
+        ("label2id", {"a": 2, "b": 1, "c": 0}),
+        ("quantization_config", {"bits": 4}),
+    ],
+)
+def test_a_setting_that_this_encoder_does_not_compute_is_named(exported: Path, key: str, value: object) -> None:
+    edit(exported / "config.json", lambda content: content.update({key: value}))
+    refused(exported)
+
+
+def test_a_changed_activation_attention_norm_or_rotation_is_refused(exported: Path) -> None:
+    path = exported / "config.json"
+    whole = path.read_text("utf-8")
+    keys = {"hidden_act", "hidden_activation", "layer_types", "norm_eps", "layer_norm_eps", "is_decoder", "rope_parameters"}
+    for key in keys & json.loads(whole).keys():
+        for value in (None, "relu", {}, -3):
+            edit(path, lambda content, key=key, value=value: content.update({key: value}))  # type: ignore[misc]
+            refused(exported)
+            path.write_text(whole, "utf-8")
+    hf.load_classifier(exported)
+
+
+@pytest.mark.parametrize("value", [None, 7, 65, 10**30, "64", 64.0, True])
+def test_a_senseless_longest_length_is_refused(exported: Path, value: object) -> None:
+    edit(exported / "tokenizer_config.json", lambda content: content.update(model_max_length=value))
+    assert "model_max_length" in refused(exported)
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "absent")

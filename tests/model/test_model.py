@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import model_fixtures
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.model.model import Model, build_model
+from cramlm.model.tokenization import Tokenizer
+
+
+def built(name: str, *, seed: int = 5, vocab_size: int = 400) -> Model:
+    encoder, head = model_fixtures.SHAPES[name]
+    return build_model(encoder, head, vocab_size=vocab_size, labels=3, seed=seed)
+
+
+@pytest.fixture(params=list(model_fixtures.SHAPES))
+def shape(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@settings(max_examples=8, deadline=None)
+@given(per_row=st.integers(1, 7), padding=st.integers(0, 9), pad_id=st.integers(0, 399))
+def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokenizer, per_row: int, padding: int, pad_id: int) -> None:
+    for name in model_fixtures.SHAPES:
+        model = built(name)
+        tokens = tokenizer.sequences(model_fixtures.sentences(12, seed=6), max_length=40, cut="truncate")
+        with torch.no_grad():
+            alone = model_fixtures.packed(tokens, per_row=1, padding=0)
+            together = model_fixtures.packed(tokens, per_row=per_row, padding=padding, pad_id=pad_id)
+            hidden_alone, hidden_together = model.hidden(alone), model.hidden(together)
+            assert torch.isfinite(hidden_together).all()
+            torch.testing.assert_close(
+                model.task_logits(hidden_alone, alone), model.task_logits(hidden_together, together), atol=1e-5, rtol=0
+            )
+            places_alone, places_together = alone.first + 1, together.first + 1
+            torch.testing.assert_close(
+                model.mlm_logits(hidden_alone, places_alone), model.mlm_logits(hidden_together, places_together), atol=1e-5, rtol=0
+            )
+
+
+def test_shapes_of_what_the_model_gives(shape: str, tokenizer: Tokenizer) -> None:
+    model = built(shape)
+    batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(9), max_length=30, cut="truncate"), per_row=2)
+    hidden = model.hidden(batch)
+    assert hidden.shape == (batch.rows * batch.length, model.encoder_config.hidden)
+    assert model.task_logits(hidden, batch).shape == (batch.sequences, 3)
+    assert model.mlm_logits(hidden, torch.tensor([1, 2])).shape == (2, 400)
+    assert model.mlm_logits(hidden, torch.zeros(0, dtype=torch.int64)).shape == (0, 400)
+
+
+def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone(shape: str) -> None:
+    state = torch.get_rng_state()
+    first, second, other = built(shape), built(shape), built(shape, seed=6)
+    assert torch.equal(torch.get_rng_state(), state)
+    for (name, one), two, three in zip(first.named_parameters(), second.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two), name
+        assert one.dim() == 1 or not torch.equal(one, three), name
+
+
+def test_parts_that_two_models_share_start_equal() -> None:
+    encoder, head = model_fixtures.SHAPES["modernbert-mean"]
+    two = build_model(encoder, head, vocab_size=400, labels=2, seed=1)
+    nine = build_model(encoder, head, vocab_size=400, labels=9, seed=1)
+    for (name, one), other in zip(two.encoder.named_parameters(), nine.encoder.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_initial_weights_have_the_asked_spread() -> None:
+    config = EncoderConfig(layers=2, hidden=128, heads=2, intermediate=256, init_std=0.05)
+    model = build_model(config, HeadConfig(), vocab_size=1000, labels=2, seed=0)
+    parameters = dict(model.named_parameters())
+    assert parameters["encoder.word_embeddings"].std().item() == pytest.approx(0.05, rel=0.02)
+    assert parameters["encoder.layers.0.qkv.weight"].std().item() == pytest.approx(0.05, rel=0.02)
+    assert parameters["encoder.layers.1.output.weight"].std().item() == pytest.approx(0.05 / 2, rel=0.02)  # sqrt(2 x 2 layers)
+
+
+def test_resetting_the_classifier_redraws_it_and_nothing_else(shape: str) -> None:
+    model, fresh = built(shape), built(shape, seed=9)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    model.reset_classifier(9)
+    for name, parameter in model.named_parameters():
+        expected = dict(fresh.named_parameters())[name] if name.startswith("classifier.") else before[name]
+        assert torch.equal(parameter, expected), name
+
+
+def test_every_parameter_is_in_exactly_one_group(shape: str) -> None:
+    model = built(shape)
+    groups = model.parameter_groups()
+    names = [*groups.matrix, *groups.decayed, *groups.undecayed]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert all(name.startswith("encoder.layers.") and parameter.dim() == 2 for name, parameter in groups.matrix.items())
+    assert all(parameter.dim() == 1 for parameter in groups.undecayed.values())
+    assert "encoder.word_embeddings" in groups.decayed
+
+
+def test_matmul_parameters_are_the_products_of_the_layers_sizes() -> None:
+    hidden, intermediate = 32, 48
+    assert built("bert").matmul_parameters == 2 * (4 * hidden**2 + 2 * hidden * intermediate)
+    assert built("modernbert-mean").matmul_parameters == 3 * (4 * hidden**2 + 3 * hidden * intermediate)
+
+
+def test_dropout_is_an_argument_and_not_a_state(shape: str, tokenizer: Tokenizer) -> None:
+    model = built(shape)
+    batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(5), max_length=30, cut="truncate"), per_row=2)
+    with torch.no_grad():
+        without = model.hidden(batch)
+        assert torch.equal(model.train().hidden(batch), model.eval().hidden(batch))
+        torch.manual_seed(1)
+        one = model.hidden(batch, dropout=0.2)
+        assert not torch.equal(one, without)
+        torch.manual_seed(1)
+        assert torch.equal(model.hidden(batch, dropout=0.2), one)
+
+
+def test_autocast_computes_in_bf16_close_to_float32_and_gradients_stay_float32(shape: str, tokenizer: Tokenizer) -> None:
+    model = built(shape)
+    batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(8), max_length=30, cut="truncate"), per_row=2)
+    full = model.task_logits(model.hidden(batch), batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.hidden(batch)
+        half = model.task_logits(hidden, batch)
+        vocabulary = model.mlm_logits(hidden, batch.first + 1)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), full, atol=0.05, rtol=0.05)
+    (half.float().logsumexp(-1).sum() + vocabulary.float().logsumexp(-1).sum()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == torch.float32
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_the_packed_gradient_equals_the_gradient_of_each_sequence_alone(shape: str, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.sequences(model_fixtures.sentences(8, seed=2), max_length=30, cut="truncate")
+    gradients = []
+    for per_row in (1, 3):
+        model = built(shape)
+        batch = model_fixtures.packed(tokens, per_row=per_row)
+        hidden = model.hidden(batch)
+        loss = model.task_logits(hidden, batch).logsumexp(-1).sum() + model.mlm_logits(hidden, batch.first + 1).logsumexp(-1).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=2e-4, rtol=1e-3, msg=name)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import unicodedata
+from pathlib import Path
+
+import model_fixtures
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cramlm.config import TokenizerConfig
+from cramlm.errors import ArtifactError, DataError
+from cramlm.model.tokenization import Tokenizer, Tokens, longest_first, train_tokenizer
+
+
+@pytest.fixture(params=["wordpiece", "bpe"])
+def either(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue("tokenizer" if request.param == "wordpiece" else "bpe_tokenizer")
+    return found
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.token(token) for token in tokenizer.encode([text]).ids]
+
+
+def test_special_tokens_have_the_ids_0_to_4(either: Tokenizer) -> None:
+    ids = [either.pad_id, either.unk_id, either.cls_id, either.sep_id, either.mask_id]
+    assert ids == [0, 1, 2, 3, 4]
+    assert [either.token(token) for token in ids] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_same_texts_give_the_same_file_in_every_process_and_for_any_number_of_threads(kind: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from cramlm.config import TokenizerConfig; "
+        "from cramlm.model.tokenization import train_tokenizer; import model_fixtures; "
+        f"train_tokenizer(model_fixtures.training_texts(), TokenizerConfig(kind={kind!r}, vocab_size=500), Path(sys.argv[1]))"
+    )
+    contents = set()
+    for number, settings in enumerate([{}, {"RAYON_NUM_THREADS": "1"}, {"TOKENIZERS_PARALLELISM": "false"}]):
+        folder = tmp_path / str(number)
+        environment = os.environ | settings | {"PYTHONPATH": str(Path(__file__).parent)}
+        subprocess.run([sys.executable, "-c", script, str(folder)], env=environment, check=True)
+        contents.add((folder / "tokenizer.json").read_bytes())
+    assert len(contents) == 1
+
+
+def test_only_the_five_special_tokens_are_added_tokens(either: Tokenizer) -> None:
+    assert [token["content"] for token in json.loads(either.content)["added_tokens"]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_the_vocabulary_never_exceeds_what_was_asked_for_even_with_a_large_alphabet(kind: str, tmp_path: Path) -> None:
+    texts = [
+        "".join(chr(code) for code in range(0x4E00, 0x4E00 + 3000)),
+        "".join(chr(code) + " " for code in range(0xAC00, 0xAC00 + 3000)),
+    ] * 2
+    train_tokenizer(texts, TokenizerConfig(kind=kind, vocab_size=200), tmp_path)  # type: ignore[arg-type]
+    assert Tokenizer.load(tmp_path).vocab_size <= 200
+
+
+def test_training_reads_an_even_sample_when_there_is_more_text_than_it_may_read(tmp_path: Path) -> None:
+    texts = ["alpha beta " * 5] * 500 + ["gamma delta " * 5] * 500
+    train_tokenizer(texts, TokenizerConfig(vocab_size=64, sample_bytes=5_000), tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert pieces(tokenizer, "alpha beta gamma delta") == ["alpha", "beta", "gamma", "delta"]
+
+
+def test_training_on_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no text to train on"):
+        train_tokenizer(["", " \n"], TokenizerConfig(), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[MASK]", "[SEP] [CLS]", "a [MASK] b", "[PAD][UNK]", "<s> </s>", "x[MASK]y"])
+def test_literal_special_tokens_in_a_text_are_ordinary_text(either: Tokenizer, text: str) -> None:
+    ids = set(either.encode([text]).ids.tolist())
+    assert ids.isdisjoint({either.pad_id, either.cls_id, either.sep_id, either.mask_id})
+
+
+def test_text_after_a_literal_special_token_is_kept(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "water [SEP] kinase")[0] == "water"
+    assert pieces(tokenizer, "water [SEP] kinase")[-1] == "kinase"
+
+
+def test_frequent_entity_markers_are_one_token(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "<<aspirin>> [[") == ["<<", "aspirin", ">>", "[["]
+
+
+def test_runs_of_one_mark_are_cut_into_pairs(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "-----") == ["--", "--", "-"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["日本語の文章です東京タワー", "中文沒有空格所以每個字", "ภาษาไทยไม่มีช่องว่าง", "ພາສາລາວບໍ່ມີ", "ភាសាខ្មែរមិនមាន", "မြန်မာဘာသာစကား"],
+)
+def test_scripts_without_spaces_give_at_least_one_token_per_two_characters(either: Tokenizer, text: str) -> None:
+    assert len(either.encode([text]).ids) >= len(text) / 2
+
+
+def test_hangul_hebrew_arabic_and_devanagari_words_stay_words(tokenizer: Tokenizer) -> None:
+    for word in ("한국어", "שלום", "مرحبا", "वाक्य"):
+        assert pieces(tokenizer, word) == [unicodedata.normalize("NFC", word)]
+
+
+def test_accents_are_kept_and_case_is_folded_as_asked(tokenizer: Tokenizer, bpe_tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, "NAÏVE Café") == ["naïve", "café"]
+    assert pieces(bpe_tokenizer, "naïve") == ["naïve"]
+    assert pieces(bpe_tokenizer, "NAÏVE") != ["naïve"]
+
+
+@given(st.text(max_size=60))
+def test_canonically_equal_texts_give_equal_tokens(tokenizer: Tokenizer, text: str) -> None:
+    text = "".join(character for character in text if unicodedata.category(character) != "Cn")  # Unicode versions differ on these
+    forms = {tuple(tokenizer.encode([unicodedata.normalize(form, text)]).ids.tolist()) for form in ("NFC", "NFD")}
+    assert len(forms) == 1
+
+
+def test_control_characters_and_bidirectional_marks_are_dropped_and_the_text_is_kept(either: Tokenizer) -> None:
+    assert pieces(either, "ki\x00na\x07se\u202e river\u2066\ufeff wa\x7fter") == ["kinase", "river", "water"]
+    assert pieces(either, "kinase\triver\r\nwater\u0085bank\u00a0old") == ["kinase", "river", "water", "bank", "old"]
+
+
+def test_a_word_over_100_characters_is_one_unknown_token(either: Tokenizer) -> None:
+    assert pieces(either, "water " + "b" * 101 + " bank") == ["water", "[UNK]", "bank"]
+    assert pieces(either, "é" * 10_000) == ["[UNK]"]
+    assert "[UNK]" not in pieces(either, "ab" * 50)
+
+
+def test_a_word_of_20_megabytes_is_one_unknown_token_in_bounded_time(either: Tokenizer) -> None:
+    start = time.process_time()
+    assert either.encode(["kinase " + "x" * 20_000_000]).ids.tolist()[1:] == [either.unk_id]
+    assert time.process_time() - start < 10
+
+
+def test_a_lone_surrogate_is_refused_by_name(either: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"text 2: character 4 is the lone surrogate '\\ud83d'"):
+        either.encode(["fine", "bad\ud83d"])
+
+
+def test_encoding_many_texts_equals_encoding_each_alone(either: Tokenizer) -> None:
+    texts = [*model_fixtures.sentences(1500, seed=3, longest=6), "", " ", *model_fixtures.SAMPLES]
+    together = either.encode(texts)
+    assert together.ids.dtype == np.uint16
+    for index in (0, 1, 1023, 1024, 1500, 1501, len(texts) - 1):
+        assert together[index].tolist() == either.encode([texts[index]]).ids.tolist()
+
+
+def test_truncated_sequences_have_their_special_tokens_and_at_most_the_length(either: Tokenizer) -> None:
+    texts = ["", "water", *model_fixtures.sentences(50, seed=4)]
+    plain, result = either.encode(texts), either.sequences(texts, max_length=12, cut="truncate")
+    for index in range(len(texts)):
+        assert result[index].tolist() == [either.cls_id, *plain[index][:10].tolist(), either.sep_id]
+    assert result.source.tolist() == list(range(len(texts)))
+
+
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=12), st.integers(8, 30))
+def test_split_sequences_hold_every_token_once_in_order_and_are_nearly_equal(tokenizer: Tokenizer, words: list[int], room: int) -> None:
+    texts = [" ".join(["water", "river", "kinase"][index % 3] for index in range(count)) for count in words]
+    plain, result = tokenizer.encode(texts), tokenizer.sequences(texts, max_length=room, cut="split")
+    inside = [result[index][1:-1] for index in range(len(result))]
+    assert np.concatenate(inside).tolist() == plain.ids.tolist()
+    assert sorted(set(result.source.tolist())) == list(range(len(texts)))
+    assert np.all(result.source[1:] >= result.source[:-1])
+    for text, count in enumerate(words):
+        lengths = result.lengths[result.source == text]
+        assert lengths.max() <= room
+        assert lengths.max() - lengths.min() <= 1
+        assert len(lengths) == max(1, -(-count // (room - 2)))
+
+
+def test_pairs_are_joined_by_separators_and_a_missing_half_makes_a_single_text(tokenizer: Tokenizer) -> None:
+    result = tokenizer.sequences(["water", "river"], ["kinase", None], max_length=16, cut="truncate")
+    water, kinase, river = tokenizer.encode(["water kinase river"]).ids.tolist()
+    assert result[0].tolist() == [2, water, 3, kinase, 3]
+    assert result[1].tolist() == [2, river, 3]
+
+
+def test_a_missing_half_is_truncated_like_a_single_text(tokenizer: Tokenizer) -> None:
+    long = " ".join(["water"] * 40)
+    single = tokenizer.sequences([long], max_length=16, cut="truncate")
+    assert tokenizer.sequences([long, long], [None, "river"], max_length=16, cut="truncate")[0].tolist() == single[0].tolist()
+
+
+def test_no_texts_give_no_sequences(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.sequences([], max_length=16, cut="split")) == 0
+    assert len(tokenizer.encode([])) == 0
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(5, 40))
+def test_the_longer_half_is_cut_first(one: int, two: int, room: int) -> None:
+    kept = longest_first(one, two, room)
+    assert kept[0] <= one
+    assert kept[1] <= two
+    assert sum(kept) == min(one + two, room)
+    if kept[0] < one and kept[1] < two:
+        assert abs(kept[0] - kept[1]) <= 1
+
+
+def test_pairs_are_encoded_one_half_after_the_other_without_special_tokens(tokenizer: Tokenizer) -> None:
+    tokens: Tokens = tokenizer.encode(["water", "river"], ["kinase", None])
+    assert tokens[0].tolist() == tokenizer.encode(["water kinase"]).ids.tolist()
+    assert tokens[1].tolist() == tokenizer.encode(["river"]).ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "damaged, not a tokenizer"),
+        (lambda text: "{}", "damaged, not a tokenizer"),
+        (lambda text: text.replace("[MASK]", "<mask>"), "special tokens are"),
+        (lambda text: text.replace('"water": ', '"water": 9'), "token ids up to"),
+    ],
+)
+def test_a_damaged_or_foreign_tokenizer_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage: object, message: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(damage(tokenizer.content), "utf-8")  # type: ignore[operator]
+    with pytest.raises(ArtifactError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: missing"):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_fingerprint_changes_with_the_content(tokenizer: Tokenizer, bpe_tokenizer: Tokenizer) -> None:
+    assert tokenizer.fingerprint == Tokenizer(tokenizer.content).fingerprint
+    assert tokenizer.fingerprint != bpe_tokenizer.fingerprint
