@@ -1,0 +1,218 @@
+"""The labelled data: read strictly, checked for what makes a classifier meaningless, and split if there is no dev file.
+
+Ids of examples say where they are: "train:17" is line 17 of the training file (row 17 of a parquet file). An example that was split off
+for dev keeps its "train:" id. Labels are strings; their ids are places in the sorted list of those that training shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import floor
+
+import numpy as np
+
+from cramlm.artifacts import hash_json
+from cramlm.config import OnBadRow, TaskConfig
+from cramlm.data.readers import MAX_RECORD_BYTES, Reader
+from cramlm.data.rows import Column
+from cramlm.data.streams import STDIN, brief
+from cramlm.errors import DataError, UsageError
+from cramlm.records import Emit, Event, Example, Split, Task, silent
+
+STAGE = "task"
+_SPLIT_STREAM = 0x5D17  # keeps the draw apart from others made with the same seed
+
+
+def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
+    """The task of these files; without a dev file, dev is split off from train (see `split_dev`) and a note says so.
+
+    Raises:
+        UsageError: a path is missing. DataError: a bad row (unless skipped); fewer than two rows or labels; more labels than half the
+        rows; a dev or test label that training lacks (unless ignored).
+    """
+    emit(Event("start", STAGE, f"reading {config.train}"))
+    train = _read_split("train", config.train, config, emit)
+    _check_labels(train, config)
+    dev = _read_split("dev", config.dev, config, emit) if config.dev else []
+    test = _read_split("test", config.test, config, emit) if config.test else []
+    labels = tuple(sorted({_label(example) for example in train}))
+    for split, path, examples in (("dev", config.dev, dev), ("test", config.test, test)):
+        _check_unseen(split, path, examples, labels, config, emit)
+    if config.dev is None:
+        train, dev = split_dev(train, fraction=config.dev_fraction, seed=seed)
+        message = f"no dev file: {len(dev):,} of {len(train) + len(dev):,} training rows split off for dev (seed {seed})"
+        emit(Event("note", STAGE, message, data={"dev": [example.id for example in dev]}))
+    for label, count in sorted(Counter(_label(example) for example in train).items()):
+        if count == 1:
+            emit(Event("warning", STAGE, f"{config.train}: label {brief(label)} has 1 training example; it can hardly be learnt"))
+    task = Task(tuple(train), tuple(dev), tuple(test), labels, dev_is_split_from_train=config.dev is None)
+    emit(Event("done", STAGE, f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples, {len(labels)} labels"))
+    return task
+
+
+def read_examples(
+    path: str,
+    *,
+    text_column: str = "text",
+    label_column: str | None,
+    text_pair_column: str | None = None,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    on_bad_row: OnBadRow = "fail",
+    emit: Emit = silent,
+) -> list[Example]:
+    """Rows to predict or to evaluate, in order; ids are "<line>". A .txt file and "-" (standard input, unless it holds JSON lines) have
+    one text per line.
+
+    Raises:
+        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text or, with `label_column`, an empty
+        label.
+    """
+    columns = [Column(text_column)]
+    columns += [Column(label_column, "label", flag="--label-column")] if label_column is not None else []
+    columns += [Column(text_pair_column, flag="--text-pair-column")] if text_pair_column is not None else []
+    _distinct(columns)
+    reader = Reader(path, columns, max_record_bytes=max_record_bytes, on_bad_row=on_bad_row, txt_rows="lines", stage="examples", emit=emit)
+    examples = []
+    for row in reader:
+        values = dict(zip((column.name for column in columns), row.values, strict=True))
+        text = values[text_column]
+        pair = values[text_pair_column] if text_pair_column is not None else None
+        label = values[label_column] if label_column is not None else None
+        if text is None or not text.strip():
+            reader.reject(row, f"{text_column!r} is blank")
+        elif text_pair_column is not None and (pair is None or not pair.strip()):
+            reader.reject(row, f"{text_pair_column!r} is blank")
+        elif label_column is not None and (label is None or not label.strip()):
+            reader.reject(row, f"label {label_column!r} is empty")
+        else:
+            examples.append(Example(str(row.line), text, pair, label))
+    if not examples:
+        where = "standard input" if path == STDIN else path
+        raise DataError(f"{where}: no rows left, all {reader.rows_read:,} were rejected; fix them")
+    return examples
+
+
+def split_dev(examples: Sequence[Example], *, fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """(train, dev), each in file order: about `fraction` of every label's rows for dev, drawn from `seed` and the rows alone.
+
+    Rows with the same text (lower-cased, white space folded) stay together, so that dev holds nothing that training shows; texts with
+    several labels stay in train. A label with three or more such groups gets at least one in dev, and every label keeps one in train.
+
+    Raises:
+        DataError: if no row can be spared.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, example in enumerate(examples):
+        groups.setdefault(text_key(example), []).append(index)
+    by_label: dict[str, list[list[int]]] = {}
+    for group in groups.values():
+        if len({examples[index].label for index in group}) == 1:
+            by_label.setdefault(_label(examples[group[0]]), []).append(group)
+    rows = Counter(_label(example) for example in examples)
+    generator = np.random.Generator(np.random.Philox(key=[seed, _SPLIT_STREAM]))
+    chosen: set[int] = set()
+    for label in sorted(by_label):
+        shuffled = [by_label[label][place] for place in generator.permutation(len(by_label[label]))]
+        wanted = max(1 if len(shuffled) >= 3 else 0, floor(rows[label] * fraction + 0.5))
+        taken = 0
+        for group in shuffled[:-1]:  # one group stays, whatever the fraction
+            if taken >= wanted:
+                break
+            if taken and taken + len(group) > wanted + 1:
+                continue  # a text repeated many times would unbalance dev
+            chosen.update(group)
+            taken += len(group)
+    if not chosen:
+        spare = next((groups_of[0] for groups_of in by_label.values() if len(groups_of) > 1), None)
+        if spare is None:
+            raise DataError(f"{len(groups):,} distinct training texts are too few to split a dev set off; pass --dev, or add rows")
+        chosen.update(spare)
+    train = [example for index, example in enumerate(examples) if index not in chosen]
+    return train, [examples[index] for index in sorted(chosen)]
+
+
+def split_rows(task: Task) -> dict[Split, list[str]]:
+    """The ids of every split's examples, in order: plain data, to be stored with the run."""
+    return {
+        "train": [example.id for example in task.train],
+        "dev": [example.id for example in task.dev],
+        "test": [example.id for example in task.test],
+    }
+
+
+def task_fingerprint(task: Task) -> dict[str, str]:
+    """sha256 of each split's content in order (texts, pairs, labels; not ids), and of the list of labels."""
+    splits = {"train": task.train, "dev": task.dev, "test": task.test}
+    hashes = {name: hash_json([[example.text, example.text_pair, example.label] for example in split]) for name, split in splits.items()}
+    return {**hashes, "labels": hash_json(list(task.labels))}
+
+
+def text_key(example: Example) -> str:
+    """What makes two examples the same text: both halves, lower-cased, white space folded. Punctuation counts: it may be markup that
+    matters.
+    """
+    halves = [example.text] if example.text_pair is None else [example.text, example.text_pair]
+    return "\n".join(" ".join(half.lower().split()) for half in halves)
+
+
+def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list[Example]:
+    if path == STDIN:
+        raise UsageError(f"the {split} set cannot come from standard input; pass a file")
+    examples = read_examples(
+        path,
+        text_column=config.text_column,
+        label_column=config.label_column,
+        text_pair_column=config.text_pair_column,
+        max_record_bytes=config.max_record_bytes,
+        on_bad_row=config.on_bad_row,
+        emit=lambda event: emit(Event(event.kind, STAGE, event.message, data={**event.data, "split": split})),
+    )
+    return [Example(f"{split}:{example.id}", example.text, example.text_pair, example.label) for example in examples]
+
+
+def _distinct(columns: Sequence[Column]) -> None:
+    names = [column.name for column in columns]
+    if len(set(names)) != len(names):
+        raise UsageError(f"text, pair and label are different columns, got {names}; pass --text-column, --text-pair-column, --label-column")
+
+
+def _check_labels(train: Sequence[Example], config: TaskConfig) -> None:
+    if len(train) == 1:
+        raise DataError(f"{config.train}: 1 training row; a classifier needs at least two labels with examples")
+    counts = Counter(_label(example) for example in train)
+    if len(counts) == 1:
+        raise DataError(f"{config.train}: every row has the label {brief(next(iter(counts)))}; a classifier needs at least two")
+    if len(counts) > len(train) / 2:
+        examples = ", ".join(brief(label, 30) for label in list(counts)[:3])
+        raise DataError(
+            f"{config.train}: {len(counts):,} labels for {len(train):,} rows ({examples}, …), more than one per two rows; these look like "
+            f"numbers or ids, not classes: pass another --label-column or bin the values"
+        )
+
+
+def _check_unseen(split: str, path: str | None, examples: Sequence[Example], labels: Sequence[str], config: TaskConfig, emit: Emit) -> None:
+    known = set(labels)
+    unseen = [example for example in examples if example.label not in known]
+    if not unseen:
+        return
+    line, label = unseen[0].id.removeprefix(f"{split}:"), brief(unseen[0].label)
+    if config.unseen_labels == "fail":
+        shown = ", ".join(brief(known_label, 30) for known_label in labels[:8]) + (", …" if len(labels) > 8 else "")
+        raise DataError(
+            f"{path}:{line}: label {label} is not among the training labels ({shown}), {len(unseen):,} such rows; fix them, add the label "
+            f"to the training file, or pass --unseen-labels ignore"
+        )
+    emit(
+        Event(
+            "warning",
+            STAGE,
+            f"{path}: {len(unseen):,} rows have labels that training lacks (first {label}, line {line}); they are scored as wrong",
+            data={"split": split, "unseen": len(unseen)},
+        )
+    )
+
+
+def _label(example: Example) -> str:
+    assert example.label is not None
+    return example.label

@@ -1,0 +1,150 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cramlm.artifacts import verify
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
+from cramlm.records import Document, Event
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
+def build(tmp_path: Path, *records: dict[str, Any], **options: Any) -> Corpus:
+    path = write(tmp_path / "input" / "raw.jsonl", list(records))
+    return build_corpus(CorpusConfig(files=(str(path),), **options), tmp_path / "store")
+
+
+def test_documents_come_back_by_position_with_id_and_source(tmp_path: Path) -> None:
+    write(tmp_path / "input/b.jsonl", [{"text": "Third text.", "id": "x", "source": "news"}])
+    write(tmp_path / "input/a.jsonl", [{"text": "First text, naïve."}, {"text": "Second text.", "source": "news"}])
+    corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "input"),)), tmp_path / "store")
+    assert list(corpus) == [
+        Document("a.jsonl:1", "First text, naïve.", "a.jsonl"),
+        Document("a.jsonl:2", "Second text.", "news"),
+        Document("x", "Third text.", "news"),
+    ]
+    assert len(corpus) == 3
+    assert corpus.statistics["sources"] == {"a.jsonl": 1, "news": 2}
+    assert [file["name"] for file in corpus.statistics["files"]] == ["a.jsonl", "b.jsonl"]
+    assert verify(corpus.path) == 1
+
+
+def test_blank_texts_and_repetitions_are_dropped_and_counted(tmp_path: Path) -> None:
+    corpus = build(tmp_path, {"text": "One text."}, {"text": " \n"}, {"text": "ONE text"}, {"text": "Two."}, {"text": "One text."})
+    assert [document.text for document in corpus] == ["One text.", "Two."]
+    assert corpus.statistics["rows"] == {"read": 5, "used": 5, "rejected": 0, "blank": 1, "cut": 0}
+    assert corpus.statistics["passages"] == {"made": 4, "kept": 2, "duplicates": 2}
+    assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (3, len("One text.Two."))
+
+
+def test_a_long_document_becomes_numbered_passages(tmp_path: Path) -> None:
+    text = " ".join(f"This is sentence number {n}." for n in range(30))
+    corpus = build(tmp_path, {"text": text, "id": "long"}, {"text": text + " More."}, passage_words=40)
+    assert [document.id for document in corpus][:4] == ["long#0", "long#1", "long#2", "long#3"]
+    assert " ".join(corpus.text(position) for position in range(4)) == text
+    assert corpus.document(4).id == "raw.jsonl:2#0"
+    assert corpus.statistics["rows"]["cut"] == 2
+
+
+def test_repeated_ids_fail_with_their_number_and_two_lines(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"raw.jsonl:3: id already used in .*raw.jsonl:1; 2 ids are repeated"):
+        build(tmp_path, *({"text": f"text {n}", "id": id_} for n, id_ in enumerate(["a", "b", "a", "a", "c"])))
+    assert not [path for path in (tmp_path / "store/corpora").iterdir() if path.is_dir()]
+
+
+def test_bad_rows_fail_or_are_stored_with_their_reason(tmp_path: Path) -> None:
+    records = [{"text": "good"}, {"text": 5}, {"txt": "a"}]
+    with pytest.raises(DataError, match=r"raw.jsonl:2: 'text' is not a string"):
+        build(tmp_path, *records)
+    corpus = build(tmp_path, *records, on_bad_row="skip")
+    rejected = [json.loads(line) for line in (corpus.path / "rejected.jsonl").read_text().splitlines()]
+    assert [(row["line"], Path(row["file"]).name) for row in rejected] == [(2, "raw.jsonl"), (3, "raw.jsonl")]
+    rows = corpus.statistics["rows"]
+    assert rows["read"] == rows["used"] + rows["rejected"] == 3
+
+
+def test_a_corpus_without_a_document_is_bad_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 documents"):
+        build(tmp_path, {"text": " "})
+    with pytest.raises(UsageError, match=r"near: raw.jsonl"):
+        build_corpus(CorpusConfig(files=(str(tmp_path / "input/row.jsonl"),)), tmp_path / "store")
+
+
+def test_a_second_build_reads_nothing_and_an_equal_one_elsewhere_has_the_same_fingerprint(tmp_path: Path) -> None:
+    events: list[Event] = []
+    first = build(tmp_path, {"text": "One."}, {"text": "Two."})
+    config = CorpusConfig(files=(str(tmp_path / "input/raw.jsonl"),))
+    assert build_corpus(config, tmp_path / "store", emit=events.append).fingerprint == first.fingerprint
+    assert [event.kind for event in events] == ["fresh"]
+    moved = build(tmp_path / "elsewhere", {"text": "One."}, {"text": "Two."})
+    assert moved.fingerprint == first.fingerprint
+    assert build(tmp_path, {"text": "One."}, {"text": "Three."}).path != first.path
+
+
+def test_a_file_written_to_during_the_build_is_the_environments_fault(tmp_path: Path) -> None:
+    path = write(tmp_path / "raw.jsonl", [{"text": f"text {n}"} for n in range(10)])
+
+    def touch(event: Event) -> None:
+        os.utime(path, (1, 1))
+
+    with pytest.raises(EnvironmentFault, match="changed during reading"):
+        build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=touch)
+
+
+def test_the_stage_tells_start_progress_and_done(tmp_path: Path) -> None:
+    events: list[Event] = []
+    path = write(tmp_path / "raw.jsonl", [{"text": "text"}])
+    build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=events.append)
+    assert [event.kind for event in events] == ["start", "done"]
+    assert {event.stage for event in events} == {"corpus"}
+    assert events[0].total == events[1].done == path.stat().st_size / 1e6
+
+
+def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
+    corpus = build(tmp_path, {"text": "One."}, {"text": "Two."})
+    with pytest.raises(IndexError):
+        corpus.text(2)
+    np.save(corpus.path / "offsets.npy", np.array([0, 5, 4]))
+    with pytest.raises(ArtifactError, match="damaged"):
+        Corpus.open(corpus.path)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=12))
+def test_a_text_is_its_slice_of_the_buffer_and_none_is_lost(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("law")
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        return
+    corpus = build(folder, *({"text": text, "id": str(n)} for n, text in enumerate(texts)))
+    assert corpus.offsets.dtype == np.int64
+    assert len(corpus.offsets) == len(corpus) + 1
+    for position, document in enumerate(corpus):
+        start, end = corpus.offsets[position : position + 2]
+        assert corpus.buffer[start:end].tobytes() == document.text.encode() == texts[int(document.id)].encode()
+    passages, rows = corpus.statistics["passages"], corpus.statistics["rows"]
+    assert passages["kept"] + passages["duplicates"] + rows["blank"] == len(texts)
+
+
+SHARED = Path(__file__).parents[3] / "shared/data/corpus"
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared corpus is not here")
+def test_the_shared_corpus_is_read_whole(tmp_path: Path) -> None:
+    corpus = build_corpus(CorpusConfig(files=(str(SHARED / "general-0001.jsonl.zst"),)), tmp_path)
+    rows = corpus.statistics["rows"]
+    assert rows["read"] == rows["used"] == json.loads((SHARED / "general.json").read_text())["shards"][0]["passages"]

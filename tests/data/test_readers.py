@@ -1,0 +1,298 @@
+import csv
+import io
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cramlm.data.readers import Reader
+from cramlm.data.rows import Column
+from cramlm.errors import DataError, UsageError
+from cramlm.records import Event
+
+COLUMNS = (Column("text"), Column("label", "label", flag="--label-column"))
+MakeFile = Callable[[str, str | bytes], Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> MakeFile:
+    def make_file(name: str, content: str | bytes) -> Path:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return tmp_path / name
+
+    return make_file
+
+
+def rows(path: Path, columns: tuple[Column, ...] = COLUMNS, **options: Any) -> list[tuple[str | None, ...]]:
+    return [row.values for row in Reader(path, columns, **options)]
+
+
+def fault(path: Path, columns: tuple[Column, ...] = COLUMNS, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        rows(path, columns, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(path))
+    return message.removeprefix(str(path))
+
+
+TABLE = 'text,label\n"a, b",x\n"two\nlines",y\n"a ""quote""",z\n'
+TABLE_ROWS = [("a, b", "x"), ("two\nlines", "y"), ('a "quote"', "z")]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("last", [True, False])
+def test_line_ends_and_byte_order_marks_do_not_change_rows(make: MakeFile, newline: str, mark: bytes, last: bool) -> None:
+    table = TABLE if last else TABLE.rstrip("\n")
+    assert rows(make("a.csv", mark + table.replace("\n", newline).encode())) == TABLE_ROWS
+    assert rows(make("a.tsv", mark + table.replace(",", "\t").replace("\n", newline).encode())) == [("a\t b", "x"), *TABLE_ROWS[1:]]
+    lines = "".join(json.dumps(dict(zip(("text", "label"), row, strict=True))) + newline for row in TABLE_ROWS)
+    assert rows(make("a.jsonl", mark + lines.encode())) == TABLE_ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.parquet"])
+def test_an_empty_file_has_no_rows(make: MakeFile, name: str) -> None:
+    assert "no rows" in fault(make(name, ""), (Column("text"),))
+
+
+def test_a_header_alone_has_no_rows(make: MakeFile) -> None:
+    assert "no rows, only a header" in fault(make("a.csv", "text,label\n"))
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("Text,label", "no column 'text'; found 'Text', 'label' (did you mean 'Text'?); pass --text-column"),
+        ("text;label", "columns seem separated by semicolons"),
+        ("text,class", "no column 'label'; found 'text', 'class'; pass --label-column"),
+        ("text,label,text", "column 'text' is there twice, as number 1 and 3"),
+        ('{"text": "a"}', "looks like JSON lines"),
+    ],
+)
+def test_a_header_without_the_columns_tells_what_there_is(make: MakeFile, header: str, words: str) -> None:
+    assert words in fault(make("a.csv", f"{header}\na,b,c\n"))
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "words"),
+    [
+        (b"text,label\na,b\nc\xe9,d\n", 3, "byte 0xE9 at offset 16 of the file is not UTF-8"),
+        (b"text,label\na,b\nc\0c,d\n", 3, "NUL byte at offset 16"),
+        (b"text,label\na,b\nc\n", 3, "1 fields, expected 2"),
+        (b"text,label\na,b\nc,d,e\n", 3, "3 fields, expected 2"),
+        (b'text,label\n"a\nb",x\nc\n', 4, "1 fields, expected 2"),
+        (b'text,label\na,b\n"c\nd,e\nf,g\n', 3, "the quote opened in this line never closes"),
+        (b'text,label\n"a\nb",x\nc,"d\n', 4, "the quote opened in this line never closes"),
+        (b'text,label\n"a" b,c\n', 2, "' b,c' follows the closing quote of field 1"),
+    ],
+)
+def test_a_bad_csv_row_is_named_by_its_line(make: MakeFile, table: bytes, line: int, words: str) -> None:
+    assert fault(make("a.csv", table)).startswith(f":{line}: {words}")
+
+
+def test_quotes_inside_a_field_that_is_not_quoted_are_text(make: MakeFile) -> None:
+    assert rows(make("a.tsv", 'text\tlabel\n5" pipe\tx\nhe said "no"\ty\n')) == [('5" pipe', "x"), ('he said "no"', "y")]
+
+
+def test_values_that_look_like_nothing_or_numbers_stay_strings(make: MakeFile) -> None:
+    values = ["NA", "null", "None", "nan", "1.0", "007", "true", " padded ", "-0"]
+    expected = [(value, value) for value in values]
+    assert rows(make("a.csv", "text,label\n" + "".join(f"{value},{value}\n" for value in values))) == expected
+    assert rows(make("a.jsonl", "".join(json.dumps({"text": v, "label": v}) + "\n" for v in values))) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a", "label": }', "not JSON"),
+        ('{"text": "a" "label": "b"}', "not JSON"),
+        ('{"label": "b"}', "no column 'text'; found 'label'"),
+        ('{"text": 5, "label": "b"}', "'text' is not a string but a number (5)"),
+        ('{"text": null, "label": "b"}', "'text' is not a string but null"),
+        ('{"text": ["a"], "label": "b"}', "'text' is not a string but a list"),
+        ('{"text": "a", "text": "b", "label": "c"}', "key 'text' is there twice"),
+        ('{"text": "a", "label": ["b"]}', "'label' is neither string, number nor boolean but a list"),
+        ('{"text": "a", "label": NaN}', "NaN is not JSON"),
+        ('{"text": "\\ud83d", "label": "b"}', "lone surrogate"),
+        ('{"text": "a\0b", "label": "b"}', "NUL byte"),
+        ('["a", "b"]', "not a JSON object but a list"),
+        ('{"text": "a", "label": "b"} {}', "more follows"),
+        ("[" * 100_000 + "]" * 100_000, "nested deeper than 64"),
+        ('{"text": "a", "label": "b", "x": ' + '{"a":' * 100_000 + "}" * 100_001, "nested deeper than 64"),
+        ('{"text": "a", "label": "b", "x": ' + "9" * 10_000 + "]", "not JSON"),
+    ],
+)
+def test_a_bad_json_line_is_named_and_can_be_skipped(make: MakeFile, line: str, words: str) -> None:
+    good = '{"text": "good", "label": "x"}\n'
+    path = make("a.jsonl", f"{good}\n{line}\n{good}")
+    message = fault(path)
+    assert message.startswith(f":3: {words}")
+    events: list[Event] = []
+    reader = Reader(path, COLUMNS, on_bad_row="skip", emit=events.append)
+    assert [row.values for row in reader] == [("good", "x"), ("good", "x")]
+    assert (reader.rows_read, reader.rows_used, len(reader.rejected)) == (3, 2, 1)
+    assert reader.rejected[0].line == 3
+    assert events[0].kind == "warning"
+    assert events[0].data["rejected"] == [reader.rejected[0].as_dict()]
+
+
+def test_brackets_and_escaped_quotes_inside_strings_are_not_depth(make: MakeFile) -> None:
+    text = '[[{"' * 200 + "\\"
+    assert rows(make("a.jsonl", json.dumps({"text": text, "label": "x"}))) == [(text, "x")]
+
+
+def test_a_last_line_without_newline_counts_if_it_is_whole(make: MakeFile) -> None:
+    assert len(rows(make("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "label": "d"}'))) == 2
+    message = fault(make("b.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "la'))
+    assert message.startswith(":2: not JSON")
+    assert "cut off?" in message
+
+
+def test_an_escaped_nul_and_a_surrogate_pair_are_text(make: MakeFile) -> None:
+    assert rows(make("a.jsonl", '{"text": "a\\u0000b\\ud83d\\ude00", "label": "x"}')) == [("a\0b😀", "x")]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "kept"),
+    [(["1", "-0", "007"][:2], ["1", "-0"]), (["true", "false"], ["true", "false"]), (["1.0", "1e3"], ["1.0", "1e3"]), (['"007"'], ["007"])],
+)
+def test_json_labels_keep_their_spelling(make: MakeFile, spelled: list[str], kept: list[str]) -> None:
+    path = make("a.jsonl", "".join(f'{{"text": "a", "label": {value}}}\n' for value in spelled))
+    assert [label for _, label in rows(path)] == kept
+
+
+def test_json_labels_of_two_types_fail_with_both_lines(make: MakeFile) -> None:
+    path = make("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "a", "label": 1}\n')
+    assert fault(path, on_bad_row="skip").startswith(":2: 'label' is a JSON integer (1) but a string in line 1")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
+def test_an_overlong_record_is_refused_by_line(make: MakeFile, name: str) -> None:
+    long = {"a.jsonl": json.dumps({"text": "x" * 5000}), "a.csv": "x" * 5000, "a.txt": "x" * 5000}[name]
+    good = {"a.jsonl": '{"text": "ok"}', "a.csv": "ok", "a.txt": "ok"}[name]
+    path = make(name, ("text\n" if name == "a.csv" else "\n") + f"{long}\n\n{good}\n")
+    assert fault(path, (Column("text"),), max_record_bytes=1000).startswith(":2: the line is longer than 1,000 bytes")
+    assert rows(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip") == [("ok",)]
+
+
+def test_a_50_mb_line_is_accepted_in_bounded_memory_or_refused(make: MakeFile) -> None:
+    path = make("a.jsonl", b'{"text": "' + b"x" * 50_000_000 + b'"}\n')
+    assert fault(path, (Column("text"),)).startswith(":1: the line is longer")
+    tracemalloc.start()
+    assert len(rows(path, (Column("text"),), max_record_bytes=60_000_000)[0][0] or "") == 50_000_000
+    assert tracemalloc.get_traced_memory()[1] < 500_000_000
+    tracemalloc.stop()
+
+
+def test_an_open_quote_does_not_swallow_the_file_into_memory(make: MakeFile) -> None:
+    path = make("a.csv", 'text\nok\n"open\n' + "line\n" * 10_000)
+    assert fault(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip").startswith(":3: the quote opened in this line")
+
+
+def test_text_files_give_paragraphs_or_lines(make: MakeFile) -> None:
+    path = make("a.txt", "\none\ntwo\n \nthree\n\n\n")
+    reader = Reader(path, (Column("text"), Column("id", "name", required=False)))
+    assert [(row.line, row.values) for row in reader] == [(2, ("one\ntwo", None)), (5, ("three", None))]
+    assert rows(make("b.txt", "one\r\n\r\ntwo"), (Column("text"),), txt_rows="lines") == [("one",), ("",), ("two",)]
+    with pytest.raises(UsageError, match="a text file has no column 'label'"):
+        rows(path)
+
+
+def write_parquet(path: Path, table: dict[str, Any], **options: Any) -> Path:
+    pq.write_table(pa.table(table), path, **options)
+    return path
+
+
+def test_parquet_gives_strings_from_text_dictionary_and_scalar_columns(tmp_path: Path) -> None:
+    texts = pa.array(["a", "b", "a"])
+    for number, column in enumerate((texts, texts.dictionary_encode(), texts.cast(pa.large_string()))):
+        path = write_parquet(tmp_path / f"{number}.parquet", {"text": column, "label": [7, 8, None]})
+        assert rows(path) == [("a", "7"), ("b", "8"), ("a", None)]
+    path = write_parquet(tmp_path / "f.parquet", {"text": ["a", "b"], "label": [1.0, float("nan")]})
+    assert rows(path) == [("a", "1.0"), ("b", None)]
+
+
+@pytest.mark.parametrize("column", [pa.array([b"a"]), pa.array([["a"]]), pa.array([1])])
+def test_a_parquet_text_column_of_another_type_is_named(tmp_path: Path, column: Any) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": column, "label": ["x"]})
+    assert f"column 'text' has the type {str(column.type).split('<')[0]}" in fault(path)
+
+
+def test_a_null_text_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", None], "label": ["x", "y"]})
+    assert fault(path).startswith(":2: 'text' is null")
+    assert rows(path, on_bad_row="skip") == [("a", "x")]
+
+
+@pytest.mark.parametrize("sixteenth", range(1, 16))
+def test_a_cut_parquet_file_is_reported(tmp_path: Path, sixteenth: int) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": [f"text {n}" for n in range(3000)], "label": ["x"] * 3000})
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * sixteenth // 16])
+    assert f"truncated after {len(data) * sixteenth // 16} bytes" in fault(path)
+
+
+def test_a_damaged_parquet_page_is_reported_if_it_has_a_checksum(tmp_path: Path) -> None:
+    table = {"text": [f"text {n * 7919 % 1000}" for n in range(3000)], "label": ["x"] * 3000}
+    path = write_parquet(tmp_path / "a.parquet", table, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    for place in range(2000, 20_000, 1777):
+        damaged = bytearray(data)
+        damaged[place] ^= 4
+        path.write_bytes(damaged)
+        assert "damaged" in fault(path)
+
+
+def test_a_parquet_name_on_other_content_is_reported(make: MakeFile) -> None:
+    assert "named .parquet but looks like text" in fault(make("a.parquet", TABLE))
+    assert "named like text but looks like parquet; rename it to .parquet" in fault(make("a.csv", b"PAR1...."))
+
+
+def test_standard_input_holds_json_lines_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, expected in ((b'{"text": "a"}\n{"text": "b"}\n', [("a",), ("b",)]), (b"a\nb\n", [("a",), ("b",)])):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert rows(Path("-"), (Column("text"),), txt_rows="lines") == expected
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(table=TABLES, separator=st.sampled_from([",", "\t"]), quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))
+def test_what_pythons_csv_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], separator: str, quoting: Any) -> None:
+    path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=separator, quoting=quoting, lineterminator="\n")
+        writer.writerow(["text", "label"])
+        writer.writerows(table)
+    assert rows(path) == table
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(table=TABLES, ascii_only=st.booleans())
+def test_what_pythons_json_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], ascii_only: bool) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": text, "label": label}, ensure_ascii=ascii_only) for text, label in table]
+    path.write_text("\n".join(lines), "utf-8", newline="")
+    assert rows(path) == table
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60), name=st.sampled_from(["a.csv", "a.jsonl", "a.tsv", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.parquet"]))
+def test_no_bytes_whatever_give_anything_but_rows_or_a_one_line_error(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    for on_bad_row in ("fail", "skip"):
+        try:
+            rows(tmp_path / name, (Column("text"),), on_bad_row=on_bad_row)
+        except DataError as error:
+            message = str(error)
+            assert "\n" not in message

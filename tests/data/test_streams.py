@@ -1,0 +1,193 @@
+import gzip
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from cramlm.data.streams import ByteStream, Lines, expand_files, file_format, name_files, stamp_file
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+
+TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
+
+
+def read(path: Path) -> bytes:
+    return b"".join(ByteStream(stamp_file(path), compression=file_format(path)[1]).blocks())
+
+
+def compressed(suffix: str, data: bytes = TEXT) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(data, mtime=0)
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data) if suffix == ".zst" else data
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_every_compression_gives_the_same_bytes_and_the_hash_of_the_file(tmp_path: Path, suffix: str) -> None:
+    import hashlib
+
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(compressed(suffix))
+    stream = ByteStream(stamp_file(path), compression=file_format(path)[1])
+    assert b"".join(stream.blocks()) == TEXT
+    assert stream.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert stream.raw_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(compressed(suffix, TEXT[:1000]) + compressed(suffix, b"") + compressed(suffix, TEXT[1000:]))
+    assert read(path) == TEXT
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("sixteenth", range(1, 16))
+def test_a_stream_cut_anywhere_is_reported_with_the_bytes_there_are(tmp_path: Path, suffix: str, sixteenth: int) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    data = compressed(suffix)
+    kept = len(data) * sixteenth // 16
+    path.write_bytes(data[:kept])
+    with pytest.raises(DataError, match=f"truncated after {kept} bytes"):
+        read(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_flipped_bit_never_changes_the_text_in_silence(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    data = compressed(suffix)
+    for place in range(0, len(data), max(1, len(data) // 60)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            noticed = read(path) == TEXT  # gzip's header has bytes that mean nothing
+        except DataError as error:
+            noticed = any(word in str(error) for word in ("damaged", "truncated", "looks like"))
+        assert noticed, place
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_bomb_is_unpacked_in_small_pieces(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"bomb.txt{suffix}"
+    path.write_bytes(compressed(suffix, b"a" * 120_000_000))
+    stream = ByteStream(stamp_file(path), compression=file_format(path)[1])
+    largest = total = 0
+    for block in stream.blocks():
+        largest, total = max(largest, len(block)), total + len(block)
+    assert total == 120_000_000
+    assert largest < 80_000_000
+    assert stream.looks_like_a_bomb
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32")])
+def test_other_encodings_are_named_with_the_command_that_converts_them(tmp_path: Path, encoding: str, name: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text,label\na,b\n".encode(encoding))
+    with pytest.raises(DataError, match=f"is {name}; convert it with: iconv -f {name}"):
+        read(path)
+
+
+def test_a_utf8_mark_at_the_start_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbftext\n")
+    assert read(path) == b"text\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "words"),
+    [("a.csv", ".gz", "looks like gzip; add .gz"), ("a.jsonl.gz", ".zst", "looks like zstd"), ("a.jsonl.zst", "", "looks like plain text")],
+)
+def test_a_name_that_disagrees_with_the_content_is_reported(tmp_path: Path, name: str, suffix: str, words: str) -> None:
+    (tmp_path / name).write_bytes(compressed(suffix))
+    with pytest.raises(DataError, match=words):
+        read(tmp_path / name)
+
+
+def test_archives_are_refused_whatever_their_name(tmp_path: Path) -> None:
+    (tmp_path / "member.csv").write_text("text\n../evil\n")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "member.csv", "../a.csv")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "member.csv", "../a.csv")
+    for name, copy in (("a.zip", "zip.csv"), ("a.tar.gz", "tar.csv.gz")):
+        with pytest.raises(DataError, match="archives are not opened"):
+            read(tmp_path / name)
+        (tmp_path / copy).write_bytes((tmp_path / name).read_bytes())
+        with pytest.raises(DataError, match="archive"):
+            read(tmp_path / copy)
+
+
+def test_a_path_that_is_no_regular_file_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text\n")
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    for name, words in (
+        ("trian.csv", r"no such file \(near: train.csv\)"),
+        (".", "is a folder"),
+        ("pipe.csv", "not a regular file"),
+        ("loop.csv", "symbolic links"),
+        ("/dev/zero", "not a regular file"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            stamp_file(tmp_path / name)
+
+
+def test_a_file_that_changes_while_it_is_read_is_the_environments_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(TEXT)
+    stamp = stamp_file(path)
+    path.write_bytes(TEXT + TEXT)
+    with pytest.raises(EnvironmentFault, match="changed during reading"):
+        list(ByteStream(stamp, compression=None).blocks())
+    stream = ByteStream(stamp_file(path), compression=None).blocks()
+    next(stream)
+    os.utime(path, (1, 1))
+    with pytest.raises(EnvironmentFault, match="changed during reading"):
+        list(stream)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_do_not_depend_on_blocks_and_know_their_offsets(cuts: int, end: bytes) -> None:
+    data = end.join([b"one", b"", b"three is longer", b"4"])
+    first = max(cuts, data.index(end) + len(end))
+    blocks = [data[:first], *(data[start : start + cuts] for start in range(first, len(data), cuts))]
+    lines = Lines(iter(blocks), limit=100)
+    found = [(number, offset, (line or b"").removesuffix(b"\r")) for number, offset, line in lines]
+    assert [line for _, _, line in found] == [b"one", b"", b"three is longer", b"4"]
+    assert [number for number, _, _ in found] == [1, 2, 3, 4]
+    assert all(data[offset:].startswith(line) for _, offset, line in found)
+    assert lines.unterminated
+
+
+@pytest.mark.parametrize("cuts", [1, 5, 1000])
+def test_an_overlong_line_is_marked_and_the_next_one_is_whole(cuts: int) -> None:
+    data = b"short\n" + b"x" * 50 + b"\nafter\n" + b"y" * 50
+    lines = Lines(iter([data[start : start + cuts] for start in range(0, len(data), cuts)]), limit=10)
+    assert list(lines) == [(1, 0, b"short"), (2, 6, None), (3, 57, b"after"), (4, 63, None)]
+
+
+def test_folders_and_globs_give_data_files_once_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.csv", "sub/c.txt.gz", "notes.md", "about.json", ".hidden.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    expanded = expand_files([str(tmp_path / "*.jsonl"), str(tmp_path), str(tmp_path / "b.jsonl")])
+    assert [path.relative_to(tmp_path).as_posix() for path in expanded] == ["a.csv", "b.jsonl", "sub/c.txt.gz"]
+    with pytest.raises(UsageError, match="no file matches"):
+        expand_files([str(tmp_path / "*.parquet")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no data file"):
+        expand_files([str(tmp_path / "empty")])
+
+
+def test_names_of_files_are_distinct(tmp_path: Path) -> None:
+    assert name_files([tmp_path / "a.csv", tmp_path / "b.csv"]) == ["a.csv", "b.csv"]
+    assert name_files([tmp_path / "x/a.csv", tmp_path / "y/a.csv"]) == ["x/a.csv", "y/a.csv"]
+
+
+@pytest.mark.parametrize("name", ["data", "data.xyz", "a.parquet.gz", "a.gz"])
+def test_a_name_that_tells_no_format_is_refused(name: str) -> None:
+    with pytest.raises(CramError, match="cannot tell the format"):
+        file_format(Path(name))

@@ -1,0 +1,183 @@
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cramlm.config import TaskConfig
+from cramlm.data.task import read_examples, read_task, split_dev, split_rows, task_fingerprint, text_key
+from cramlm.errors import DataError, UsageError
+from cramlm.records import Event, Example, Task
+
+ROWS = [(f"text number {n}", "ab"[n % 2]) for n in range(20)]
+
+
+def write(path: Path, rows: list[tuple[Any, Any]]) -> str:
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows), "utf-8")
+    return str(path)
+
+
+def read(tmp_path: Path, train: list[tuple[Any, Any]], **options: Any) -> tuple[Task, list[Event]]:
+    events: list[Event] = []
+    for split in ("dev", "test"):
+        if isinstance(options.get(split), list):
+            options[split] = write(tmp_path / f"{split}.jsonl", options[split])
+    config = TaskConfig(train=write(tmp_path / "train.jsonl", train), **options)
+    return read_task(config, seed=options.get("seed", 13), emit=events.append), events
+
+
+def test_a_task_has_its_rows_in_order_and_sorted_labels(tmp_path: Path) -> None:
+    task, events = read(tmp_path, [("x", "b"), ("y", "a"), ("z", "b"), ("w", "a")], dev=[("d", "a")], test=[("t", "b")])
+    assert task.labels == ("a", "b")
+    assert task.train[1] == Example("train:2", "y", None, "a")
+    assert [example.id for example in (*task.dev, *task.test)] == ["dev:1", "test:1"]
+    assert not task.dev_is_split_from_train
+    assert events[-1].message == "4 train, 1 dev, 1 test examples, 2 labels"
+
+
+def test_labels_are_strings_whatever_they_look_like(tmp_path: Path) -> None:
+    assert read(tmp_path, [(f"x{n}", n % 2) for n in range(6)])[0].labels == ("0", "1")
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"x{n},007\ny{n},1\nz{n},1.0\nw{n},true\n" for n in range(3)))
+    task = read_task(TaskConfig(train=str(tmp_path / "train.csv")), seed=1)
+    assert task.labels == ("007", "1", "1.0", "true")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ((" ", "a"), "'text' is blank"),
+        (("x", ""), "label 'label' is empty"),
+        (("x", None), "label 'label' is empty"),
+        (("x", " "), "is empty"),
+    ],
+)
+def test_a_row_without_text_or_label_fails_by_line_or_is_skipped(tmp_path: Path, row: tuple[Any, Any], words: str) -> None:
+    rows = [*ROWS, row]
+    with pytest.raises(DataError, match=f"train.jsonl:21: .*{words}"):
+        read(tmp_path, rows)
+    task, events = read(tmp_path, rows, on_bad_row="skip")
+    assert len(task.train) + len(task.dev) == 20
+    warning = next(event for event in events if event.kind == "warning")
+    assert warning.data["rejected"][0]["line"] == 21
+    assert warning.data["split"] == "train"
+
+
+def test_a_missing_number_in_a_parquet_label_column_is_an_empty_label(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [1.0, float("nan")]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet:2: label 'label' is empty"):
+        read_task(TaskConfig(train=str(tmp_path / "a.parquet")), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("x", "a")], "1 training row"),
+        ([("x", "a"), ("y", "a")], "every row has the label 'a'"),
+        ([(f"x{n}", str(n / 7)) for n in range(10)], "10 labels for 10 rows .* these look like numbers or ids"),
+    ],
+)
+def test_data_that_cannot_train_a_classifier_are_refused(tmp_path: Path, rows: list[tuple[str, str]], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        read(tmp_path, rows)
+
+
+def test_a_label_with_one_example_is_a_warning(tmp_path: Path) -> None:
+    task, events = read(tmp_path, [*ROWS, ("alone", "rare")])
+    assert "rare" in {example.label for example in task.train}
+    assert [event.message.split(": ")[1][:30] for event in events if event.kind == "warning"] == ["label 'rare' has 1 training ex"]
+
+
+def test_a_label_that_training_lacks_fails_or_is_ignored_and_counted(tmp_path: Path) -> None:
+    test = [("t", "a"), ("u", "new"), ("v", "new")]
+    with pytest.raises(DataError, match=r"test.jsonl:2: label 'new' is not among the training labels \('a', 'b'\), 2 such rows"):
+        read(tmp_path, ROWS, test=test)
+    task, events = read(tmp_path, ROWS, test=test, unseen_labels="ignore")
+    assert len(task.test) == 3
+    assert task.labels == ("a", "b")
+    assert next(event for event in events if event.kind == "warning").data == {"split": "test", "unseen": 2}
+
+
+def test_text_pairs_are_read_and_checked(tmp_path: Path) -> None:
+    lines = [{"premise": f"p{n}", "hypothesis": f"h{n}", "label": "xy"[n % 2]} for n in range(8)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = TaskConfig(train=str(tmp_path / "a.jsonl"), text_column="premise", text_pair_column="hypothesis")
+    task = read_task(config, seed=1)
+    number = int(task.train[0].id.removeprefix("train:")) - 1
+    assert task.train[0].whole_text == f"p{number} h{number}"
+    (tmp_path / "blank.jsonl").write_text('{"premise": "p", "hypothesis": " ", "label": "x"}\n')
+    with pytest.raises(DataError, match=r"blank.jsonl:1: 'hypothesis' is blank"):
+        read_task(config.model_copy(update={"train": str(tmp_path / "blank.jsonl")}), seed=1)
+    with pytest.raises(UsageError, match="different columns"):
+        read_task(TaskConfig(train=str(tmp_path / "a.jsonl"), text_pair_column="text"), seed=1)
+
+
+def test_without_dev_a_stored_and_repeatable_part_of_train_is_split_off(tmp_path: Path) -> None:
+    rows = [(f"text {n}", "abc"[n % 3]) for n in range(90)]
+    task, events = read(tmp_path, rows)
+    assert task.dev_is_split_from_train
+    assert Counter(example.label for example in task.dev) == {"a": 3, "b": 3, "c": 3}
+    note = next(event for event in events if event.kind == "note")
+    assert note.message == "no dev file: 9 of 90 training rows split off for dev (seed 13)"
+    assert note.data["dev"] == split_rows(task)["dev"] == [example.id for example in task.dev]
+    assert task_fingerprint(read(tmp_path, rows)[0]) == task_fingerprint(task)
+    assert split_dev([*task.train], fraction=0.1, seed=1)[1] != split_dev([*task.train], fraction=0.1, seed=2)[1]
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), min_size=4, max_size=60),
+    fraction=st.floats(0.05, 0.45),
+    seed=st.integers(0, 5),
+)
+def test_a_split_loses_no_row_shares_no_text_and_leaves_every_label_in_train(
+    rows: list[tuple[str, str]], fraction: float, seed: int
+) -> None:
+    examples = [Example(str(n), text, None, label) for n, (text, label) in enumerate(rows)]
+    try:
+        train, dev = split_dev(examples, fraction=fraction, seed=seed)
+    except DataError:
+        return  # nothing could be spared
+    assert sorted((*train, *dev), key=lambda example: int(example.id)) == examples
+    assert dev
+    assert {text_key(example) for example in train}.isdisjoint(text_key(example) for example in dev)
+    assert {example.label for example in train} == {example.label for example in examples}
+
+
+def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:
+    one = task_fingerprint(read(tmp_path, ROWS, dev=ROWS[:2])[0])
+    assert set(one) == {"train", "dev", "test", "labels"}
+    (tmp_path / "other").mkdir()
+    assert task_fingerprint(read(tmp_path / "other", ROWS, dev=ROWS[:2])[0]) == one
+    changed = task_fingerprint(read(tmp_path, ROWS, dev=ROWS[1::-1])[0])
+    assert changed["train"] == one["train"]
+    assert changed["dev"] != one["dev"]
+
+
+def test_texts_to_predict_keep_order_and_need_no_label(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert [(e.id, e.text, e.label) for e in read_examples(str(tmp_path / "a.txt"), label_column=None)] == [
+        ("1", "one", None),
+        ("2", "two", None),
+    ]
+    (tmp_path / "b.txt").write_text("one\n\ntwo\n")
+    with pytest.raises(DataError, match=r"b.txt:2: 'text' is blank"):
+        read_examples(str(tmp_path / "b.txt"), label_column=None)
+    with pytest.raises(DataError, match="no rows left"):
+        read_examples(write(tmp_path / "c.jsonl", [(" ", "a")]), label_column=None, on_bad_row="skip")
+    with pytest.raises(UsageError, match="a text file has no column"):
+        read_examples(str(tmp_path / "a.txt"), label_column="label")
+
+
+SHARED = Path(__file__).parents[3] / "shared/data/tasks"
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tasks are not here")
+def test_the_shared_tasks_have_the_promised_numbers_of_rows() -> None:
+    folder = SHARED / "citation_intent"
+    task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=1)
+    assert (len(task.train), len(task.dev), len(task.test), len(task.labels)) == (1688, 114, 139, 6)
