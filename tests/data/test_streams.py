@@ -42,6 +42,13 @@ def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, suffix:
     assert read(path) == TEXT
 
 
+def test_skippable_zstd_frames_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0note"
+    path.write_bytes(skippable + compressed(".zst") + skippable)
+    assert read(path) == TEXT
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("sixteenth", range(1, 16))
 def test_a_stream_cut_anywhere_is_reported_with_the_bytes_there_are(tmp_path: Path, suffix: str, sixteenth: int) -> None:

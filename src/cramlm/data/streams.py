@@ -300,6 +300,8 @@ def look_like(head: bytes) -> str | None:
     for magic, name in _MAGIC:
         if head.startswith(magic):
             return name
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
+        return "zstd"  # a skippable frame, as parallel and seekable writers put first
     return "a tar archive" if head[257:262] == b"ustar" else None
 
 
