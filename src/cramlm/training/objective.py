@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from cramlm.config import PhaseConfig
 from cramlm.model.model import Model, PackedBatch
+from cramlm.training.vocabulary_loss import weighted_cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Losses:
     def terms(self) -> dict[str, float]:
         """The terms that are there, as numbers for a log."""
         named = {"loss": self.total, "mlm_external": self.mlm_external, "mlm_task": self.mlm_task, "task": self.task}
-        return {name: float(value) for name, value in named.items() if value is not None}
+        return {name: float(value.detach()) for name, value in named.items() if value is not None}
 
 
 def losses(model: Model, batch: PackedBatch, phase: PhaseConfig) -> Losses:
@@ -49,46 +50,37 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig) -> Losses:
     Sequences without a label (-1) count in no classification mean. A batch without any term has total 0 (and gradient 0).
     """
     hidden = model.hidden(batch, dropout=phase.dropout)
-    weighted: list[tuple[float, Tensor]] = []
-
-    mlm_external = mlm_task = None
-    masked_external = masked_task = 0
-    if phase.uses_mlm and batch.masked.numel() > 0:
-        each = functional.cross_entropy(model.mlm_logits(hidden, batch.masked).float(), batch.mlm_labels, reduction="none")
-        is_external = batch.external[batch.sequence.flatten()[batch.masked]]
-        masked_external = int(is_external.sum())
-        masked_task = len(each) - masked_external
-        # A product and a sum over all places rather than an index: its gradient needs no scatter, and is the same on every device.
-        if masked_external:
-            mlm_external = (each * is_external).sum() / masked_external
-            weighted.append((1.0, mlm_external))
-        if masked_task and phase.mlm_weight > 0:
-            mlm_task = (each * ~is_external).sum() / masked_task
-            weighted.append((phase.mlm_weight, mlm_task))
-
-    task = None
+    is_external = batch.external[batch.sequence.flatten()[batch.masked]]
+    masked_external = int(is_external.sum()) if phase.uses_mlm else 0
+    masked_task = len(batch.masked) - int(is_external.sum()) if phase.mlm_weight > 0 else 0
     labelled = int((batch.task_labels >= 0).sum()) if phase.uses_labels else 0
+
+    present = [
+        weight for weight, count in ((1.0, masked_external), (phase.mlm_weight, masked_task), (phase.task_weight, labelled)) if count
+    ]
+    scale = 1.0 / sum(present) if phase.loss_scale == "mean" and present else 1.0
+    total = torch.zeros((), device=hidden.device)
+    mlm_external = mlm_task = task = None
+    if masked_external or masked_task:
+        external_weight = scale / max(masked_external, 1)
+        task_weight = scale * phase.mlm_weight / max(masked_task, 1)
+        weights = torch.where(is_external, external_weight, task_weight)
+        mlm, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
+        total = total + mlm
+        mlm_external = (each * is_external).sum() / masked_external if masked_external else None
+        mlm_task = (each * ~is_external).sum() / masked_task if masked_task else None
     if labelled:
         logits = model.task_logits(hidden, batch, dropout=phase.classifier_dropout).float()
         task = functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing)
-        weighted.append((phase.task_weight, task))
-
-    if weighted:
-        total = torch.stack([weight * term for weight, term in weighted]).sum()
-        if phase.loss_scale == "mean":
-            total = total / sum(weight for weight, _ in weighted)
-    else:
+        total = total + scale * phase.task_weight * task
+    if not present:
         total = hidden.float().sum() * 0.0
     return Losses(
         total=total,
-        mlm_external=_detached(mlm_external),
-        mlm_task=_detached(mlm_task),
-        task=_detached(task),
+        mlm_external=mlm_external,
+        mlm_task=mlm_task,
+        task=None if task is None else task.detach(),
         masked_external=masked_external,
         masked_task=masked_task,
         labelled=labelled,
     )
-
-
-def _detached(term: Tensor | None) -> Tensor | None:
-    return None if term is None else term.detach()

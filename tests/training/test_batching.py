@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
+
+from cramlm.errors import DataError
+from cramlm.records import Batch
+from cramlm.training.batching import Batches, TokenPool, pack
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in Batch.__dataclass_fields__)
+
+
+def sequences_of(batch: Batch) -> list[tuple[int, ...]]:
+    """Token sequences with masks undone, in the batch's numbering."""
+    flat = batch.token_ids.ravel().copy()
+    flat[batch.masked] = batch.mlm_labels
+    return [tuple(flat[batch.sequence.ravel() == number].tolist()) for number in range(len(batch.first))]
+
+
+def make_sequences(lengths: list[int]) -> list[np.ndarray[Any, Any]]:
+    """Sequence i holds i + 10 everywhere, so that it can be told apart."""
+    return [np.full(length, index + 10, dtype=np.uint16) for index, length in enumerate(lengths)]
+
+
+def pack_lengths(lengths: list[int], row_length: int) -> Batch:
+    count = len(lengths)
+    labels, external = np.arange(count), np.arange(count) % 2 == 0
+    return pack(make_sequences(lengths), labels=labels, external=external, row_length=row_length, pad_id=0)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_packing_keeps_every_sequence_whole_in_one_row_with_its_label_and_origin(lengths: list[int]) -> None:
+    batch = pack_lengths(lengths, 40)
+    rows, length = batch.token_ids.shape
+    assert length % 8 == 0
+    assert length <= 40
+    assert sorted(map(len, sequences_of(batch))) == sorted(lengths)
+    assert (batch.token_ids[batch.sequence < 0] == 0).all()
+    assert batch.tokens == sum(lengths)
+    for number, sequence in enumerate(sequences_of(batch)):
+        original = sequence[0] - 10
+        places = np.flatnonzero(batch.sequence.ravel() == number)
+        assert set(sequence) == {sequence[0]}
+        assert len(sequence) == lengths[original]
+        assert batch.first[number] == places[0]
+        assert places[-1] - places[0] == len(places) - 1
+        assert places[0] // length == places[-1] // length
+        assert batch.position.ravel()[places].tolist() == list(range(len(places)))
+        assert (batch.task_labels[number], batch.external[number]) == (original, original % 2 == 0)
+    assert (np.diff(batch.first) > 0).all()
+    assert rows <= len(lengths)
+
+
+def test_packing_is_first_fit_decreasing() -> None:
+    # by hand: 7 | 6 | 5 -> rows [7 1] [6 2] [5 3] of 8
+    batch = pack_lengths([1, 2, 3, 5, 6, 7], 8)
+    assert batch.token_ids.tolist() == [[15] * 7 + [10], [14] * 6 + [11] * 2, [13] * 5 + [12] * 3]
+
+
+def test_rows_are_cut_to_the_fullest_one_rounded_up_to_eight() -> None:
+    assert pack_lengths([9, 9, 9], 64).token_ids.shape == (1, 32)
+    assert pack_lengths([3], 64).token_ids.shape == (1, 8)
+
+
+def test_rows_of_short_task_texts_are_nearly_full() -> None:
+    rng = np.random.default_rng(0)
+    batch = pack_lengths(rng.integers(10, 60, size=120).tolist(), 128)
+    assert batch.tokens / batch.token_ids.size > 0.95
+
+
+@pytest.mark.parametrize("mixing", ["blended", "interleaved"])
+def test_a_batch_depends_on_the_step_and_not_on_what_was_asked_before(mixing: str) -> None:
+    phase = make_phase(mixing=mixing)
+    asked_in_order = make_batches(phase)
+    in_order = [asked_in_order.batch(step) for step in range(12)]
+    out_of_order = make_batches(phase)
+    for step in (11, 3, 7, 3, 0, 10):
+        assert same(out_of_order.batch(step), in_order[step])
+    assert not same(in_order[0], in_order[3])
+
+
+def test_another_seed_or_phase_gives_other_batches() -> None:
+    phase = make_phase()
+    pools = make_pool(90, labelled=False, seed=1), make_pool(40, labelled=True, seed=2)
+    variants = [(7, 0), (8, 0), (7, 1)]
+    batches = [Batches(phase, *pools, seed=seed, phase_index=index, special=SPECIAL).batch(0) for seed, index in variants]
+    assert not same(batches[0], batches[1])
+    assert not same(batches[0], batches[2])
+
+
+@pytest.mark.parametrize("mixing", ["blended", "interleaved"])
+def test_a_pool_is_seen_evenly_whatever_the_batch_size(mixing: str) -> None:
+    batches = make_batches(make_phase(mixing=mixing, batch_unit="sequences", batch_size=9), task=40)
+    drawn = (batches.batch(step) for step in range(1000))
+    task_batches = [batch for batch in drawn if not batch.external.all()][:40]
+    seen = Counter(
+        sequence for batch in task_batches for sequence, external in zip(sequences_of(batch), batch.external, strict=True) if not external
+    )
+    per_step = int((~task_batches[0].external).sum())
+    pool = make_pool(40, labelled=True, seed=2)
+    # 40 steps of k sequences are k whole epochs, though single steps straddle two.
+    assert seen == Counter({tuple(pool.sequence(index).tolist()): per_step for index in range(40)})
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    batches = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=40), task=40)
+    orders = [Counter(sequences_of(batches.batch(step))) for step in range(2)]
+    assert orders[0] == orders[1]
+    half = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=20), task=40)
+    assert Counter(sequences_of(half.batch(0))) != Counter(sequences_of(half.batch(2)))
+
+
+def test_interleaved_cycles_have_exactly_the_ratio_in_whole_batches_external_first() -> None:
+    batches = make_batches(make_phase(mixing="interleaved", external=3, task=2))
+    kinds = []
+    for step in range(15):
+        external = batches.batch(step).external
+        assert external.all() or not external.any()
+        kinds.append("E" if external.all() else "T")
+    assert "".join(kinds) == "EEETT" * 3
+
+
+def test_interleaved_steps_number_each_origin_without_gaps() -> None:
+    batches = make_batches(make_phase(mixing="interleaved", external=3, task=2))
+    following = {"external": 0, "task": 0}
+    for step in range(23):
+        for origin, numbers in batches.drawn(step).items():
+            assert numbers.start == following[origin]
+            following[origin] = numbers.stop
+
+
+@pytest.mark.parametrize(("external", "task"), [(1, 1), (4, 1), (1, 3)])
+def test_blended_batches_hold_both_origins_in_the_ratio_of_tokens(external: int, task: int) -> None:
+    batches = make_batches(make_phase(external=external, task=task, batch_size=2000), external=500, task=500)
+    tokens = {True: 0, False: 0}
+    for step in range(20):
+        batch = batches.batch(step)
+        lengths = np.bincount(batch.sequence[batch.sequence >= 0])
+        for is_external in (True, False):
+            tokens[is_external] += int(lengths[batch.external == is_external].sum())
+    assert tokens[True] / tokens[False] == pytest.approx(external / task, rel=0.06)
+    assert sum(tokens.values()) / 20 == pytest.approx(2000, rel=0.03)
+
+
+def test_a_ratio_beyond_one_batch_still_shows_a_task_sequence_in_every_batch() -> None:
+    batches = make_batches(make_phase(external=999, task=1))
+    assert all((~batches.batch(step).external).sum() == 1 for step in range(5))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 32])
+def test_a_batch_counted_in_sequences_has_exactly_that_many(size: int) -> None:
+    alone = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=size))
+    assert [len(alone.batch(step).first) for step in range(4)] == [size] * 4
+    both = make_batches(make_phase(batch_unit="sequences", batch_size=size))
+    assert len(both.batch(0).first) == max(size, 2)
+
+
+def test_labels_come_with_task_sequences_only() -> None:
+    batch = make_batches(make_phase()).batch(0)
+    assert (batch.task_labels[batch.external] == -1).all()
+    assert (batch.task_labels[~batch.external] >= 0).all()
+
+
+def test_text_without_mlm_weight_is_never_masked() -> None:
+    batch = make_batches(make_phase(mlm_weight=0.0)).batch(0)
+    masked_sequences = batch.sequence.ravel()[batch.masked]
+    assert batch.external[masked_sequences].all()
+    assert set(masked_sequences) == set(np.flatnonzero(batch.external))
+    labels_only = make_batches(make_phase(external=0, mlm_weight=0.0)).batch(0)
+    assert len(labels_only.masked) == 0
+    assert SPECIAL.mask not in labels_only.token_ids
+
+
+@pytest.mark.parametrize("mixing", ["blended", "interleaved"])
+@pytest.mark.parametrize(("external", "task"), [(2, 1), (0, 1), (3, 2), (1, 0)])
+@pytest.mark.parametrize("passes", [0.3, 1.0, 2.5])
+def test_steps_for_passes_is_the_first_step_count_that_has_drawn_that_much(mixing: str, external: int, task: int, passes: float) -> None:
+    phase = make_phase(mixing=mixing, external=external, task=task, mlm_weight=1.0)
+    batches = make_batches(phase)
+    steps = batches.steps_for_passes(passes)
+    origin = "task" if task else "external"
+    wanted = passes * (40 if task else 90)
+
+    def drawn(count: int) -> int:
+        return sum(len(batches.drawn(step).get(origin, ())) for step in range(count))  # type: ignore[call-overload]
+
+    assert drawn(steps) >= wanted
+    assert drawn(steps - 1) < wanted
+
+
+def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
+    phase = make_phase(mixing="interleaved", external=3, task=1)
+    batches = make_batches(phase)
+    drawn = [sum(map(len, batches.drawn(step).values())) for step in range(4)]
+    assert batches.sequences_per_step == pytest.approx(np.mean(drawn))
+    assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
+
+
+def test_a_phase_that_draws_from_an_empty_pool_names_it() -> None:
+    nothing = TokenPool(np.zeros(0, dtype=np.uint16), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    for external in (nothing, None):
+        with pytest.raises(DataError, match="draws external text"):
+            Batches(make_phase(), external, make_pool(4, labelled=True), seed=0, phase_index=0, special=SPECIAL)

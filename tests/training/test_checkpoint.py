@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from training_fixtures import FINGERPRINT, assert_same_bits
+
+from cramlm.errors import ArtifactError, EnvironmentFault
+from cramlm.records import Event, silent
+from cramlm.training.checkpoint import Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
+
+WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.bias": torch.tensor([1.0, -2.0])}
+MOMENTS = {"adamw/a.weight/exp_avg": torch.ones(2, 3), "adamw/a.weight/step": torch.tensor(5.0)}
+
+
+def save(work: Path, step: int, *, best: dict[str, Tensor] | None = None) -> Path:
+    weights = {name: value + step for name, value in WEIGHTS.items()}
+    progress = Progress(step=step, tokens=100 * step, seconds=0.1 + step, best_step=step, best_score=1 / 3)
+    return save_checkpoint(work, progress, weights=weights, moments=MOMENTS, best=best or {}, fingerprint=FINGERPRINT)
+
+
+def names(work: Path) -> list[str]:
+    return sorted(path.name for path in work.iterdir())
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    save(tmp_path, 500, best=WEIGHTS)
+    checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")
+    assert checkpoint is not None
+    assert checkpoint.path == tmp_path / "step-00000500"
+    assert_same_bits(checkpoint.weights, {name: value + 500 for name, value in WEIGHTS.items()})
+    assert_same_bits(checkpoint.moments, MOMENTS)
+    assert_same_bits(checkpoint.best, WEIGHTS)
+    assert checkpoint.progress == Progress(step=500, tokens=50_000, seconds=500.1, best_step=500, best_score=1 / 3)
+
+
+def test_without_a_checkpoint_there_is_none(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "nowhere", fingerprint=FINGERPRINT, emit=silent, stage="phase") is None
+
+
+def test_the_newest_and_the_one_before_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 9_999, 20):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step-00000020", "step-00009999"]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, file: str, damage: str) -> None:
+    save(tmp_path, 10)
+    path = save(tmp_path, 20) / file
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "flip":
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(content[: len(content) // 2])
+        case _:
+            path.unlink()
+    events: list[Event] = []
+    checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=events.append, stage="phase")
+    assert checkpoint is not None
+    assert checkpoint.progress.step == 10
+    assert [event.kind for event in events] == ["warning"]
+    assert "step-00000020" in events[0].message
+    with pytest.raises(ArtifactError, match="step-00000020"):
+        load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase", strict=True)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_the_fields_that_differ(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    changed = {"config": {"seed": 8, "phase": {"steps": 60}}, "data": "abc"}
+    with pytest.raises(ArtifactError, match=r"config\.phase\.steps 30 -> 60; config\.seed 7 -> 8") as caught:
+        load_newest(tmp_path, fingerprint=changed, emit=silent, stage="phase")
+    assert caught.value.exit_code == 5
+
+
+def test_a_fingerprint_with_tuples_equals_itself_after_json(tmp_path: Path) -> None:
+    fingerprint = {"files": ("a", "b"), 3: 1}
+    save_checkpoint(tmp_path, Progress(step=1), weights=WEIGHTS, moments={}, best={}, fingerprint=fingerprint)
+    assert load_newest(tmp_path, fingerprint=fingerprint, emit=silent, stage="phase") is not None
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cramlm.training.checkpoint.asdict", lambda _: {"step": 3, "epoch": 1})
+    save(tmp_path, 3)
+    with pytest.raises(ArtifactError, match="not a checkpoint of this version"):
+        load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoints_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10)
+    original = Path.write_bytes
+
+    def refuse(self: Path, data: bytes) -> int:
+        if self.name == "optimizer.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return original(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
+        save(tmp_path, 20)
+    assert caught.value.exit_code == 4
+    assert names(tmp_path) == ["step-00000010"]
+    checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase", strict=True)
+    assert checkpoint is not None
+    assert checkpoint.progress.step == 10
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for leftover in (".step-00000020.tmp-123", ".step-00000005.tmp-old"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "weights.safetensors").write_bytes(b"half")
+    checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")
+    assert checkpoint is not None
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        save_checkpoint(tmp_path, Progress(step=1, best_score=float("nan")), weights=WEIGHTS, moments={}, best={}, fingerprint={})
+    assert not checkpoint_path(tmp_path, 1).exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "complaint"),
+    [
+        ({"a.weight": WEIGHTS["a.weight"]}, "'b.bias' is missing"),
+        ({**WEIGHTS, "c": torch.ones(1)}, "'c' is unknown"),
+        ({**WEIGHTS, "b.bias": torch.ones(3)}, r"'b.bias' is torch.float32 \[3\], the model has torch.float32 \[2\]"),
+        ({**WEIGHTS, "b.bias": torch.ones(2, dtype=torch.float64)}, "torch.float64"),
+    ],
+)
+def test_weights_that_do_not_fit_name_the_tensor(weights: dict[str, Tensor], complaint: str) -> None:
+    with pytest.raises(ArtifactError, match=complaint):
+        restore_weights({name: value.clone() for name, value in WEIGHTS.items()}, weights, origin="step-1")
+
+
+def test_the_state_is_json_that_people_can_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 7)
+    assert json.loads((path / "state.json").read_text("utf-8"))["step"] == 7
+    assert json.loads((path / "manifest.json").read_text("utf-8"))["key"] == FINGERPRINT

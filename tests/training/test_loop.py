@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_fixtures import (
+    FINGERPRINT,
+    accuracy_on_dev,
+    assert_same_bits,
+    make_batches,
+    make_model,
+    make_phase,
+    run_phase,
+    stop_after,
+    weights_of,
+)
+
+from cramlm.config import PhaseConfig
+from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stopped
+from cramlm.model.model import Model
+from cramlm.records import Event
+
+THOROUGH = {"dropout": 0.2, "classifier_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
+
+
+def run_with_stops(phase: PhaseConfig, work: Path, stops: list[int], *, precision: str = "fp32") -> tuple[Model, Any]:
+    """Start anew with other weights each time, as a new process would; stop after so many boundaries, then run to the end."""
+    for number, boundaries in enumerate(stops):
+        model = make_model(seed=7 if number == 0 else 1000 + number)
+        with pytest.raises(Stopped):
+            run_phase(model, phase, work, stop=stop_after(boundaries), precision=precision)
+    model = make_model(seed=7 if not stops else 2000)
+    return model, run_phase(model, phase, work, precision=precision)
+
+
+@pytest.mark.parametrize(("mixing", "precision"), [("blended", "bf16"), ("interleaved", "fp32")])
+def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, mixing: str, precision: str) -> None:
+    phase = make_phase(mixing=mixing, checkpoint_every=8, **THOROUGH)
+    straight, result = run_with_stops(phase, tmp_path / "straight", [], precision=precision)
+    for stops in ([4, 9], [0, 29]):
+        resumed, again = run_with_stops(phase, tmp_path / f"stopped-{stops}", stops, precision=precision)
+        assert_same_bits(weights_of(resumed), weights_of(straight))
+        assert (again.best_step, again.best_score, again.tokens, again.places, again.executed_flops) == (
+            result.best_step,
+            result.best_score,
+            result.tokens,
+            result.places,
+            result.executed_flops,
+        )
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": {"kind": "adamw"}}, {"keep": "last"}, {"external": 0, "mlm_weight": 0.0}])
+def test_other_optimizers_and_phases_resume_with_the_same_bits_too(tmp_path: Path, changes: dict[str, Any]) -> None:
+    phase = make_phase(steps=12, **(THOROUGH | changes))
+    straight, _ = run_with_stops(phase, tmp_path / "straight", [])
+    resumed, _ = run_with_stops(phase, tmp_path / "stopped", [5, 3])
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+def test_a_process_that_dies_between_checkpoints_goes_on_from_the_last_one(tmp_path: Path) -> None:
+    phase = make_phase(steps=12, checkpoint_every=4, **THOROUGH)
+    straight, _ = run_with_stops(phase, tmp_path / "straight", [])
+
+    class Killed(BaseException):
+        pass
+
+    asked = count()
+
+    def die() -> int | None:
+        if next(asked) == 7:
+            raise Killed
+        return None
+
+    with pytest.raises(Killed):
+        run_phase(make_model(), phase, tmp_path / "killed", stop=die)
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["step-00000004"]
+    resumed = make_model(seed=50)
+    run_phase(resumed, phase, tmp_path / "killed")
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+def test_a_finished_phase_that_is_run_again_trains_nothing_and_gives_the_same_weights(tmp_path: Path) -> None:
+    phase = make_phase(steps=10, **THOROUGH)
+    first = make_model()
+    result = run_phase(first, phase, tmp_path)
+    again = make_model(seed=77)
+    assert run_phase(again, phase, tmp_path, evaluate=lambda model: pytest.fail("trained again")) == result
+    assert_same_bits(weights_of(again), weights_of(first))
+
+
+@pytest.mark.parametrize("exit_code", [75, 130])
+def test_a_signal_saves_at_the_step_boundary_and_leaves_with_its_exit_code(tmp_path: Path, exit_code: int) -> None:
+    with pytest.raises(Stopped, match="after step 3 of 30") as caught:
+        run_phase(make_model(), make_phase(), tmp_path, stop=stop_after(3, exit_code=exit_code))
+    assert caught.value.exit_code == exit_code
+    assert (tmp_path / "step-00000003" / "manifest.json").exists()
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path) -> None:
+    phase = make_phase(steps=12, checkpoint_every=4, **THOROUGH)
+    straight, _ = run_with_stops(phase, tmp_path / "straight", [])
+    with pytest.raises(Stopped):
+        run_phase(make_model(), phase, tmp_path / "damaged", stop=stop_after(9))
+    newest = tmp_path / "damaged" / "step-00000009" / "weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="step-00000009"):
+        run_phase(make_model(), phase, tmp_path / "damaged", strict=True)
+    events: list[Event] = []
+    resumed = make_model(seed=5)
+    run_phase(resumed, phase, tmp_path / "damaged", emit=events.append)
+    assert "step-00000009" in next(event.message for event in events if event.kind == "warning")
+    assert "goes on from step 8" in next(event.message for event in events if event.kind == "note")
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+def test_going_on_under_other_settings_is_refused_with_a_diff(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run_phase(make_model(), make_phase(), tmp_path, stop=stop_after(2))
+    with pytest.raises(ArtifactError, match="data abc -> xyz"):
+        run_phase(make_model(), make_phase(), tmp_path, fingerprint={**FINGERPRINT, "data": "xyz"})
+
+
+def scripted(scores: list[float]) -> tuple[Callable[[Model], Mapping[str, float]], list[dict[str, torch.Tensor]]]:
+    """Dev scores as given, and the weights at each look."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def evaluate(model: Model) -> Mapping[str, float]:
+        seen.append(weights_of(model))
+        return {"accuracy": scores[len(seen) - 1]}
+
+    return evaluate, seen
+
+
+def test_the_best_weights_on_dev_are_handed_on_and_of_equal_ones_the_earliest(tmp_path: Path) -> None:
+    model = make_model()
+    evaluate, seen = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
+    result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate)
+    assert (result.best_step, result.best_score) == (4, 0.7)
+    assert_same_bits(weights_of(model), seen[1])
+
+
+def test_a_phase_that_keeps_the_last_weights_still_reports_dev(tmp_path: Path) -> None:
+    model = make_model()
+    evaluate, seen = scripted([0.9, 0.1])
+    result = run_phase(model, make_phase(steps=10, evaluate_every=5, keep="last"), tmp_path, evaluate=evaluate)
+    assert (result.best_step, result.best_score) == (5, 0.9)
+    assert_same_bits(weights_of(model), seen[1])
+
+
+def test_dev_is_looked_at_ten_times_by_default_and_after_the_last_step_always(tmp_path: Path) -> None:
+    evaluate, seen = scripted([0.0] * 100)
+    run_phase(make_model(), make_phase(steps=30), tmp_path / "ten", evaluate=evaluate)
+    assert len(seen) == 10
+    evaluate, seen = scripted([0.0] * 100)
+    run_phase(make_model(), make_phase(steps=7, evaluate_every=3), tmp_path / "odd", evaluate=evaluate)
+    assert len(seen) == 3
+
+
+def test_a_phase_without_labels_never_looks_at_dev(tmp_path: Path) -> None:
+    phase = make_phase(steps=3, task_weight=0.0)
+    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model: pytest.fail("looked at dev"))
+    assert (result.best_step, result.best_score) == (None, None)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path: Path, poison: float) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.encoder.word_embeddings[6:] = poison
+    before = weights_of(model)
+    events: list[Event] = []
+    with pytest.raises(DivergedError, match=r"phase 'joint', step 0: the loss is nan.*learning_rate") as caught:
+        run_phase(model, make_phase(checkpoint_every=1), tmp_path / "work", emit=events.append)
+    assert caught.value.exit_code == 6
+    assert not (tmp_path / "work").exists()
+    torch.testing.assert_close(weights_of(model), before, rtol=0, atol=0, equal_nan=True)
+    warning = next(event for event in events if event.kind == "warning")
+    assert warning.data["step"] == 0
+    assert warning.data["sequence_numbers"].keys() == {"external", "task"}
+
+
+def test_divergence_later_on_keeps_the_good_checkpoints_and_adds_none(tmp_path: Path) -> None:
+    phase = make_phase(checkpoint_every=1)
+    model = make_model()
+    asked = count()
+
+    def poison_at_five() -> None:
+        if next(asked) == 5:
+            with torch.no_grad():
+                model.classifier.dense.weight.fill_(math.nan)
+
+    with pytest.raises(DivergedError, match="step 5"):
+        run_phase(model, phase, tmp_path, stop=poison_at_five)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+    healthy = make_model(seed=3)
+    run_phase(healthy, phase, tmp_path)
+    assert all(torch.isfinite(weight).all() for weight in weights_of(healthy).values())
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> None:
+    model = make_model()
+    model.classifier.classifier.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = weights_of(model)
+    with pytest.raises(DivergedError, match=r"gradient norm is (nan|inf)"):
+        run_phase(model, make_phase(), tmp_path)
+    assert_same_bits(weights_of(model), before)
+
+
+def test_weights_that_overflow_in_the_last_update_are_not_saved(tmp_path: Path) -> None:
+    phase = make_phase(steps=1, optimizer={"kind": "adamw", "learning_rate": 1e39, "weight_decay": 0.0})
+    with pytest.raises(DivergedError, match="is no longer finite"):
+        run_phase(make_model(), phase, tmp_path, evaluate=None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_stops_the_phase_with_one_line_and_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phase = make_phase(steps=8, checkpoint_every=3, **THOROUGH)
+    straight, _ = run_with_stops(phase, tmp_path / "straight", [])
+    writes = count()
+    original = Path.write_bytes
+
+    def refuse(self: Path, data: bytes) -> int:
+        if self.suffix == ".safetensors" and next(writes) >= 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return original(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        with pytest.raises(EnvironmentFault, match="No space left"):
+            run_phase(make_model(), phase, tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["step-00000003"]
+    resumed = make_model(seed=5)
+    run_phase(resumed, phase, tmp_path / "full")
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+def test_training_learns_the_task_and_the_words(tmp_path: Path) -> None:
+    events: list[Event] = []
+    model = make_model()
+    phase = make_phase(steps=120, mlm_weight=1.0, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
+    result = run_phase(model, phase, tmp_path, emit=events.append)
+    steps = [event for event in events if event.kind == "step"]
+    assert result.best_score is not None
+    assert result.best_score > 0.7
+    assert accuracy_on_dev(model)["accuracy"] == result.best_score
+    assert steps[-1].data["mlm_task"] < steps[0].data["mlm_task"] - 0.3
+
+
+def test_events_are_plain_json_and_tell_losses_rates_and_speed(tmp_path: Path) -> None:
+    events: list[Event] = []
+    run_phase(make_model(), make_phase(steps=12), tmp_path, emit=events.append)
+    assert [events[0].kind, events[-1].kind] == ["start", "done"]
+    steps = [event for event in events if event.kind == "step"]
+    assert [event.data["step"] for event in steps] == list(range(1, 13))
+    assert steps[0].data.keys() >= {"loss", "mlm_external", "mlm_task", "task", "learning_rate", "tokens", "tokens_per_second"}
+    assert all(json.dumps(dict(event.data), allow_nan=False) for event in events)
+    progress = [event for event in events if event.kind == "progress"]
+    assert (progress[-1].done, progress[-1].total) == (12, 12)
+    assert {event.stage for event in events} == {"phase-1-joint"}
+
+
+def test_the_result_counts_tokens_places_and_operations(tmp_path: Path) -> None:
+    phase = make_phase(steps=4)
+    model = make_model()
+    result = run_phase(model, phase, tmp_path)
+    drawn = [make_batches(phase).batch(step) for step in range(4)]
+    assert result.tokens == sum(batch.tokens for batch in drawn)
+    assert result.places == sum(batch.token_ids.size for batch in drawn)
+    assert result.paper_flops == 6 * result.places * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_deterministic_kernels_are_asked_for_inside_only(tmp_path: Path) -> None:
+    inside = []
+
+    def look(model: Model) -> Mapping[str, float]:
+        inside.append(torch.are_deterministic_algorithms_enabled())
+        return {"accuracy": 0.0}
+
+    run_phase(make_model(), make_phase(steps=1), tmp_path, evaluate=look)
+    assert inside == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_zero_steps_change_nothing(tmp_path: Path) -> None:
+    model = make_model()
+    before = weights_of(model)
+    result = run_phase(model, make_phase(steps=0), tmp_path)
+    assert (result.steps, result.tokens, result.best_step) == (0, 0, None)
+    assert_same_bits(weights_of(model), before)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_fixtures import SPECIAL, VOCABULARY, make_pool
+
+from cramlm.config import MaskingConfig
+from cramlm.records import Batch
+from cramlm.training.batching import pack
+from cramlm.training.masking import mask
+from cramlm.training.randomness import derived_key, generator, torch_seed
+
+
+def make_batch(sequences: int = 30, *, shortest: int = 3) -> Batch:
+    pool = make_pool(sequences, shortest=shortest, labelled=True, seed=5)
+    texts = [pool.sequence(index) for index in range(sequences)]
+    return pack(texts, labels=pool.labels, external=np.arange(sequences) % 3 == 0, row_length=32, pad_id=0)
+
+
+def draw(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> Batch:
+    return mask(batch, config, np.random.default_rng(seed), SPECIAL, **more)  # type: ignore[arg-type]
+
+
+@given(rate=st.floats(0.01, 0.99), mask_share=st.floats(0, 0.6), random_share=st.floats(0, 0.4), seed=st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_masks_spare_special_and_padding_places_and_restore_to_the_original(
+    rate: float, mask_share: float, random_share: float, seed: int
+) -> None:
+    batch = make_batch()
+    masked = draw(batch, MaskingConfig(rate=rate, mask_share=mask_share, random_share=random_share), seed)
+    assert (np.diff(masked.masked) > 0).all()
+    original = batch.token_ids.ravel()
+    assert not np.isin(original[masked.masked], SPECIAL.all).any()
+    restored = masked.token_ids.ravel().copy()
+    restored[masked.masked] = masked.mlm_labels
+    assert np.array_equal(restored, original)
+    assert (np.delete(masked.token_ids.ravel(), masked.masked) == np.delete(original, masked.masked)).all()
+    assert masked.first is batch.first
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.15, 0.2, 0.5, 0.99])
+def test_each_sequence_has_exactly_its_rounded_share_of_masks_and_at_least_one(rate: float) -> None:
+    batch = make_batch()
+    masked = draw(batch, MaskingConfig(rate=rate))
+    owner = batch.sequence.ravel()
+    drawn = np.bincount(owner[masked.masked], minlength=30)
+    maskable = np.bincount(owner[(owner >= 0) & ~np.isin(batch.token_ids.ravel(), SPECIAL.all)], minlength=30)
+    assert drawn.tolist() == [max(1, round(rate * count)) for count in maskable]
+
+
+def test_masks_fall_evenly_over_the_places_of_a_sequence() -> None:
+    batch = make_batch(1, shortest=32)
+    config = MaskingConfig(rate=0.2)
+    counts = sum(np.bincount(draw(batch, config, seed).masked, minlength=32) for seed in range(2000))
+    # 30 maskable places, 6 masks: 400 expected each, standard deviation 18
+    assert np.abs(counts[1:31] - 400).max() < 90
+    assert counts[0] == counts[31] == 0
+
+
+def test_replacements_follow_the_shares_and_random_tokens_are_never_special() -> None:
+    batch = make_batch(30, shortest=30)
+    config = MaskingConfig(rate=0.9, mask_share=0.5, random_share=0.3)
+    replaced = np.concatenate([draw(batch, config, seed).token_ids.ravel()[draw(batch, config, seed).masked] for seed in range(20)])
+    originals = np.concatenate([draw(batch, config, seed).mlm_labels for seed in range(20)])
+    assert (replaced == SPECIAL.mask).mean() == pytest.approx(0.5, abs=0.02)
+    assert (replaced == originals).mean() == pytest.approx(0.2 + 0.3 / (VOCABULARY - 5), abs=0.02)
+    rest = replaced[replaced != SPECIAL.mask]
+    assert not np.isin(rest, SPECIAL.all).any()
+    assert set(rest) == set(range(5, VOCABULARY))
+
+
+def test_the_default_config_hides_every_chosen_token() -> None:
+    masked = draw(make_batch(), MaskingConfig())
+    assert (masked.token_ids.ravel()[masked.masked] == SPECIAL.mask).all()
+
+
+def test_only_the_sequences_asked_for_get_masks() -> None:
+    batch = make_batch()
+    masked = draw(batch, MaskingConfig(), where=batch.external)
+    assert set(batch.sequence.ravel()[masked.masked]) == set(np.flatnonzero(batch.external))
+
+
+def test_unknown_tokens_are_never_masked_and_an_empty_text_gets_no_mask() -> None:
+    texts = [np.array([2, 3]), np.array([2, 1, 1, 9, 3]), np.array([2, 1, 3])]
+    batch = pack(texts, labels=np.zeros(3, dtype=np.int64), external=np.zeros(3, dtype=bool), row_length=16, pad_id=0)
+    masked = draw(batch, MaskingConfig(rate=0.9))
+    assert masked.mlm_labels.tolist() == [9]
+
+
+def test_keys_differ_by_every_argument_and_are_pinned() -> None:
+    keys = {
+        derived_key(seed, phase_index=phase, purpose=purpose, index=index)
+        for seed in (0, 1)
+        for phase in (0, 1)
+        for purpose in ("masks", "order of task")
+        for index in (0, 1)
+    }
+    assert len(keys) == 16
+    # First 16 bytes, little-endian, of sha256("cramlm/13/0/masks/5") by coreutils' sha256sum.
+    assert derived_key(13, phase_index=0, purpose="masks", index=5) == int.from_bytes(
+        bytes.fromhex("11e06a3723202be0f1e24c40f89cc5bd"), "little"
+    )
+    assert 0 <= torch_seed(13, phase_index=0, purpose="dropout", index=5) < 2**63
+    draws = [generator(13, phase_index=0, purpose="masks", index=5).random(4).tolist() for _ in range(2)]
+    assert draws[0] == draws[1]

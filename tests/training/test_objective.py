@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from training_fixtures import make_batches, make_model, make_phase
+
+from cramlm.config import PhaseConfig
+from cramlm.model.model import Model, PackedBatch
+from cramlm.training.objective import Losses, losses
+from cramlm.training.vocabulary_loss import weighted_cross_entropy
+
+
+def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
+    """The three means, place by place with torch's cross_entropy."""
+    hidden = model.hidden(batch)
+    mlm = functional.cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, reduction="none")
+    external = batch.external[batch.sequence.flatten()[batch.masked]]
+    labelled = batch.task_labels >= 0
+    task = functional.cross_entropy(model.task_logits(hidden, batch)[labelled], batch.task_labels[labelled])
+    return {"mlm_external": mlm[external].mean(), "mlm_task": mlm[~external].mean(), "task": task}
+
+
+def first_batch(phase: PhaseConfig, step: int = 0) -> PackedBatch:
+    return PackedBatch.of(make_batches(phase).batch(step))
+
+
+def computed(phase: PhaseConfig, step: int = 0, **changes: Any) -> tuple[Model, PackedBatch, Losses]:
+    model, batch = make_model(), first_batch(phase, step)
+    return model, batch, losses(model, batch, phase)
+
+
+@pytest.mark.parametrize("shape", ["modernbert", "bert"])
+@pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 20 + 0.5)])
+def test_a_blended_batch_weighs_the_mean_of_each_term(shape: str, loss_scale: str, divisor: float) -> None:
+    phase = make_phase(mlm_weight=20.0, task_weight=0.5, loss_scale=loss_scale)
+    model, batch = make_model(shape=shape), first_batch(phase)
+    result, expected = losses(model, batch, phase), reference_terms(model, batch)
+    for name, value in expected.items():
+        assert float(getattr(result, name)) == pytest.approx(float(value.detach()), rel=1e-5)
+    total = (expected["mlm_external"] + 20 * expected["mlm_task"] + 0.5 * expected["task"]) / divisor
+    assert float(result.total.detach()) == pytest.approx(float(total.detach()), rel=1e-5)
+    ours = torch.autograd.grad(result.total, list(model.parameters()), allow_unused=True)
+    theirs = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+    for left, right in zip(ours, theirs, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None and right is not None:
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_with_the_mean_scale_an_interleaved_external_batch_is_plain_mlm_and_a_task_batch_is_divided_by_rho2_plus_one() -> None:
+    phase = make_phase(mixing="interleaved", external=1, task=1, mlm_weight=20.0, loss_scale="mean")
+    _, _, external = computed(phase, 0)
+    assert external.mlm_task is None
+    assert external.task is None
+    assert float(external.total.detach()) == pytest.approx(float(external.mlm_external), rel=1e-6)  # type: ignore[arg-type]
+    _, _, task = computed(phase, 1)
+    assert task.mlm_external is None
+    assert task.mlm_task is not None
+    assert task.task is not None
+    assert float(task.total.detach()) == pytest.approx((20 * float(task.mlm_task) + float(task.task)) / 21, rel=1e-6)
+
+
+def test_with_the_sum_scale_the_same_task_batch_is_twenty_one_times_larger() -> None:
+    scaled, summed = (
+        computed(make_phase(mixing="interleaved", external=1, task=1, mlm_weight=20.0, loss_scale=scale), 1)[2] for scale in ("mean", "sum")
+    )
+    assert float(summed.total.detach()) == pytest.approx(21 * float(scaled.total.detach()), rel=1e-5)
+
+
+def test_a_phase_without_mlm_never_touches_the_vocabulary_head() -> None:
+    phase = make_phase(external=0, mlm_weight=0.0)
+    model, _, result = computed(phase)
+    result.total.backward()
+    assert (result.mlm_external, result.mlm_task) == (None, None)
+    assert all(parameter.grad is None for parameter in model.mlm_head.parameters())
+    assert all(parameter.grad is not None for parameter in model.classifier.parameters())
+
+
+def test_a_phase_without_labels_never_touches_the_classifier() -> None:
+    phase = make_phase(task_weight=0.0)
+    model, _, result = computed(phase)
+    result.total.backward()
+    assert result.task is None
+    assert all(parameter.grad is None for parameter in model.classifier.parameters())
+
+
+def test_sequences_without_a_label_count_in_no_mean() -> None:
+    phase = make_phase(external=0, mlm_weight=0.0)
+    model, batch = make_model(), first_batch(phase)
+    labels = batch.task_labels.clone()
+    labels[::2] = -1
+    partly = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"task_labels": labels})
+    each = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, reduction="none")
+    result = losses(model, partly, phase)
+    assert float(result.total.detach()) == pytest.approx(float(each[1::2].mean().detach()), rel=1e-5)
+    assert result.labelled == len(labels[1::2])
+
+
+def test_a_batch_with_nothing_to_learn_has_loss_zero_and_gradient_zero() -> None:
+    phase = make_phase(external=0, mlm_weight=0.0)
+    model, batch = make_model(), first_batch(phase)
+    fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
+    result = losses(model, PackedBatch(**fields | {"task_labels": torch.full_like(batch.task_labels, -1)}), phase)
+    result.total.backward()
+    assert float(result.total.detach()) == 0.0
+    assert result.terms() == {"loss": 0.0}
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_label_smoothing_is_torchs() -> None:
+    phase = make_phase(external=0, mlm_weight=0.0, label_smoothing=0.2)
+    model, batch, result = computed(phase)
+    expected = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, label_smoothing=0.2)
+    assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", ["dropout", "classifier_dropout"])
+def test_dropout_is_drawn_from_torchs_seed_and_off_at_zero(rate: str) -> None:
+    phase = make_phase(**{rate: 0.3})
+    model, batch = make_model(), first_batch(phase)
+
+    def total(seed: int, phase: PhaseConfig) -> float:
+        torch.manual_seed(seed)
+        return float(losses(model, batch, phase).total.detach())
+
+    assert total(1, phase) == total(1, phase)
+    assert total(1, phase) != total(2, phase)
+    without = make_phase()
+    assert total(1, without) == total(2, without)
+
+
+def test_vocabulary_loss_of_even_logits_is_the_log_of_the_vocabulary() -> None:
+    total, each = weighted_cross_entropy(torch.zeros(3, 50), torch.tensor([0, 7, 49]), torch.tensor([1.0, 2.0, 0.5]))
+    assert each.tolist() == pytest.approx([math.log(50)] * 3)
+    assert float(total) == pytest.approx(3.5 * math.log(50))
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12), (torch.bfloat16, 8e-3)])
+def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
+    kind: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cramlm.training.vocabulary_loss._BLOCK", 700)
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(45, 100, generator=generator) * 8).to(kind).requires_grad_()
+    targets = torch.randint(0, 100, (45,), generator=generator)
+    weights = torch.rand(45, generator=generator).to(torch.promote_types(kind, torch.float32))
+    total, each = weighted_cross_entropy(logits, targets, weights)
+    (gradient,) = torch.autograd.grad(total * 3, logits)
+    exact = logits.detach().to(weights.dtype).requires_grad_()
+    expected = functional.cross_entropy(exact, targets, reduction="none")
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum() * 3, exact)
+    torch.testing.assert_close(each, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total.detach(), (expected * weights).sum().detach(), rtol=1e-5, atol=0)
+    assert gradient.dtype == kind
+    torch.testing.assert_close(gradient.to(weights.dtype), expected_gradient, rtol=tolerance, atol=tolerance)
+
+
+def test_vocabulary_loss_stays_finite_and_exact_where_a_probability_underflows() -> None:
+    logits = torch.tensor([[0.0, 500.0, -300.0]])
+    _, each = weighted_cross_entropy(logits, torch.tensor([2]), torch.ones(1))
+    assert each.tolist() == [800.0]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, weights_of
+
+from cramlm.config import OptimizerConfig, ScheduleConfig
+from cramlm.model.model import Model, PackedBatch
+from cramlm.training.objective import losses
+from cramlm.training.optimization import Muon, build_optimizer, learning_rate_factor, orthogonalise
+
+SHAPES = [(24, 8), (8, 8), (32, 8), (8, 16), (8, 8), (16, 8)]
+
+
+def matrices(seed: int) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [Parameter(torch.randn(shape, generator=generator) * 0.1) for shape in SHAPES]
+
+
+def set_gradients(parameters: list[Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 + step)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_muon_makes_the_updates_of_torchs_muon() -> None:
+    ours, theirs = matrices(0), matrices(0)
+    start = [parameter.detach().clone() for parameter in ours]
+    own = Muon(ours, lr=0.02, weight_decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
+    for step in range(5):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        own.step()
+        reference.step()
+        for left, right, first in zip(ours, theirs, start, strict=True):
+            moved = (right - first).norm()
+            assert float(((left - right).norm() / moved).detach()) < 0.02  # both orthogonalise in bfloat16
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(3, 16, 40, generator=generator)))
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+
+
+def train_a_little(model: Model, config: OptimizerConfig, steps: int) -> None:
+    phase = make_phase()
+    batches, optimizer = make_batches(phase), build_optimizer(model, config)
+    for step in range(steps):
+        optimizer.zero_grad()
+        losses(model, PackedBatch.of(batches.batch(step)), phase).total.backward()
+        optimizer.set_factor(0.5)
+        optimizer.step()
+
+
+def test_adamw_is_torchs_adamw_with_decay_on_matrices_only() -> None:
+    ours, theirs = make_model(), make_model()
+    train_a_little(ours, OptimizerConfig(kind="adamw", weight_decay=0.1), 4)
+    groups = theirs.parameter_groups()
+    reference = torch.optim.AdamW(
+        [
+            {"params": [*groups.matrix.values(), *groups.decayed.values()], "weight_decay": 0.1},
+            {"params": [*groups.undecayed.values()], "weight_decay": 0.0},
+        ],
+        lr=0.5e-3,
+        betas=(0.9, 0.98),
+        eps=1e-6,
+        fused=False,
+        foreach=False,
+    )
+    phase = make_phase()
+    batches = make_batches(phase)
+    for step in range(4):
+        reference.zero_grad()
+        losses(theirs, PackedBatch.of(batches.batch(step)), phase).total.backward()
+        reference.step()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter, theirs.get_parameter(name), rtol=1e-4, atol=1e-6)
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_all_the_rest() -> None:
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerConfig(kind="muon"))
+    train_a_little(model, OptimizerConfig(kind="muon"), 1)
+    assert len(optimizer.parameters) == len({id(parameter) for parameter in optimizer.parameters}) == len(list(model.parameters()))
+    losses(model, PackedBatch.of(make_batches(make_phase()).batch(0)), make_phase()).total.backward()
+    optimizer.step()
+    state = optimizer.state_tensors()
+    muon = {key.split("/")[1] for key in state if key.startswith("muon/")}
+    assert muon == set(model.parameter_groups().matrix)
+    assert all(key.endswith("momentum_buffer") for key in state if key.startswith("muon/"))
+
+
+def test_parameters_without_gradient_are_left_alone_and_have_no_state() -> None:
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.5))
+    before = weights_of(model)
+    phase = make_phase(external=0, mlm_weight=0.0)
+    losses(model, PackedBatch.of(make_batches(phase).batch(0)), phase).total.backward()
+    optimizer.step()
+    untouched = {name for name in before if name.startswith("mlm_head.")}
+    assert untouched
+    assert_same_bits({name: before[name] for name in untouched}, {name: weights_of(model)[name] for name in untouched})
+    assert not any("mlm_head" in key for key in optimizer.state_tensors())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_optimizer_whose_state_was_loaded_goes_on_bit_for_bit(kind: str) -> None:
+    config = OptimizerConfig.model_validate({"kind": kind})
+    phase = make_phase()
+    batches = make_batches(phase)
+
+    def steps(model: Model, optimizer: object, which: range) -> None:
+        for step in which:
+            optimizer.zero_grad()  # type: ignore[attr-defined]
+            losses(model, PackedBatch.of(batches.batch(step)), phase).total.backward()
+            optimizer.step()  # type: ignore[attr-defined]
+
+    straight = make_model()
+    optimizer = build_optimizer(straight, config)
+    steps(straight, optimizer, range(3))
+    halfway = weights_of(straight)
+    state: dict[str, Tensor] = {key: value.clone() for key, value in optimizer.state_tensors().items()}
+    steps(straight, optimizer, range(3, 6))
+
+    resumed = make_model(seed=99)
+    resumed.load_state_dict(halfway)
+    fresh = build_optimizer(resumed, config)
+    fresh.load_state_tensors(state)
+    assert_same_bits(fresh.state_tensors(), state)
+    steps(resumed, fresh, range(3, 6))
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+def test_the_linear_schedule_rises_and_falls_by_hand() -> None:
+    schedule = ScheduleConfig(kind="linear", warmup_fraction=0.2)
+    factors = [learning_rate_factor(schedule, step, 10) for step in range(10)]
+    assert factors == pytest.approx([1 / 2, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+
+
+def test_the_wsd_schedule_rises_stays_and_falls_by_hand() -> None:
+    schedule = ScheduleConfig(kind="wsd", warmup_fraction=0.2, decay_fraction=0.4)
+    factors = [learning_rate_factor(schedule, step, 10) for step in range(10)]
+    assert factors == pytest.approx([1 / 2, 1, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 100, 1001])
+@pytest.mark.parametrize("kind", ["linear", "wsd"])
+@pytest.mark.parametrize(("warmup", "decay"), [(0.0, 0.4), (0.05, 1.0), (0.5, 1.0), (0.5, 0.01)])
+def test_every_schedule_stays_in_range_reaches_its_peak_and_ends_low(steps: int, kind: str, warmup: float, decay: float) -> None:
+    schedule = ScheduleConfig.model_validate({"kind": kind, "warmup_fraction": warmup, "decay_fraction": decay})
+    factors = [learning_rate_factor(schedule, step, steps) for step in range(steps)]
+    assert all(0 < factor <= 1 for factor in factors)
+    assert max(factors) == 1
+    peak = factors.index(1)
+    assert factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)

@@ -1,0 +1,114 @@
+"""Tiny real objects for the training tests: token pools, phases, a two-layer model, a phase run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.records import Emit, silent
+from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.loop import PhaseResult, never, train_phase
+
+VOCABULARY = 120
+LABELS = 3
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=VOCABULARY)
+ENCODER = EncoderConfig(layers=2, hidden=32, heads=2, intermediate=48, max_positions=64)
+FINGERPRINT = {"config": {"seed": 7, "phase": {"steps": 30}}, "data": "abc"}
+
+
+def make_pool(sequences: int, *, shortest: int = 5, longest: int = 32, labelled: bool, seed: int = 0) -> TokenPool:
+    """Sequences whose words tell their label: label k prefers the k-th third of the vocabulary."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest + 1, size=sequences)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    labels = rng.integers(0, LABELS, size=sequences) if labelled else np.full(sequences, -1)
+    third = (VOCABULARY - 5) // LABELS
+    ids = rng.integers(5, VOCABULARY, size=offsets[-1])
+    if labelled:
+        topical = 5 + third * np.repeat(labels, lengths) + rng.integers(0, third, size=offsets[-1])
+        ids = np.where(rng.random(offsets[-1]) < 0.7, topical, ids)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = SPECIAL.cls, SPECIAL.sep
+    return TokenPool(ids.astype(np.uint16), offsets, labels.astype(np.int64))
+
+
+def make_phase(**changes: Any) -> PhaseConfig:
+    values: dict[str, Any] = {
+        "name": "joint",
+        "steps": 30,
+        "external": 2,
+        "task": 1,
+        "mlm_weight": 2.0,
+        "batch_size": 256,
+        "max_length": 32,
+    }
+    return PhaseConfig.model_validate(values | changes)
+
+
+def make_batches(phase: PhaseConfig, *, seed: int = 7, external: int = 90, task: int = 40) -> Batches:
+    pools = make_pool(external, labelled=False, seed=1), make_pool(task, labelled=True, seed=2)
+    return Batches(phase, *pools, seed=seed, phase_index=0, special=SPECIAL)
+
+
+def make_model(*, shape: str = "modernbert", seed: int = 7) -> Model:
+    encoder = ENCODER.model_copy(update={"shape": shape})
+    return build_model(encoder, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
+
+
+def accuracy_on_dev(model: Model) -> dict[str, float]:
+    """Accuracy on eight labelled sequences, so coarse that ties happen."""
+    phase = make_phase(external=0, mlm_weight=0.0, batch_size=8, batch_unit="sequences")
+    batch = PackedBatch.of(make_batches(phase, seed=99).batch(0))
+    with torch.no_grad():
+        predicted = model.task_logits(model.hidden(batch), batch).argmax(-1)
+    return {"accuracy": float((predicted == batch.task_labels).float().mean())}
+
+
+def run_phase(
+    model: Model,
+    phase: PhaseConfig,
+    work: Path,
+    *,
+    emit: Emit = silent,
+    stop: Callable[[], int | None] = never,
+    evaluate: Callable[[Model], Mapping[str, float]] | None = accuracy_on_dev,
+    fingerprint: Mapping[str, Any] = FINGERPRINT,
+    strict: bool = False,
+    precision: str = "fp32",
+) -> PhaseResult:
+    return train_phase(
+        model,
+        phase,
+        make_batches(phase),
+        seed=7,
+        phase_index=0,
+        work=work,
+        precision=precision,  # type: ignore[arg-type]
+        emit=emit,
+        evaluate=evaluate,
+        choose_by="accuracy",
+        stop=stop,
+        fingerprint=fingerprint,
+        strict=strict,
+    )
+
+
+def stop_after(boundaries: int, *, exit_code: int = 75) -> Callable[[], int | None]:
+    """A signal that is seen after so many boundaries without one."""
+    asked = iter([None] * boundaries)
+    return lambda: next(asked, exit_code)
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_bits(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    differing = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not differing, f"differ: {differing}"
