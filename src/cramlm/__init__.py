@@ -1,0 +1,46 @@
+"""cramlm: a small text classifier trained from scratch on your labels and the slice of raw text that matters to them.
+
+>>> run = cramlm.fit(cramlm.recipes.tlm(train="train.jsonl", corpus="corpus/*.jsonl.zst", budget="20m"), out="runs/mine")
+>>> cramlm.Predictor.load("runs/mine/export").predict(["some text"])
+
+Names are resolved on first use: importing the package loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cramlm import recipes
+    from cramlm.config import RunConfig
+    from cramlm.deploy.predictor import Predictor
+    from cramlm.errors import CramError
+    from cramlm.pipeline import Run
+    from cramlm.pipeline import run as fit
+    from cramlm.records import Prediction
+
+__version__ = "0.1.0"
+__all__ = ["CramError", "Prediction", "Predictor", "Run", "RunConfig", "fit", "recipes"]
+
+_HOMES = {
+    "CramError": ("cramlm.errors", "CramError"),
+    "Prediction": ("cramlm.records", "Prediction"),
+    "Predictor": ("cramlm.deploy.predictor", "Predictor"),
+    "Run": ("cramlm.pipeline", "Run"),
+    "RunConfig": ("cramlm.config", "RunConfig"),
+    "fit": ("cramlm.pipeline", "run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "recipes":
+        return importlib.import_module("cramlm.recipes")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cramlm' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -50,7 +50,7 @@ class Example:
 class Task:
     """The labelled data. `labels` is sorted; label ids are positions in it. `test` may be empty.
 
-    `unseen` counts dev and test rows whose label training never shows (only with `unseen_labels = "ignore"`).
+    Dev and test rows may carry a label that is not in `labels` only with `unseen_labels = "ignore"`; they count as wrong.
     """
 
     train: tuple[Example, ...]

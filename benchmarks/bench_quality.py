@@ -1,0 +1,152 @@
+"""Scores of TLM, its controls and TF-IDF + logistic regression over tasks, seeds and numbers of labels; resumable.
+
+    python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
+
+Each cell is one `cramlm.fit` in its own folder, so a stopped benchmark continues where it was and a finished one only prints. With fewer
+labels than all, the kept ones are a stratified draw by the seed, the same for every arm. Test is read once, at the end of each run.
+Prints a table and, as the last line, one JSON object; writes benchmarks/results/quality.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cramlm import recipes
+from cramlm.config import RunConfig, load_config
+from cramlm.console import console_events
+from cramlm.pipeline import run
+
+ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
+ARMS = ("tlm", "labels-only", "random-retrieval")
+OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
+
+
+def main() -> None:
+    """Run what is missing, then print and write the table."""
+    arguments = parse_arguments()
+    cells: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        for labels in arguments.labels:
+            for task in arguments.tasks:
+                for arm in arguments.arms:
+                    cells += list(run_cell(arguments, task=task, arm=arm, seed=seed, labels=labels))
+                    write_results(arguments, cells)
+    print_table(cells)
+    print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "cells": cells}, ensure_ascii=False))
+
+
+def run_cell(arguments: argparse.Namespace, *, task: str, arm: str, seed: int, labels: str) -> Iterator[dict[str, Any]]:
+    """One run, and a row for it and for each baseline that came with it (the baselines only once, with tlm)."""
+    folder = arguments.out / arguments.budget / f"{task}-{labels}" / f"{arm}-{seed}"
+    config = cell_config(arguments, task=task, arm=arm, seed=seed, labels=labels)
+    done = (folder / "evaluation" / "scores.json").is_file()
+    started = time.monotonic()
+    print(f"== {task}, {labels} labels, {arm}, seed {seed}", file=sys.stderr, flush=True)
+    with console_events() as emit:
+        finished = run(config, out=folder, store=arguments.store, emit=emit)
+    timing = folder / "benchmark.json"
+    if not done:
+        timing.write_text(json.dumps({"minutes": (time.monotonic() - started) / 60}), "utf-8")
+    minutes = json.loads(timing.read_bytes())["minutes"] if timing.is_file() else None
+    for name, scores in finished.scores["models"].items():
+        own = name == arm
+        if own or arm == "tlm":
+            row = {"task": task, "labels": labels, "arm": name, "seed": seed, "minutes": minutes if own else None}
+            for split in ("dev", "test"):
+                row |= {f"{split}_{key}": scores[split][key] for key in ("macro_f1", "micro_f1")}
+            yield row
+
+
+def cell_config(arguments: argparse.Namespace, *, task: str, arm: str, seed: int, labels: str) -> RunConfig:
+    """The recipe with its defaults; only data, seed and budget differ between cells."""
+    folder = arguments.data / "tasks" / task
+    train = folder / "train.jsonl" if labels == "all" else drawn_labels(arguments, task=task, seed=seed, count=int(labels))
+    files: dict[str, Any] = {"train": str(train), "dev": str(folder / "dev.jsonl"), "test": str(folder / "test.jsonl")}
+    if arm != "labels-only":
+        files["corpus"] = str(arguments.data / OWN_CORPUS.get(task, "corpus"))
+        if task not in OWN_CORPUS:
+            files["corpus"] += "/*.jsonl.zst"
+    config = recipes.RECIPES[arm](**files, budget=arguments.budget, seed=seed)
+    return load_config(config.model_dump(mode="json") | {"threads": arguments.threads})
+
+
+def drawn_labels(arguments: argparse.Namespace, *, task: str, seed: int, count: int) -> Path:
+    """`count` training rows, classes in their proportions (each at least one row), drawn by the seed."""
+    rows = (arguments.data / "tasks" / task / "train.jsonl").read_text("utf-8").splitlines()
+    by_label: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        by_label[json.loads(row)["label"]].append(row)
+    generator = random.Random(seed)
+    kept: list[str] = []
+    for label in sorted(by_label):
+        share = max(1, round(count * len(by_label[label]) / len(rows)))
+        kept += generator.sample(by_label[label], min(share, len(by_label[label])))
+    generator.shuffle(kept)
+    target: Path = arguments.out / "data" / f"{task}-{count}-{seed}.jsonl"
+    content = "\n".join(kept) + "\n"
+    if not target.is_file() or target.read_text("utf-8") != content:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content, "utf-8")
+    return target
+
+
+def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and spread (highest minus lowest) over seeds per task, number of labels and arm."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        groups[cell["task"], cell["labels"], cell["arm"]].append(cell)
+    rows = []
+    for (task, labels, arm), members in groups.items():
+        row: dict[str, Any] = {"task": task, "labels": labels, "arm": arm, "seeds": len(members)}
+        for key in ("dev_macro_f1", "test_macro_f1", "test_micro_f1"):
+            values = [100 * member[key] for member in members]
+            row[key], row[f"{key}_spread"] = statistics.fmean(values), max(values) - min(values)
+        minutes = [member["minutes"] for member in members if member["minutes"] is not None]
+        row["minutes"] = statistics.fmean(minutes) if minutes else None
+        rows.append(row)
+    return rows
+
+
+def print_table(cells: list[dict[str, Any]]) -> None:
+    """A Markdown table, as the README shows it."""
+    print("| task | labels | arm | seeds | test macro-F1 | spread | test micro-F1 | spread | minutes |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in summarise(cells):
+        scores = " | ".join(f"{row[key]:.1f} | {row[key + '_spread']:.1f}" for key in ("test_macro_f1", "test_micro_f1"))
+        minutes = "" if row["minutes"] is None else f"{row['minutes']:.1f}"
+        print(f"| {row['task']} | {row['labels']} | {row['arm']} | {row['seeds']} | {scores} | {minutes} |")
+
+
+def write_results(arguments: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
+    """The cells so far, for tables and pictures."""
+    target = Path(__file__).parent / "results" / "quality.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps({"budget": arguments.budget, "threads": arguments.threads, "cells": cells}, indent=1) + "\n", "utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with tasks/ and corpus/")
+    parser.add_argument("--out", type=Path, default=Path("runs/quality"))
+    parser.add_argument("--store", type=Path, default=None)
+    parser.add_argument("--budget", default="5m")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--labels", nargs="+", default=["all"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

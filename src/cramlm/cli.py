@@ -1,0 +1,365 @@
+"""The command line: parses, calls, prints. No logic that a Python user lacks; heavy modules are imported inside the commands.
+
+Results go to stdout, progress and errors to stderr. Every error that a user can cause is one line, `cramlm: error: ...`, with the exit
+code of its kind (errors.py); the traceback goes to the run's log, and to the terminal with --debug.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from cramlm.errors import CramError, Stopped, UsageError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train a small text classifier from scratch on your labels and the slice of raw text that matters to them.",
+)
+
+TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
+LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
+PairColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text, for sentence pairs.")]
+OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="One knob, like phases[0].steps=500; may be repeated.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")
+]
+
+
+@app.callback()
+def common(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+    """Options before the command."""
+    if debug:
+        os.environ["CRAMLM_DEBUG"] = "1"
+
+
+@app.command()
+def fit(
+    train: Annotated[str | None, typer.Option(help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")] = None,
+    dev: Annotated[str | None, typer.Option(help="Labelled texts to choose by; without it a part of train is split off.")] = None,
+    test: Annotated[str | None, typer.Option(help="Labelled texts to report on; read once.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="Raw text: file, folder or quoted glob; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/cramlm"),
+    recipe: Annotated[str | None, typer.Option(help="tlm (default), random-retrieval or labels-only.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML as `cramlm config` prints it.")] = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+    on_bad_row: OnBadRowOption = "fail",
+    store: StoreOption = None,
+) -> None:
+    """Retrieve, train, evaluate and export; run it again to resume or to see that nothing is left to do."""
+    from cramlm.console import console_events, show_table, summary_rows
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    resolved = _resolve(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed)
+    from cramlm.pipeline import run  # after the config was checked: this loads torch
+
+    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as emit:
+        finished = run(resolved, out=out, store=store, emit=emit, stop=stop)
+    header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
+    show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))
+    print(finished.scores["verdict"])
+    print(f"model: {finished.export}")
+
+
+@app.command()
+def config(
+    recipe: Annotated[str | None, typer.Option(help="tlm (default), random-retrieval or labels-only.")] = None,
+    train: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
+    budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Print every knob as TOML; `cramlm fit --config` takes it back."""
+    from cramlm.config import to_toml
+
+    task = {"train": train or "train.jsonl", "dev": dev, "test": test}
+    print(to_toml(_resolve(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], budget=budget, seed=seed)), end="")
+
+
+@app.command()
+def index(
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders or quoted globs of raw text.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corpus and its index.")],
+    text_column: TextColumn = "text",
+    on_bad_row: OnBadRowOption = "fail",
+) -> None:
+    """Read raw text once and index it for search and selection."""
+    from cramlm.console import console_events
+    from cramlm.retrieval.catalog import build_catalog
+
+    with console_events() as emit:
+        build_catalog(_corpus_config(corpus, text_column=text_column, on_bad_row=on_bad_row), out, emit=emit)
+    print(out)
+
+
+@app.command()
+def select(
+    train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
+    index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the selection.")],
+    top_k: Annotated[int, typer.Option(help="Documents per query.")] = 50,
+    dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
+    test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
+    max_documents: Annotated[int | None, typer.Option(help="Keep only the best-ranked so many.")] = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+) -> None:
+    """Write the passages that the training texts retrieve, best rank first."""
+    from cramlm.config import Bm25Config, TaskConfig
+    from cramlm.console import console_events
+    from cramlm.data.task import read_task
+    from cramlm.retrieval.catalog import open_catalog
+    from cramlm.retrieval.selection import select_documents
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task_config = _checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
+    retriever = _checked(lambda: Bm25Config(top_k=top_k, max_documents=max_documents))
+    with console_events() as emit:
+        task = read_task(task_config, seed=13, emit=emit)
+        corpus, bm25 = open_catalog(index)
+        chosen = select_documents(retriever, corpus, task, index=bm25, out=out, seed=13, emit=emit)
+    print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
+
+
+@app.command()
+def search(
+    index: Annotated[Path, typer.Argument(help="What `cramlm index` wrote.")],
+    query: Annotated[str, typer.Argument(help="Any text.")],
+    k: Annotated[int, typer.Option("-k", "--limit", min=1, help="How many passages.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per passage.")] = False,
+) -> None:
+    """Show the passages that a text retrieves, and by which of its words."""
+    from cramlm.retrieval.catalog import search_catalog
+
+    found = search_catalog(index, query, limit=k)
+    for hit in found:
+        if as_json:
+            print(json.dumps(hit.as_dict(), ensure_ascii=False))
+        else:
+            terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
+            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {_printable(hit.text[:200])}")
+    if not found:
+        print("no passage shares a word with this query", file=sys.stderr)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
+    file: Annotated[str, typer.Argument(help="Labelled texts.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+) -> None:
+    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class."""
+    from cramlm.console import show_table
+    from cramlm.data.task import read_examples
+    from cramlm.deploy.predictor import Predictor
+
+    examples = read_examples(file, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column)
+    scores = Predictor.load(model).score(examples)
+    if as_json:
+        print(json.dumps(scores.as_dict(), ensure_ascii=False))
+        return
+    rows = [
+        [name, f"{100 * row['precision']:.1f}", f"{100 * row['recall']:.1f}", f"{100 * row['f1']:.1f}", str(row["support"])]
+        for name, row in scores.per_class.items()
+    ]
+    show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
+    print(f"accuracy {100 * scores.accuracy:.2f}  micro-F1 {100 * scores.micro_f1:.2f}  macro-F1 {100 * scores.macro_f1:.2f}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
+    file: Annotated[str, typer.Argument(help="Texts, in any form that fit takes; - reads one text or JSON object per line from stdin.")],
+    out: Annotated[Path | None, typer.Option(help="Write JSON lines here instead of to stdout.")] = None,
+    text_column: TextColumn = "text",
+    text_pair_column: PairColumn = None,
+) -> None:
+    """Label texts: a JSON line each with label and probabilities, in the order of the input."""
+    from cramlm.artifacts import publish_file
+    from cramlm.data.task import read_examples
+    from cramlm.deploy.predictor import Predictor
+
+    examples = read_examples(file, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
+    predictor = Predictor.load(model)
+    pairs = [example.text_pair for example in examples] if text_pair_column else None
+    lines = (
+        json.dumps({"id": example.id, "label": answer.label, "probabilities": dict(answer.probabilities)}, ensure_ascii=False) + "\n"
+        for example, answer in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
+    )
+    if out is None:
+        sys.stdout.writelines(lines)
+    else:
+        publish_file(out, "".join(lines).encode())
+        print(f"{len(examples)} answers: {out}")
+
+
+@app.command()
+def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
+    """Check every published file below a folder against its hash."""
+    from cramlm.artifacts import verify as verify_artifacts
+
+    print(f"{verify_artifacts(path)} folders whole: {path}")
+
+
+@app.command()
+def doctor() -> None:
+    """Print what this machine offers: versions, device, bf16, memory, disk, and what missing extras would give."""
+    from cramlm.doctor import report
+
+    for name, value in report():
+        print(f"{name:<14} {value}")
+
+
+def main() -> NoReturn:
+    """Run the command line; never shows a traceback unless asked."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except CramError as error:
+        _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "nothing to do; see `cramlm --help`", 2)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted; run the same command again to continue", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: not our error
+        sys.exit(0)
+    except MemoryError:
+        _fail("out of memory; choose a smaller setting or close other programs", 4)
+    except OSError as error:
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
+    except Exception as error:
+        _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("CRAMLM_DEBUG"):
+        traceback.print_exc()
+    print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _resolve(
+    recipe: str | None,
+    config_file: Path | None,
+    overrides: list[str] | None,
+    *,
+    task: dict[str, Any],
+    corpus: list[str] | None,
+    budget: str | None,
+    seed: int | None,
+) -> Any:
+    """The config that the flags mean: a recipe or a file, then the flags that were given, then every --set."""
+    from cramlm import recipes
+    from cramlm.config import apply_overrides, load_config, parse_duration, read_toml
+
+    if budget is not None:
+        parse_duration(budget)
+    given = {name: value for name, value in task.items() if value is not None}
+    if config_file is not None:
+        if recipe is not None:
+            raise UsageError("--config and --recipe exclude each other: a config file is a resolved recipe; drop one")
+        data = read_toml(config_file)
+        defaults = {"text_column": "text", "label_column": "label", "on_bad_row": "fail"}
+        data.setdefault("task", {}).update({name: value for name, value in given.items() if value != defaults.get(name)})
+        if corpus:
+            data.setdefault("corpus", {})["files"] = list(corpus)
+        data.update({name: value for name, value in (("budget", budget), ("seed", seed)) if value is not None})
+    else:
+        if "train" not in given:
+            raise UsageError("no training data; pass --train FILE (or --config run.toml)")
+        name = recipe or "tlm"
+        if name not in recipes.RECIPES:
+            raise UsageError(f"--recipe {name!r} is not one of {', '.join(recipes.RECIPES)}")
+        if name != "labels-only":
+            if not corpus:
+                raise UsageError(f"the recipe {name} retrieves from raw text; pass --corpus FILES, or --recipe labels-only")
+            given["corpus"] = corpus
+        given |= {key: value for key, value in (("budget", budget), ("seed", seed)) if value is not None}
+        build = recipes.RECIPES[name]
+        data = _checked(lambda: build(**given)).model_dump(mode="json", exclude_unset=False)
+    return load_config(apply_overrides(data, overrides or []), origin=str(config_file or "command line"))
+
+
+def _corpus_config(files: list[str], *, text_column: str, on_bad_row: str) -> Any:
+    from cramlm.config import CorpusConfig
+
+    values: dict[str, Any] = {"files": tuple(files), "text_column": text_column, "on_bad_row": on_bad_row}
+    return _checked(lambda: CorpusConfig(**values))
+
+
+def _checked(build: Callable[[], Any]) -> Any:
+    """`build()`, with a value that a config refuses turned into a usage error."""
+    from pydantic import ValidationError
+
+    from cramlm.config import explain_validation_error
+
+    try:
+        return build()
+    except ValidationError as error:
+        raise UsageError(explain_validation_error(error)) from error
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[Callable[[], int | None]]:
+    """A `stop` that turns the first SIGTERM or SIGINT into its exit code; the second signal ends the process at once."""
+    received: list[int] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(75 if number == signal.SIGTERM else 130)
+        print("stopping at the next safe point; once more to stop at once", file=sys.stderr)
+
+    previous = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: received[0] if received else None
+        if received:
+            raise Stopped("stopped; run the same command again to continue", exit_code=received[0])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _traceback_to(path: Path) -> Iterator[None]:
+    """Keep the traceback of whatever fails in the run's folder."""
+    try:
+        yield
+    except Exception:
+        if path.parent.is_dir():
+            path.write_text(traceback.format_exc(), "utf-8")
+        raise
+
+
+def _printable(text: str) -> str:
+    """Text for a terminal: control characters (escape sequences, line ends) shown as spaces."""
+    return "".join(character if character.isprintable() else " " for character in text)

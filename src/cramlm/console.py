@@ -1,0 +1,135 @@
+"""Shows the events of a run to a person: live bars on a terminal, plain lines elsewhere. Writes to stderr; stdout is for results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from cramlm.records import Emit, Event
+
+PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
+
+
+@contextmanager
+def console_events() -> Iterator[Emit]:
+    """An `Emit` that shows events until the block ends."""
+    if sys.stderr.isatty():
+        with _columns() as progress:
+            yield _Live(progress)
+    else:
+        yield _Plain()
+
+
+def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout; the first column is left-aligned, the others right-aligned. Text is shown as it is, markup included."""
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    for index, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+class _Plain:
+    """One line per thing worth knowing; progress at most every `PLAIN_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        now = time.monotonic()
+        match event.kind:
+            case "start":
+                self._started[event.stage] = self._shown[event.stage] = now
+                _line(event.stage, event.message or "started")
+            case "progress":
+                if now - self._shown.get(event.stage, 0.0) >= PLAIN_INTERVAL:
+                    self._shown[event.stage] = now
+                    _line(event.stage, _progress_text(event, now - self._started.get(event.stage, now)))
+            case "done":
+                seconds = now - self._started.pop(event.stage, now)
+                _line(event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+            case "step":
+                pass
+            case "warning":
+                _line(event.stage, f"warning: {event.message}")
+            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+                _line(event.stage, event.message)
+
+
+class _Live:
+    """One bar per running stage; finished stages become a line above the bars."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event.kind:
+            case "start":
+                self._started[event.stage] = time.monotonic()
+                self._bars[event.stage] = self._progress.add_task(event.stage, total=event.total, rate="")
+            case "progress":
+                if (bar := self._bars.get(event.stage)) is not None:
+                    elapsed = time.monotonic() - self._started[event.stage]
+                    rate = f"{event.done / elapsed:,.0f} {event.unit}/s" if elapsed > 0.5 else ""
+                    self._progress.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
+            case "done":
+                seconds = time.monotonic() - self._started.pop(event.stage, time.monotonic())
+                if (bar := self._bars.pop(event.stage, None)) is not None:
+                    self._progress.remove_task(bar)
+                self._say("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+            case "step":
+                pass
+            case "warning":
+                self._say("yellow", event.stage, f"warning: {event.message}")
+            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+                self._say("cyan", event.stage, event.message)
+
+    def _say(self, colour: str, stage: str, message: str) -> None:
+        self._progress.console.print(Text.assemble((f"{stage:>12} ", f"bold {colour}"), message), highlight=False)
+
+
+def _columns() -> Progress:
+    return Progress(
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _progress_text(event: Event, elapsed: float) -> str:
+    share = f" of {event.total:,.0f} ({event.done / event.total:.0%})" if event.total else ""
+    rate = event.done / elapsed if elapsed > 0 else 0.0
+    left = f", {(event.total - event.done) / rate:.0f} s left" if event.total and rate > 0 else ""
+    return f"{event.done:,.0f}{share} {event.unit}{', ' + event.message if event.message else ''}{left}"
+
+
+def _line(stage: str, message: str) -> None:
+    print(f"{stage:>12}  {message}", file=sys.stderr, flush=True)
+
+
+def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
+    """Rows (what, dev macro, test accuracy, micro, macro) of a run's scores.json: the model first, then each baseline."""
+    rows = []
+    for name, entry in scores["models"].items():
+        dev, test = entry["dev"], entry.get("test")
+        cells = [f"{100 * dev['macro_f1']:.1f}"]
+        cells += [f"{100 * test[key]:.1f}" for key in ("accuracy", "micro_f1", "macro_f1")] if test else ["-", "-", "-"]
+        rows.append([name, *cells])
+    return rows

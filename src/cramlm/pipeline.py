@@ -1,0 +1,116 @@
+"""The whole method in order: `run(config, out=...)`. The only file that knows the order.
+
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> schedule -> phases -> evaluation -> export
+
+Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
+killed one began, says "fresh" where nothing changed, and names the knob that makes a stage run again. Corpus and index are shared
+between runs and live in the store; everything else is in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cramlm.artifacts import lock, publish_file
+from cramlm.config import RunConfig, parse_duration, to_toml
+from cramlm.data.task import read_task
+from cramlm.errors import Stopped
+from cramlm.records import Emit, Event, silent
+from cramlm.stages import model as model_stages
+from cramlm.stages import text as text_stages
+from cramlm.stages.common import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run: its folder, the config as planned, and the scores (evaluation/scores.json)."""
+
+    path: Path
+    config: RunConfig
+    scores: Mapping[str, Any]
+
+    @property
+    def export(self) -> Path:
+        """The plain Hugging Face folder."""
+        return self.path / "export"
+
+
+def default_store() -> Path:
+    """Where corpora and indexes are kept for all runs: $CRAMLM_STORE, else the user's cache folder."""
+    if chosen := os.environ.get("CRAMLM_STORE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
+
+
+def never() -> int | None:
+    """A `stop` that never asks to stop."""
+    return None
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: str | Path = "runs/cramlm",
+    store: str | Path | None = None,
+    emit: Emit = silent,
+    stop: Callable[[], int | None] = never,
+) -> Run:
+    """Do everything that `config` asks and is not already done in `out`.
+
+    `stop` is asked between training steps; an exit code ends the run resumably.
+
+    Raises:
+        CramError: one of its kinds (errors.py); what was published before stays, and the same call continues from there.
+    """
+    folder, shared = Path(out), Path(store) if store is not None else default_store()
+    with lock(folder / "run"):
+        emit = _interruptible(_logged(folder / "events.jsonl", emit), stop)
+        publish_file(folder / "run.toml", to_toml(config).encode())
+        clock = Clock(time.monotonic(), None if config.budget is None else parse_duration(config.budget))
+        text_stages.prepare_torch(config)
+
+        task = read_task(config.task, seed=config.seed, emit=emit)
+        text_stages.report_task(task, folder, emit=emit)
+        baseline = text_stages.fit_baseline(config, task, folder, emit=emit)
+        plan = text_stages.plan(config, task, folder, clock=clock, emit=emit)
+        corpus = text_stages.corpus(config, shared, emit=emit)
+        selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
+        tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
+        phases = model_stages.schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
+        trained = model_stages.train(config, plan, phases, task, selection, tokenizer, folder, emit=emit, stop=stop)
+        evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
+        model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
+    scores = json.loads((evaluation.path / "scores.json").read_bytes())
+    emit(Event("note", "run", scores["verdict"]))
+    return Run(folder, config.model_copy(update={"phases": phases}), scores)
+
+
+def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:
+    """`emit`, and an end at the next sign of progress once `stop` asks for it; training stops by itself, at a step that it saves."""
+    by_themselves = ("step", "evaluation")
+
+    def checked(event: Event) -> None:
+        emit(event)
+        if event.kind == "progress" and event.unit not in by_themselves and (code := stop()) is not None:
+            raise Stopped("stopped; run the same command again to continue", exit_code=code)
+
+    return checked
+
+
+def _logged(path: Path, emit: Emit) -> Emit:
+    """`emit`, and a JSON line per event (but not per progress tick) in the run's log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def both(event: Event) -> None:
+        if event.kind != "progress":
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": round(time.time(), 3), **asdict(event)}, ensure_ascii=False) + "\n")
+        emit(event)
+
+    return both

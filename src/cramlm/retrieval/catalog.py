@@ -1,0 +1,74 @@
+"""A corpus and its index in one folder, as `cramlm index` writes it and `select` and `search` read it.
+
+The folder is a store (corpora/<key>, indexes/<key>) with `catalog.json` naming the pair in use; `fit --store FOLDER` shares it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cramlm.artifacts import publish_file
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.errors import ArtifactError
+from cramlm.records import Emit, silent
+from cramlm.retrieval.index import Index, build_index
+
+CATALOG = "catalog.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One passage that a query retrieves; `terms` are the words both share with what each adds to the score, heaviest first."""
+
+    rank: int
+    score: float
+    position: int
+    id: str
+    source: str
+    text: str
+    terms: tuple[tuple[str, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def build_catalog(config: CorpusConfig, folder: Path, *, emit: Emit = silent) -> tuple[Corpus, Index]:
+    """Read and index the corpus in `folder`; what is fresh is kept."""
+    corpus = build_corpus(config, folder, emit=emit)
+    index = build_index(corpus, folder, emit=emit)
+    names = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
+    publish_file(folder / CATALOG, (json.dumps(names, indent=1) + "\n").encode())
+    return corpus, index
+
+
+def open_catalog(folder: Path) -> tuple[Corpus, Index]:
+    """The corpus and index of a folder.
+
+    Raises:
+        ArtifactError: if `cramlm index` did not write it, or a part is damaged.
+    """
+    try:
+        names = json.loads((folder / CATALOG).read_bytes())
+        corpus, index = folder / names["corpus"], folder / names["index"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{folder}: not an index folder (no readable {CATALOG}); build it with `cramlm index FILES --out {folder}`"
+        ) from error
+    return Corpus.open(corpus), Index.open(index)
+
+
+def search_catalog(folder: Path, query: str, *, limit: int) -> list[Found]:
+    """The best `limit` passages for one text, best first; empty if it shares no word with the corpus."""
+    corpus, index = open_catalog(folder)
+    hits = index.search([query], limit=limit)
+    found = []
+    for rank, (position, score) in enumerate(zip(hits.position.tolist(), hits.score.tolist(), strict=True)):
+        document = corpus.document(position)
+        terms = tuple(index.explain(query, position))
+        found.append(Found(rank, float(score), position, document.id, document.source, document.text, terms))
+    return found

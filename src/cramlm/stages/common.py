@@ -1,0 +1,65 @@
+"""What the stages share: the plan, the chosen text, and small helpers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramlm.artifacts import Artifact
+from cramlm.config import PhaseConfig, RetrieverConfig
+from cramlm.model.device import Precision
+from cramlm.training.budget import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When the run began (monotonic seconds) and how long it may take (None: as long as it needs)."""
+
+    began: float
+    budget: float | None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the budget that are not spent."""
+        return None if self.budget is None else self.budget - (time.monotonic() - self.began)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is decided before anything is read: the bound of the selection, the number format, the speed of this machine."""
+
+    retriever: RetrieverConfig | None
+    precision: Precision
+    threads: int
+    speed: Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The published selection."""
+
+    artifact: Artifact
+
+    def texts(self) -> list[str]:
+        """The selected passages in order of (rank, position)."""
+        with (self.artifact.path / "selected.jsonl").open(encoding="utf-8") as file:
+            return [json.loads(line)["text"] for line in file]
+
+
+def fingerprint(chosen: Chosen | None) -> str | None:
+    """The selection's fingerprint, None where nothing is retrieved."""
+    return None if chosen is None else chosen.artifact.fingerprint
+
+
+def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
+    """Phases as plain data under their names, so that a reason to run again reads 'phases.joint.steps 500 -> 600'."""
+    return {phase.name: phase.model_dump(mode="json") for phase in phases}
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Readable JSON; numbers must be finite."""
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")

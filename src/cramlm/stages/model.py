@@ -1,0 +1,279 @@
+"""From the plan of the phases to the exported model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+
+from cramlm.artifacts import Artifact, stage
+from cramlm.config import PhaseConfig, RunConfig
+from cramlm.data.corpus import Corpus
+from cramlm.data.task import task_fingerprint
+from cramlm.deploy.export import export_run
+from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
+from cramlm.model.model import Model, build_model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
+from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
+from cramlm.training import budget
+from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.loop import train_phase
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The model as the last phase left it, and what each phase reported (phase.json of each)."""
+
+    model: Model
+    artifacts: tuple[Artifact, ...]
+    reports: tuple[Mapping[str, Any], ...]
+    max_length: int
+    has_mlm: bool
+
+
+def schedule(
+    config: RunConfig,
+    plan: Plan,
+    task: Task,
+    selection: Chosen | None,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    clock: Clock,
+    emit: Emit,
+) -> tuple[PhaseConfig, ...]:
+    """Steps, row length and evaluation interval of every phase, from the time that is left and the tokens that are there."""
+
+    def write(target: Path) -> None:
+        lengths = _lengths(tokenizer, task.train)
+        rows = budget.row_length(lengths, longest=config.encoder.max_positions)
+        longest = max(phase.max_length or rows for phase in config.phases)
+        dev, test = (int(np.minimum(_lengths(tokenizer, split), longest).sum()) for split in (task.dev, task.test))
+        external = sum(map(len, selection.texts())) // 4 if selection else 0  # about four characters a token
+        sizes = budget.Sizes(len(task.train), int(np.minimum(lengths, longest).sum()), dev, test, external)
+        seconds = None
+        if clock.left is not None:
+            finishing = 4.0 + 1.5 * (dev + test) / (plan.speed.finetune * budget.EVALUATION_SPEEDUP)
+            seconds = (clock.left - finishing) * (1 - budget.EVALUATION_SHARE / 2)
+        phases = budget.plan_phases(config.phases, sizes=sizes, speed=plan.speed, seconds=seconds, rows=rows)
+        write_json(target / "schedule.json", {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes)})
+        for phase in phases:
+            minutes = budget.estimated_seconds(phase, sizes, plan.speed) / 60
+            emit(Event("plan", "schedule", f"{phase.name}: {phase.steps:,} steps, rows of {phase.max_length}, about {minutes:.1f} min"))
+
+    sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
+    inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
+    key = {"format": 1, **sections, **inputs}
+    artifact = stage(folder / "schedule", kind="schedule", key=key, write=write, emit=emit)
+    data = json.loads((artifact.path / "schedule.json").read_bytes())
+    return tuple(PhaseConfig.model_validate(phase) for phase in data["phases"])
+
+
+def train(
+    config: RunConfig,
+    plan: Plan,
+    phases: Sequence[PhaseConfig],
+    task: Task,
+    selection: Chosen | None,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    emit: Emit,
+    stop: Callable[[], int | None],
+) -> Trained:
+    """Run the phases in order, each from the weights of the one before; a published phase is not run again."""
+    model = build_model(
+        config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
+    )
+    special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size)
+    label_ids = {label: number for number, label in enumerate(task.labels)}
+    sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
+    inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
+    artifacts: list[Artifact] = []
+    for number, phase in enumerate(phases):
+        before = artifacts[-1] if artifacts else None
+        key = {
+            "format": 1,
+            **sections,
+            **inputs,
+            "phase": phase.model_dump(mode="json"),
+            "precision": plan.precision,
+            "threads": plan.threads,
+        }
+        key["before"] = before.fingerprint if before else None
+        work = folder / ".work" / f"phase-{number + 1}-{phase.name}"
+
+        def write(target: Path, number: int = number, phase: PhaseConfig = phase, before: Artifact | None = before, work: Path = work,
+                  key: Mapping[str, Any] = key) -> None:  # fmt: skip
+            if before is not None:
+                load_weights(model, before.path)
+            if phase.reset_task_head:
+                model.reset_classifier(config.seed + number)
+            task_pool = _task_pool(tokenizer, task.train, label_ids, length=phase.row_length) if phase.task else None
+            external = _external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
+            batches = Batches(phase, external, task_pool, seed=config.seed, phase_index=number, special=special)
+
+            def look_at_dev(model: Model) -> Mapping[str, float]:
+                scores, _ = evaluate_examples(
+                    model, tokenizer, task.dev, task.labels, max_length=phase.row_length, precision=plan.precision
+                )
+                return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
+
+            result = train_phase(
+                model,
+                phase,
+                batches,
+                seed=config.seed,
+                phase_index=number,
+                work=work,
+                precision=plan.precision,
+                emit=emit,
+                evaluate=look_at_dev,
+                choose_by=config.choose_by,
+                stop=stop,
+                fingerprint=key,
+            )
+            save_weights(model, target)
+            write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
+
+        artifacts.append(stage(folder / work.name, kind="phase", key=key, write=write, emit=emit, name=phase.name))
+        shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
+    load_weights(model, artifacts[-1].path)
+    reports = tuple(json.loads((artifact.path / "phase.json").read_bytes()) for artifact in artifacts)
+    return Trained(model, tuple(artifacts), reports, phases[-1].row_length, any(phase.uses_mlm for phase in phases))
+
+
+def evaluate(
+    config: RunConfig,
+    plan: Plan,
+    trained: Trained,
+    tokenizer: Tokenizer,
+    task: Task,
+    baseline: Artifact | None,
+    folder: Path,
+    *,
+    emit: Emit,
+) -> Artifact:
+    """Score the finished model on dev and, this once, on test; beside it the baselines, and a sentence on which to use."""
+
+    def write(target: Path) -> None:
+        emit(Event("start", "evaluation"))
+        model_scores: dict[str, Any] = {}
+        for split, examples in (("dev", task.dev), ("test", task.test)):
+            if not examples:
+                continue
+            scores, probabilities = evaluate_examples(
+                trained.model, tokenizer, examples, task.labels, max_length=trained.max_length, precision=plan.precision
+            )
+            model_scores[split] = scores.as_dict()
+            _write_predictions(target / f"predictions-{split}.jsonl", examples, probabilities, task.labels)
+        models: dict[str, Any] = {config.name: model_scores}
+        if baseline is not None:
+            models |= json.loads((baseline.path / "baselines.json").read_bytes())["variants"]
+        verdict = _verdict(models, own=config.name)
+        training = {report["name"]: report for report in trained.reports}
+        write_json(target / "scores.json", {"models": models, "verdict": verdict, "training": training, "labels": list(task.labels)})
+        emit(Event("done", "evaluation", verdict))
+
+    inputs = {"model": trained.artifacts[-1].fingerprint, "task": task_fingerprint(task)}
+    key = {"format": 1, **inputs, "baseline": baseline.fingerprint if baseline else None, "precision": plan.precision}
+    return stage(folder / "evaluation", kind="evaluation", key=key, write=write, emit=emit)
+
+
+def export(
+    config: RunConfig,
+    plan: Plan,
+    trained: Trained,
+    tokenizer: Tokenizer,
+    task: Task,
+    corpus: Corpus | None,
+    selection: Chosen | None,
+    evaluation: Artifact,
+    folder: Path,
+    *,
+    emit: Emit,
+) -> Artifact:
+    """The plain Hugging Face folder, its model card and where everything came from."""
+    report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
+    provenance = {
+        "config": config.model_dump(mode="json"),
+        "phases": [dict(phase) for phase in trained.reports],
+        "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": report,
+        "task": {"fingerprint": task_fingerprint(task), "train": len(task.train), "dev": len(task.dev), "test": len(task.test)},
+        "precision": plan.precision,
+        "threads": plan.threads,
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }
+    key = {
+        "format": 1,
+        "model": trained.artifacts[-1].fingerprint,
+        "evaluation": evaluation.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+    }
+    return export_run(
+        folder / "export",
+        model=trained.model,
+        mlm=trained.has_mlm,
+        tokenizer=tokenizer,
+        labels=task.labels,
+        max_length=trained.max_length,
+        provenance=provenance,
+        key=key,
+        probe_texts=[example.text for example in task.dev[:32]],
+        emit=emit,
+    )
+
+
+def save_weights(model: Model, folder: Path) -> None:
+    """Every parameter as fp32 in folder/model.safetensors."""
+    save_file({name: parameter.detach().float().contiguous() for name, parameter in model.named_parameters()}, folder / "model.safetensors")
+
+
+def load_weights(model: Model, folder: Path) -> None:
+    """Fill the model from what `save_weights` wrote for the same shapes."""
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+
+
+def _task_pool(tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Mapping[str, int], *, length: int) -> TokenPool:
+    tokens = sequences_of(tokenizer, examples, max_length=length)
+    labels = [-1 if example.label is None else label_ids[example.label] for example in examples]
+    return TokenPool(tokens.ids, tokens.offsets, np.asarray(labels, dtype=np.int64))
+
+
+def _external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> TokenPool:
+    tokens = tokenizer.sequences(selection.texts(), max_length=length, cut="split")
+    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64))
+
+
+def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:
+    """Tokens per example with [CLS] and [SEP], uncut."""
+    return sequences_of(tokenizer, examples, max_length=1 << 30).lengths
+
+
+def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for example, row in zip(examples, probabilities, strict=True):
+            shown = {label: round(float(value), 6) for label, value in zip(labels, row, strict=True)}
+            answer = {"id": example.id, "label": example.label, "predicted": labels[int(row.argmax())], "probabilities": shown}
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+
+
+def _verdict(models: Mapping[str, Any], *, own: str) -> str:
+    """Which model to use, by dev macro-F1, said with both figures; the simpler one on a tie."""
+    if len(models) == 1:
+        return f"{own}: dev macro-F1 {100 * models[own]['dev']['macro_f1']:.1f} (no baseline was fitted to compare with)"
+    rival = max((name for name in models if name != own), key=lambda name: models[name]["dev"]["macro_f1"])
+    ours, theirs = (100 * models[name]["dev"]["macro_f1"] for name in (own, rival))
+    figures = f"{own} {ours:.1f}, {rival} {theirs:.1f}"
+    if ours > theirs:
+        return f"Use the exported model: it beats TF-IDF + logistic regression on dev (macro-F1 {figures})."
+    return f"Use TF-IDF + logistic regression instead: it is at least as good on dev (macro-F1 {figures}) and simpler."

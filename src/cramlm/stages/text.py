@@ -1,0 +1,126 @@
+"""From the task file to the tokenizer: everything that happens to text before a model sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from cramlm.artifacts import Artifact, open_artifact, publish_file, stage
+from cramlm.config import Bm25Config, PhaseConfig, RandomConfig, RetrieverConfig, RunConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.hygiene import check_task
+from cramlm.data.task import split_rows, task_fingerprint
+from cramlm.evaluation.baselines import fit_baselines
+from cramlm.model.device import Precision, resolve_precision
+from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.records import Emit, Event, Task
+from cramlm.retrieval.index import build_index
+from cramlm.retrieval.selection import select_documents
+from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
+from cramlm.training import budget
+from cramlm.training.planning import measure_speed
+
+
+def prepare_torch(config: RunConfig) -> None:
+    """Fix the thread count: the same number gives the same bits."""
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+
+
+def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
+    """Say what the labelled data hold, store which row went where, and warn of what would make scores dishonest."""
+    counts = f"{len(task.train)} train, {len(task.dev)} dev, {len(task.test)} test texts, {len(task.labels)} labels"
+    emit(Event("note", "task", counts + (" (dev split from train)" if task.dev_is_split_from_train else "")))
+    publish_file(folder / "split.json", (json.dumps(split_rows(task), ensure_ascii=False) + "\n").encode())
+    for warning in check_task(task).warnings:
+        emit(Event("warning", "task", warning))
+
+
+def fit_baseline(config: RunConfig, task: Task, folder: Path, *, emit: Emit) -> Artifact | None:
+    """TF-IDF + logistic regression on the same split, before any compute is spent on the model."""
+    if not config.baseline.enabled:
+        return None
+
+    def write(target: Path) -> None:
+        baselines = fit_baselines(task, config.baseline, seed=config.seed, emit=emit)
+        write_json(target / "baselines.json", baselines.as_dict())
+
+    key = {"format": 1, "task": task_fingerprint(task), "config": config.baseline.model_dump(mode="json"), "seed": config.seed}
+    return stage(folder / "baseline", kind="baseline", key=key, write=write, emit=emit)
+
+
+def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emit) -> Plan:
+    """Measure this machine for a few seconds and bound the selection by what the budget can train on."""
+    threads = config.threads or os.cpu_count() or 1
+    precision = resolve_precision(config.precision)
+
+    def write(target: Path) -> None:
+        emit(Event("start", "plan", "measuring this machine"))
+        with_head = next((phase for phase in config.phases if phase.uses_mlm), config.phases[0])
+        without_head = next((phase for phase in config.phases if not phase.uses_mlm), config.phases[-1])
+        joint, finetune = (_measured(config, phase, precision) for phase in (with_head, without_head))
+        retriever = config.retriever
+        if retriever is not None and clock.left is not None:
+            retriever = budget.plan_selection(retriever, seconds=clock.left, tokens_per_second=joint)
+        chosen = None if retriever is None else retriever.model_dump(mode="json")
+        write_json(target / "plan.json", {"retriever": chosen, "speed": {"joint": joint, "finetune": finetune}})
+        rates = f"{joint:,.0f} tokens/s with the vocabulary head, {finetune:,.0f} without"
+        emit(Event("done", "plan", f"{rates}, {precision}, {threads} threads"))
+
+    sections = {name: config.model_dump(mode="json")[name] for name in ("budget", "encoder", "head", "tokenizer", "retriever")}
+    key = {"format": 1, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
+    artifact = stage(folder / "plan", kind="plan", key=key, write=write, emit=emit)
+    data = json.loads((artifact.path / "plan.json").read_bytes())
+    match data["retriever"]:
+        case None:
+            retriever: RetrieverConfig | None = None
+        case {"kind": "bm25"}:
+            retriever = Bm25Config.model_validate(data["retriever"])
+        case _:
+            retriever = RandomConfig.model_validate(data["retriever"])
+    return Plan(retriever, precision, threads, budget.Speed(**data["speed"]))
+
+
+def corpus(config: RunConfig, store: Path, *, emit: Emit) -> Corpus | None:
+    """The raw text, read once for all runs."""
+    return None if config.corpus is None else build_corpus(config.corpus, store, emit=emit)
+
+
+def selection(config: RunConfig, plan: Plan, corpus: Corpus | None, task: Task, folder: Path, store: Path, *, emit: Emit) -> Chosen | None:
+    """The documents that the training texts retrieve (or the control's random ones)."""
+    if corpus is None or plan.retriever is None:
+        return None
+    out = folder / "selection"
+    index = build_index(corpus, store, emit=emit) if isinstance(plan.retriever, Bm25Config) else None
+    threads = plan.threads
+    select_documents(plan.retriever, corpus, task, index=index, out=out, seed=config.seed, threads=threads, emit=emit)
+    return Chosen(open_artifact(out, kind="selection"))
+
+
+def tokenizer(config: RunConfig, task: Task, selection: Chosen | None, folder: Path, *, emit: Emit) -> Tokenizer:
+    """A vocabulary learnt from the selection and the task's training text, nothing else."""
+
+    def write(target: Path) -> None:
+        emit(Event("start", "tokenizer"))
+        texts = [text for example in task.train for text in (example.text, example.text_pair) if text is not None]
+        room = config.tokenizer.sample_bytes
+        for text in selection.texts() if selection else ():
+            room -= len(text.encode())
+            if room < 0:
+                break
+            texts.append(text)
+        train_tokenizer(texts, config.tokenizer, target)
+        emit(Event("done", "tokenizer", f"{Tokenizer.load(target).vocab_size} tokens from {len(texts)} texts"))
+
+    inputs = {"selection": fingerprint(selection), "task": task_fingerprint(task)["train"]}
+    key = {"format": 1, "config": config.tokenizer.model_dump(mode="json"), **inputs}
+    artifact = stage(folder / "tokenizer", kind="tokenizer", key=key, write=write, emit=emit)
+    return Tokenizer.load(artifact.path)
+
+
+def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision) -> float:
+    """Tokens per second of a phase, at the row length that most tasks get where it is still open."""
+    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": 128})
+    return measure_speed(config.encoder, config.head, fixed, vocab_size=config.tokenizer.vocab_size, precision=precision)

@@ -1,0 +1,149 @@
+"""The command line as a person meets it: what it prints, what it exits with, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cramlm.config import load_config, to_toml
+from tiny_task import tiny_config, write_task
+
+COMMAND = [sys.executable, "-m", "cramlm"]
+
+
+def cramlm(*arguments: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, input=stdin, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, run.toml and what `cramlm fit --config` left in run/."""
+    folder = tmp_path_factory.mktemp("fitted")
+    paths = write_task(folder / "data")
+    (folder / "run.toml").write_text(to_toml(load_config(tiny_config(paths))), "utf-8")
+    result = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
+    assert result.returncode == 0, result.stderr
+    assert "tfidf-words" in result.stdout
+    assert str(folder / "run/export") in result.stdout.replace("\n", "")
+    return folder
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], code: int, *needles: str) -> None:
+    assert result.returncode == code, result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("cramlm: error: ")
+    assert "Traceback" not in result.stderr
+    for needle in needles:
+        assert needle in last, last
+
+
+def test_predict_answers_in_order_on_stdout_and_in_a_file_alike(fitted: Path, tmp_path: Path) -> None:
+    texts = "wave ship harbour sailor\nsummit ridge valley climber\n"
+    result = cramlm("predict", fitted / "run/export", "-", stdin=texts)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["label"] for line in result.stdout.splitlines()] == ["sea", "hill"]
+    (tmp_path / "new.csv").write_text("text\nwave ship harbour sailor\nsummit ridge valley climber\n", "utf-8")
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.jsonl")
+    answers = [json.loads(line)["probabilities"] for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
+    assert answers == [json.loads(line)["probabilities"] for line in result.stdout.splitlines()]
+
+
+def test_evaluate_gives_the_scores_that_fit_reported(fitted: Path) -> None:
+    result = cramlm("evaluate", fitted / "run/export", fitted / "data/test.jsonl", "--json")
+    assert result.returncode == 0, result.stderr
+    reported = json.loads((fitted / "run/evaluation/scores.json").read_bytes())["models"]["tlm"]["test"]
+    assert json.loads(result.stdout)["macro_f1"] == pytest.approx(reported["macro_f1"])
+
+
+def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
+    index, train = tmp_path / "index", fitted / "data/train.jsonl"
+    assert cramlm("index", fitted / "data/corpus.jsonl", "--out", index).returncode == 0
+    result = cramlm("select", "--train", train, "--index", index, "--top-k", "5", "--out", tmp_path / "selection")
+    assert result.returncode == 0, result.stderr
+    first = json.loads((tmp_path / "selection/selected.jsonl").read_text("utf-8").splitlines()[0])
+    assert first["rank"] == 0
+    found = cramlm("search", index, "lighthouse captain", "-k", "3", "--json").stdout.splitlines()
+    assert len(found) == 3
+    assert {term for term, _ in json.loads(found[0])["terms"]} <= {"lighthouse", "captain"}
+    nothing = cramlm("search", index, "xylophone")
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+
+
+def test_config_prints_toml_that_fit_takes_back(tmp_path: Path) -> None:
+    result = cramlm("config", "--train", "t.jsonl", "--set", "phases[0].steps=7", "--set", "retriever.k1=1.5")
+    data = tomllib.loads(result.stdout)
+    assert data["phases"][0]["steps"] == 7
+    assert to_toml(load_config(data)) == result.stdout
+
+
+def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
+    result = cramlm("verify", fitted)
+    assert result.returncode == 0
+    assert "11 folders" in result.stdout
+    weights = fitted / "run/phase-1-joint/model.safetensors"
+    content = weights.read_bytes()
+    try:
+        weights.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
+        assert_one_line(cramlm("verify", fitted), 5, str(weights))
+    finally:
+        weights.write_bytes(content)
+
+
+def test_doctor_tells_versions_and_hardware() -> None:
+    result = cramlm("doctor")
+    assert result.returncode == 0
+    assert all(name in result.stdout for name in ("torch", "bf16", "memory", "store"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "needles"),
+    [
+        (["fit"], 2, ["--train"]),
+        (["fit", "--train", "missing.jsonl"], 2, ["--corpus"]),
+        (["fit", "--train", "missing.jsonl", "--recipe", "labels-only"], 2, ["missing.jsonl"]),
+        (["fit", "--train", "x", "--corpus", "y", "--recipe", "magic"], 2, ["magic", "labels-only"]),
+        (["fit", "--train", "x", "--corpus", "y", "--budget", "soon"], 2, ["soon", "20m"]),
+        (["fit", "--train", "x", "--corpus", "y", "--set", "phases[0].stepz=5"], 2, ["stepz"]),
+        (["fit", "--train", "x", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
+        (["fit", "--config", "missing.toml"], 2, ["missing.toml"]),
+        (["fit", "--nonsense"], 2, ["--nonsense"]),
+        (["predict", "missing", "-"], 5, ["missing"]),
+        (["search", "missing", "query"], 5, ["missing", "cramlm index"]),
+        (["verify", "missing"], 5, ["missing"]),
+    ],
+)
+def test_a_mistake_gets_one_line_and_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, input="a text\n", timeout=120)
+    assert_one_line(result, code, *needles)
+
+
+def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, tmp_path: Path) -> None:
+    arguments = ["fit", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", fitted / "store"]
+    longer = [*arguments, "--set", "phases[0].steps=400"]
+    process = subprocess.Popen([*COMMAND, *map(str, longer)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run/.work").rglob("manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, errors
+    assert errors.strip().splitlines()[-1].startswith("cramlm: error: ")
+    result = cramlm(*longer)
+    assert result.returncode == 0, result.stderr
+    assert "goes on from step" in result.stderr
+
+
+def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> None:
+    from cramlm.artifacts import lock
+
+    with lock(fitted / "run" / "run"):
+        result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
+    assert_one_line(result, 7, f"pid {os.getpid()}")

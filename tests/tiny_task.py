@@ -1,0 +1,55 @@
+"""A tiny made-up task and corpus for tests that run the whole pipeline: two topics with words of their own, and common ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+TOPICS = {
+    "sea": ["wave", "ship", "harbour", "sailor", "tide", "anchor", "reef", "gull", "current", "lighthouse", "captain", "island"],
+    "hill": ["summit", "ridge", "valley", "climber", "meadow", "glacier", "path", "stone", "cabin", "shepherd", "eagle", "forest"],
+}
+COMMON = ["the", "a", "of", "and", "in", "to", "was", "is", "on", "with", "for", "near", "by", "at", "from", "old", "new", "small", "long", "every"]
+
+
+def write_task(folder: Path, *, train: int = 40, held_out: int = 16, documents: int = 240) -> dict[str, str]:
+    """Files train, dev, test and corpus in `folder`, the same every time; returns their paths."""
+    generator = random.Random(5)
+
+    def sentence(topic: str, words: int) -> str:
+        return " ".join(generator.choice(TOPICS[topic] if generator.random() < 0.4 else COMMON) for _ in range(words))
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for split, count in (("train", train), ("dev", held_out), ("test", held_out)):
+        rows = [{"text": sentence(topic, 14), "label": topic} for _ in range(count // 2) for topic in TOPICS]
+        paths[split] = _write(folder / f"{split}.jsonl", rows)
+    rows = [{"text": sentence(generator.choice(list(TOPICS)), 60)} for _ in range(documents)]
+    paths["corpus"] = _write(folder / "corpus.jsonl", rows)
+    return paths
+
+
+def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Config data of a TLM run over `write_task`'s files that takes a few seconds."""
+    common = {"batch_size": 256, "max_length": 32, "checkpoint_every": 5}
+    return {
+        "seed": 3,
+        "threads": 1,
+        "task": {name: paths[name] for name in ("train", "dev", "test")},
+        "corpus": {"files": [paths["corpus"]]},
+        "retriever": {"kind": "bm25", "top_k": 20},
+        "tokenizer": {"vocab_size": 200},
+        "encoder": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "max_positions": 64},
+        "phases": [
+            {"name": "joint", "steps": 24, "external": 2, "task": 1, "mlm_weight": 1.0, "dropout": 0.1, "keep": "last", **common},
+            {"name": "finetune", "steps": 16, "dropout": 0.1, "evaluate_every": 4, **common},
+        ],
+        **changes,
+    }
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return str(path)
