@@ -1,0 +1,48 @@
+# Every target works as the first command in a clean clone: what it needs is set up before it, quietly unless that fails.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/
+READY := $(VENV)/.ready
+DEMO := runs/demo
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-slow check bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## create .venv with everything; does nothing when it is up to date
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cramlm needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setting up $(VENV) (some minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' >$(VENV)/setup.log 2>&1 \
+		|| { cat $(VENV)/setup.log >&2; echo "setup failed; the lines above are in $(VENV)/setup.log" >&2; exit 1; }
+	@touch $@
+
+demo: $(DEMO)/data/counts.json  ## the whole method on documentation that is on every machine, beside its baselines
+	@$(RUN)python demo/run.py
+
+$(DEMO)/data/counts.json: demo/build_task.py | $(READY)
+	@$(RUN)python demo/build_task.py --out $(DEMO)/data
+
+test: $(READY)  ## the test suite: no network, no GPU
+	@$(RUN)pytest
+
+test-slow: $(READY)  ## the tests that take long, too
+	@$(RUN)pytest -m 'slow or not slow'
+
+check: $(READY)  ## formatting, lint, types, and who may import whom
+	@$(RUN)ruff format --check .
+	@$(RUN)ruff check .
+	@$(RUN)mypy
+	@$(RUN)pytest tests/test_architecture.py
+
+bench: $(READY)  ## every benchmark, one after the other; each prints a table and one JSON line
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(RUN)python $$file; done
+
+clean:  ## remove .venv, caches and the demo's run; other runs stay
+	@rm -rf $(VENV) $(DEMO) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find src tests demo benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,460 @@
+"""Publish, verify, lock: whatever happens, a name holds the old folder or the new one, whole; and damage is named."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import signal
+import socket
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cramlm.artifacts import MANIFEST, SMALL_FILE, explain_difference, hash_json, lock, open_artifact, publish, publish_file, stage, verify
+from cramlm.errors import ArtifactError, EnvironmentFault, LockedError
+from cramlm.records import Event, silent
+
+OLD, NEW = {"version": 1}, {"version": 2}
+
+
+def writer(content: str) -> Callable[[Path], None]:
+    """Writes three files that all hold `content`, one of them in a subfolder with a name that is not ASCII."""
+
+    def write(folder: Path) -> None:
+        (folder / "a.txt").write_text(content)
+        (folder / "größe").mkdir()
+        (folder / "größe" / "b.txt").write_text(content)
+        (folder / "empty.txt").touch()
+
+    return write
+
+
+def publish_version(target: Path, key: dict[str, Any]) -> None:
+    publish(target, kind="thing", key=key, write=writer(f"content {key['version']}"))
+
+
+def contents(target: Path) -> set[str]:
+    return {path.read_text() for path in (target / "a.txt", target / "größe" / "b.txt")}
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run `work` in a forked process; its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:  # the child must never return into pytest
+            os._exit(getattr(error, "exit_code", 99))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fail_at_call(number: int, failure: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, but its call `number` (from 0) runs `failure` first."""
+    calls = iter(range(10**6))
+
+    def counted(*arguments: Any) -> Any:
+        if next(calls) == number:
+            failure()
+        return function(*arguments)
+
+    return counted
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def break_disk() -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_published_folder_opens_and_verifies(tmp_path: Path) -> None:
+    published = publish(tmp_path / "deep" / "thing", kind="thing", key=OLD, write=writer("x"))
+    opened = open_artifact(tmp_path / "deep" / "thing", kind="thing")
+    assert opened == published
+    assert set(opened.files) == {"a.txt", "größe/b.txt", "empty.txt"}
+    assert verify(tmp_path) == 1
+
+
+def test_equal_results_have_equal_fingerprints_wherever_they_are(tmp_path: Path) -> None:
+    here = publish(tmp_path / "here", kind="thing", key=OLD, write=writer("x"))
+    there = publish(tmp_path / "there", kind="thing", key=NEW, write=writer("x"))
+    other = publish(tmp_path / "other", kind="thing", key=OLD, write=writer("y"))
+    assert here.fingerprint == there.fingerprint != other.fingerprint
+
+
+def test_a_copy_or_a_moved_folder_is_still_whole(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    shutil.copytree(tmp_path / "thing", tmp_path / "copy")
+    (tmp_path / "thing").rename(tmp_path / "moved")
+    assert verify(tmp_path / "copy") == verify(tmp_path / "moved") == 1
+
+
+def test_replacing_leaves_the_new_folder_alone_and_no_leftovers(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    publish(tmp_path / "thing", kind="thing", key=NEW, write=lambda folder: (folder / "only.txt").touch())
+    assert sorted(path.name for path in (tmp_path / "thing").iterdir()) == [MANIFEST, "only.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: types.SimpleNamespace())
+    publish_version(tmp_path / "thing", NEW)
+    assert contents(tmp_path / "thing") == {"content 2"}
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+
+    def write(folder: Path) -> None:
+        writer("half")(folder)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        publish(tmp_path / "thing", kind="thing", key=NEW, write=write)
+    assert contents(tmp_path / "thing") == {"content 1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_kill_9_in_the_middle_of_writing_leaves_the_old_folder(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    publish_version(target, OLD)
+
+    def write(folder: Path) -> None:
+        (folder / "a.txt").write_text("half")
+        die()
+
+    code = in_child(lambda: void(stage(target, kind="thing", key=NEW, write=write, emit=silent)))
+    assert code == -signal.SIGKILL
+    assert open_artifact(target, kind="thing").key == OLD
+    assert verify(tmp_path) == 1
+    assert list(tmp_path.glob(".thing.tmp-*"))
+    stage(target, kind="thing", key=NEW, write=writer("content 2"), emit=silent)
+    assert not list(tmp_path.glob(".thing.tmp-*"))
+    assert contents(target) == {"content 2"}
+
+
+def void(value: Any) -> None:
+    """Forget a value, so that a call can stand in a lambda that returns nothing."""
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_kill_9_at_every_sync_leaves_the_old_folder_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
+) -> None:
+    target = tmp_path / "thing"
+    outcomes = []
+    for number in range(100):
+        shutil.rmtree(target, ignore_errors=True)
+        if there_before:
+            publish_version(target, OLD)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail_at_call(number, die, os.fsync))
+            code = in_child(lambda: publish_version(target, NEW))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        if target.exists():
+            version = open_artifact(target, kind="thing").key["version"]
+            assert verify(target) == 1
+            assert contents(target) == {f"content {version}"}
+        else:
+            version = 0
+        outcomes.append(version)
+    assert len(outcomes) >= 6  # three files, the manifest, two folders, the parent
+    assert outcomes == [int(there_before)] * (len(outcomes) - 1) + [2]
+
+
+def test_a_disk_error_at_every_sync_is_an_environment_fault_and_nothing_is_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "thing"
+    publish_version(target, OLD)
+    for number in range(100):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail_at_call(number, break_disk, os.fsync))
+            failure = None
+            try:
+                publish_version(target, NEW)
+            except EnvironmentFault as error:
+                failure = error
+        if failure is None:
+            break
+        assert "Input/output error" in str(failure)
+        assert failure.exit_code == 4
+        assert verify(target) == 1
+        assert len(contents(target)) == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+    assert number >= 6
+    assert contents(target) == {"content 2"}
+
+
+def test_a_full_disk_is_an_environment_fault_and_the_old_folder_stays(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+
+    def write(folder: Path) -> None:
+        (folder / "a.txt").write_text("half")
+        with open("/dev/full", "w") as full:  # noqa: PTH123 - the kernel's own ENOSPC
+            full.write("x" * 100_000)
+
+    with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
+        publish(tmp_path / "thing", kind="thing", key=NEW, write=write)
+    assert caught.value.exit_code == 4
+    assert "\n" not in str(caught.value)
+    assert contents(tmp_path / "thing") == {"content 1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_a_limit_on_the_size_of_files_is_an_environment_fault_too(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+
+    def work() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        publish(tmp_path / "thing", kind="thing", key=NEW, write=writer("x" * 5000))
+
+    assert in_child(work) == 4
+    assert contents(tmp_path / "thing") == {"content 1"}
+
+
+def test_the_name_is_never_absent_while_folders_are_exchanged(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    publish_version(target, OLD)
+
+    def watch() -> None:
+        while not (tmp_path / "stop").exists():
+            for _ in range(200):
+                (target / MANIFEST).stat()  # raises if the name is absent at any moment
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            watch()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    for number in range(60):
+        publish_version(target, {"version": number})
+    (tmp_path / "stop").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_reader_keeps_the_old_content_after_a_replacement(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    with (tmp_path / "thing" / "a.txt").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        publish_version(tmp_path / "thing", NEW)
+        assert mapped[:] == b"content 1"
+    assert contents(tmp_path / "thing") == {"content 2"}
+
+
+def test_every_flipped_bit_of_every_file_is_found_and_the_file_named(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    publish_version(target, OLD)
+    for path in (target / "a.txt", target / "größe" / "b.txt", target / MANIFEST):
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            with pytest.raises(ArtifactError) as caught:
+                verify(target)
+            assert str(path) in str(caught.value)
+            with pytest.raises(ArtifactError):
+                open_artifact(target, kind="thing")
+        path.write_bytes(whole)
+    assert verify(target) == 1
+
+
+def test_every_truncation_is_found_at_opening(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    publish_version(target, OLD)
+    for path in (target / "a.txt", target / MANIFEST):
+        whole = path.read_bytes()
+        for size in range(len(whole) - 1):  # the manifest's last byte is a line end
+            path.write_bytes(whole[:size])
+            with pytest.raises(ArtifactError) as caught:
+                open_artifact(target, kind="thing")
+            assert path.name in str(caught.value)
+        path.write_bytes(whole)
+
+
+def test_a_flipped_byte_in_a_large_file_is_found_by_verify(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    publish(target, kind="thing", key=OLD, write=lambda folder: void((folder / "large.bin").write_bytes(bytes(SMALL_FILE + 1))))
+    with (target / "large.bin").open("r+b") as file:
+        file.seek(SMALL_FILE // 2)
+        file.write(b"\x01")
+    open_artifact(target, kind="thing")  # sizes only, for files this large
+    with pytest.raises(ArtifactError, match=r"large\.bin.*content differs"):
+        verify(target)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "größe/b.txt"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    (tmp_path / "thing" / name).unlink()
+    for check in (lambda: verify(tmp_path), lambda: open_artifact(tmp_path / "thing", kind="thing")):
+        with pytest.raises(ArtifactError, match=f"{name}: missing") as caught:
+            check()
+        assert caught.value.exit_code == 5
+
+
+def test_a_file_that_was_put_in_afterwards_is_named(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    (tmp_path / "thing" / "größe" / "extra.txt").touch()
+    with pytest.raises(ArtifactError, match=r"größe/extra\.txt: not listed"):
+        verify(tmp_path)
+
+
+def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ArtifactError, match="not a cramlm folder"):
+        open_artifact(tmp_path, kind="thing")
+    with pytest.raises(ArtifactError, match="no such folder"):
+        open_artifact(tmp_path / "absent", kind="thing")
+    with pytest.raises(ArtifactError, match="no published folder"):
+        verify(tmp_path)
+
+
+def test_a_folder_of_another_kind_or_format_is_refused(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    with pytest.raises(ArtifactError, match="'thing' folder, expected 'index'"):
+        open_artifact(tmp_path / "thing", kind="index")
+    manifest = json.loads((tmp_path / "thing" / MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["format"] = 99
+    manifest["sha256"] = hash_json(manifest)
+    (tmp_path / "thing" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="format 99"):
+        open_artifact(tmp_path / "thing", kind="thing")
+
+
+def test_verify_counts_every_folder_below_and_passes_over_those_being_built(tmp_path: Path) -> None:
+    for name in ("one", "deep/two", "deep/three"):
+        publish_version(tmp_path / name, OLD)
+    shutil.copytree(tmp_path / "one", tmp_path / ".one.tmp-123")
+    (tmp_path / ".one.tmp-123" / "a.txt").write_text("half")
+    assert verify(tmp_path) == 3
+
+
+def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+    with lock(tmp_path / "thing"):
+        assert in_child(lambda: publish_locked(tmp_path / "thing")) == 7
+        with pytest.raises(LockedError, match=f"pid {os.getpid()} on {socket.gethostname()}"), lock(tmp_path / "thing"):
+            pass
+    assert in_child(lambda: publish_locked(tmp_path / "thing")) == 0
+
+
+def publish_locked(target: Path) -> None:
+    stage(target, kind="thing", key=OLD, write=writer("x"), emit=silent)
+
+
+def test_of_two_builders_at_once_one_builds_and_the_other_exits_7(tmp_path: Path) -> None:
+    def slow(folder: Path) -> None:
+        writer("x")(folder)
+        time.sleep(0.5)
+
+    def build() -> None:
+        while not (tmp_path / "go").exists():
+            time.sleep(0.001)
+        stage(tmp_path / "thing", kind="thing", key=OLD, write=slow, emit=silent)
+
+    children = []
+    for _ in range(2):
+        if (pid := os.fork()) == 0:
+            try:
+                build()
+                os._exit(0)
+            except BaseException as error:
+                os._exit(getattr(error, "exit_code", 99))
+        children.append(pid)
+    (tmp_path / "go").touch()
+    assert sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children) == [0, 7]
+    assert verify(tmp_path) == 1
+
+
+def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
+    def hold() -> None:
+        with lock(tmp_path / "thing"):
+            die()
+
+    assert in_child(hold) == -signal.SIGKILL
+    assert (tmp_path / ".thing.lock").exists()
+    publish_locked(tmp_path / "thing")
+    assert verify(tmp_path) == 1
+
+
+def test_a_fresh_stage_is_not_built_again_and_says_so(tmp_path: Path) -> None:
+    events: list[Event] = []
+    key = {"inputs": {"sha256": "ab"}, "retriever": {"k1": 1.2, "shares": [1, 2], "limit": None}}
+    built = stage(tmp_path / "thing", kind="thing", key=key, write=writer("x"), emit=events.append)
+
+    def must_not_run(folder: Path) -> None:
+        raise AssertionError("a fresh stage was built again")
+
+    again = stage(tmp_path / "thing", kind="thing", key=key, write=must_not_run, emit=events.append, name="selection")
+    assert again.fingerprint == built.fingerprint
+    assert [(event.kind, event.stage) for event in events] == [("fresh", "selection")]
+
+
+def test_a_stale_stage_says_which_knob_changed_and_is_built_again(tmp_path: Path) -> None:
+    events: list[Event] = []
+    stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.2, "b": 0.75}}, write=writer("x"), emit=events.append)
+    stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.5, "b": 0.75}}, write=writer("y"), emit=events.append)
+    assert [(event.kind, event.message) for event in events] == [("stale", "runs again: retriever.k1 1.2 -> 1.5")]
+    assert contents(tmp_path / "thing") == {"y"}
+
+
+def test_a_stage_whose_folder_is_damaged_says_so_instead_of_building_over_it(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    (tmp_path / "thing" / "a.txt").write_text("changed")
+    with pytest.raises(ArtifactError, match=r"a\.txt: damaged"):
+        stage(tmp_path / "thing", kind="thing", key=OLD, write=writer("x"), emit=silent)
+    assert contents(tmp_path / "thing") == {"changed", "content 1"}
+
+
+keys = st.dictionaries(
+    st.text(max_size=3), st.integers(0, 2) | st.dictionaries(st.text(max_size=3), st.integers(0, 2), max_size=3), max_size=3
+)
+
+
+@given(keys, keys)
+@settings(deadline=None)
+def test_reasons_are_given_exactly_when_keys_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert (explain_difference(old, new) == []) == (old == new)
+    assert explain_difference(old, old) == []
+
+
+def test_the_hash_of_json_does_not_depend_on_the_order_of_keys() -> None:
+    assert hash_json({"a": 1, "b": [1, 2]}) == hash_json({"b": [1, 2], "a": 1}) != hash_json({"a": 1, "b": [2, 1]})
+
+
+def test_a_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "run" / "run.toml"
+    publish_file(target, b"old")
+    monkeypatch.setattr(os, "fsync", fail_at_call(0, break_disk, os.fsync))
+    with pytest.raises(EnvironmentFault):
+        publish_file(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in target.parent.iterdir()] == ["run.toml"]
+    publish_file(target, b"new")
+    assert target.read_bytes() == b"new"
+
+
+def test_a_folder_that_may_not_be_written_is_an_environment_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentFault) as caught:
+        publish_version(tmp_path / "file" / "thing", OLD)
+    assert caught.value.exit_code == 4
+    assert str(tmp_path / "file") in str(caught.value)
