@@ -103,7 +103,9 @@ def test_imports_go_strictly_downward() -> None:
 
 def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
     known = modules()
-    depends = {module: {target for _, target in inner_imports(path, known)} & set(known) - {module, ""} for module, path in known.items() if module}
+    depends = {
+        module: {target for _, target in inner_imports(path, known)} & set(known) - {module, ""} for module, path in known.items() if module
+    }
     finished: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
