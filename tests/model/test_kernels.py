@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import pytest
 import torch
 
 from cramlm.model.encoder import attention_bias
-from cramlm.model.kernels import Rotation, attend, geglu
+from cramlm.model.kernels import Rotation, attend, attend_fused, geglu
+
+Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Rotation | None, int], torch.Tensor]
 
 
 def plain_attention(qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | None, heads: int) -> torch.Tensor:
@@ -24,8 +29,9 @@ def plain_attention(qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | 
     return result
 
 
+@pytest.mark.parametrize("attention", [attend, attend_fused])
 @pytest.mark.parametrize("rotary", [True, False])
-def test_attention_and_its_gradient_equal_the_plain_formula(rotary: bool) -> None:
+def test_attention_and_its_gradient_equal_the_plain_formula(attention: Attention, rotary: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     sequence = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
     qkv = torch.randn(2, 6, 3 * 8, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -33,7 +39,7 @@ def test_attention_and_its_gradient_equal_the_plain_formula(rotary: bool) -> Non
     rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
     bias = attention_bias(sequence, torch.float64)
     upstream = torch.randn(2, 6, 8, generator=generator, dtype=torch.float64)
-    ours = attend(qkv, bias, rotation, 2)
+    ours = attention(qkv, bias, rotation, 2)
     (our_gradient,) = torch.autograd.grad((ours * upstream).sum(), qkv)
     plain = plain_attention(qkv, bias, rotation, 2)
     (plain_gradient,) = torch.autograd.grad((plain * upstream).sum(), qkv)

@@ -78,7 +78,6 @@ def pool(hidden: Tensor, first: Tensor, sequence: Tensor, config: HeadConfig) ->
         case "cls":
             return hidden.index_select(0, first)
         case "mean":
-            # A dense average rather than a scatter: deterministic on every device, and fast for the few sequences that a batch holds.
             real = (sequence >= 0).nonzero().squeeze(1)
             owner = sequence.index_select(0, real)
             sums = torch.zeros(len(first), hidden.shape[1], dtype=torch.float32, device=hidden.device)

@@ -27,7 +27,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> 
     bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first.
     """
     if qkv.device.type != "cpu":
-        return _attend_fused(qkv, bias, rotation, heads)
+        return attend_fused(qkv, bias, rotation, heads)
     cos, sin = rotation if rotation is not None else (None, None)
     result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads)  # type: ignore[no-untyped-call]
     return result
@@ -53,7 +53,8 @@ def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
     return out
 
 
-def _attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> Tensor:
+def attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> Tensor:
+    """The same in PyTorch's own operations; what `attend` does on a GPU."""
     rows, length, width = qkv.shape
     size = width // 3 // heads
     query, key, value = qkv.view(rows, length, 3, heads, size).unbind(2)
@@ -74,18 +75,17 @@ class _Attend(torch.autograd.Function):
         rows, length, width = qkv.shape
         size = width // 3 // heads
         parts = qkv.view(rows, length, 3, heads, size)
-        # (3, R, H, L, size): each head's matrix contiguous, as the batched products want it
+        # (3, R, H, L, size): each head's matrix contiguous, as the batched products want it; the scale goes into the queries on the way
         split = qkv.new_empty(3, rows, heads, length, size)
         if cos is None or sin is None:
-            split.copy_(parts.permute(2, 0, 3, 1, 4))
+            torch.mul(parts[:, :, 0], size**-0.5, out=split[0].transpose(1, 2))
+            split[1].copy_(parts[:, :, 1].transpose(1, 2))
         else:
-            rotation = Rotation(cos, sin)
-            rotate(parts[:, :, 0], rotation, split[0].transpose(1, 2))
-            rotate(parts[:, :, 1], rotation, split[1].transpose(1, 2))
-            split[2].copy_(parts[:, :, 2].transpose(1, 2))
+            rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
+            rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
+        split[2].copy_(parts[:, :, 2].transpose(1, 2))
         query, key, value = split.view(3, rows * heads, length, size)
-        scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length)
-        scores.mul_(size**-0.5).add_(bias)
+        scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length).add_(bias)
         weights = torch.softmax(scores, -1)
         context = torch.bmm(weights.view(rows * heads, length, length), value)
         ctx.save_for_backward(split, weights, cos, sin)
@@ -102,33 +102,34 @@ class _Attend(torch.autograd.Function):
         d_query, d_key, d_value = d_split.view(3, rows * heads, length, size)
         torch.bmm(probabilities.transpose(1, 2), d_context, out=d_value)
         d_weights = torch.bmm(d_context, value.transpose(1, 2))
-        d_scores = torch._softmax_backward_data(d_weights, probabilities, -1, probabilities.dtype).mul_(size**-0.5)
+        d_scores = torch._softmax_backward_data(d_weights, probabilities, -1, probabilities.dtype)
         torch.bmm(d_scores, key, out=d_query)
         torch.bmm(d_scores.transpose(1, 2), query, out=d_key)
         d_qkv = grad.new_empty(rows, length, 3, heads, size)
         if cos is None:
-            d_qkv.copy_(d_split.permute(1, 3, 0, 2, 4))
+            torch.mul(d_split[0].transpose(1, 2), size**-0.5, out=d_qkv[:, :, 0])
+            d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
         else:
-            back = Rotation(cos, -sin)
-            rotate(d_split[0].transpose(1, 2), back, d_qkv[:, :, 0])
-            rotate(d_split[1].transpose(1, 2), back, d_qkv[:, :, 1])
-            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
+            rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
+            rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
+        d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
         return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None
 
 
 class _Geglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
         value, gate = x.chunk(2, dim=-1)
-        return F.gelu(value).mul_(gate)
+        active = F.gelu(value)
+        ctx.save_for_backward(x, active)
+        return active * gate
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+        x, active = ctx.saved_tensors
         value, gate = x.chunk(2, dim=-1)
         result = torch.empty_like(x)
         d_value, d_gate = result.chunk(2, dim=-1)
-        torch.mul(F.gelu(value), grad, out=d_gate)
+        torch.mul(active, grad, out=d_gate)
         torch.ops.aten.gelu_backward.grad_input(grad * gate, value, approximate="none", grad_input=d_value)
         return result
