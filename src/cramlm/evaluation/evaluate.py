@@ -1,0 +1,118 @@
+"""From texts to probabilities: sequences sorted by length, packed into rows without padding to speak of, answers in the given order.
+
+The vocabulary head never runs. Attention stays inside a sequence, so an answer does not depend on what shares its row, up to the order in
+which floating point sums (1e-5 in fp32). Because neighbours have nearly equal lengths, rows are as long as the longest of their chunk and
+most hold one sequence: next to nothing is spent on attention across sequences or on padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cramlm.errors import DataError, DivergedError
+from cramlm.evaluation.metrics import Scores, calibration_error, score
+from cramlm.model.device import Precision
+from cramlm.model.model import Model, PackedBatch
+from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.records import Example, FloatArray, IntArray
+from cramlm.training.batching import pack
+
+BATCH_TOKENS = 8192
+
+
+def evaluate_examples(
+    model: Model,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    labels: Sequence[str],
+    *,
+    max_length: int,
+    precision: Precision,
+) -> tuple[Scores, FloatArray]:
+    """Scores on labelled examples, and the probabilities (n, labels) they come from; labels in the order of the logits.
+
+    Raises:
+        DataError: if an example has no label. DivergedError: if the model's numbers are not finite.
+    """
+    true = []
+    for example in examples:
+        if example.label is None:
+            raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
+        true.append(example.label)
+    sequences = sequences_of(tokenizer, examples, max_length=max_length)
+    probabilities = predict_probabilities(model, sequences, labels=len(labels), precision=precision, pad_id=tokenizer.pad_id)
+    predicted = [labels[index] for index in probabilities.argmax(axis=1)]
+    error = calibration_error(probabilities, true, labels)
+    return replace(score(true, predicted, labels), calibration_error=error), probabilities
+
+
+def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int) -> Tokens:
+    """What the model reads of each example: one sequence, cut at `max_length` tokens."""
+    pairs = [example.text_pair for example in examples]
+    texts = [example.text for example in examples]
+    paired = any(pair is not None for pair in pairs)
+    return tokenizer.sequences(texts, pairs if paired else None, max_length=max_length, cut="truncate")
+
+
+def predict_probabilities(
+    model: Model,
+    sequences: Tokens,
+    *,
+    labels: int,
+    precision: Precision,
+    pad_id: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> FloatArray:
+    """Probability of each label for each sequence (special tokens included), float32 (n, labels), rows in the order given.
+
+    Raises:
+        DivergedError: if a logit is not finite.
+    """
+    assert labels == model.labels, f"{labels} labels asked of a model with {model.labels}"
+    logits = predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens).astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise DivergedError("the model's answers are not finite numbers; train it again with a lower learning rate")
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+    return probabilities
+
+
+def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
+    """Label logits of each sequence, float32 (n, labels), in the order given; computed where the model's weights are.
+
+    `batch_tokens` bounds the tokens computed at once (a single longer sequence is computed alone).
+    """
+    device = next(model.parameters()).device
+    logits = np.empty((len(sequences), model.labels), dtype=np.float32)
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    with torch.no_grad(), autocast:
+        for chunk in _chunks(sequences.lengths, batch_tokens):
+            batch = pack(
+                [sequences[index] for index in chunk],
+                labels=chunk,  # the batch has its own order; these numbers lead back
+                external=np.zeros(len(chunk), dtype=np.bool_),
+                row_length=int(sequences.lengths[chunk[-1]]),
+                pad_id=pad_id,
+            )
+            packed = PackedBatch.of(batch, device)
+            logits[batch.task_labels] = model.task_logits(model.hidden(packed), packed).float().cpu().numpy()
+    return logits
+
+
+def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
+    """Indices of sequences, shortest first, in groups of at most `batch_tokens` tokens (of at least one sequence)."""
+    order: npt.NDArray[np.int64] = np.argsort(lengths, kind="stable")
+    sizes = lengths[order]
+    start = 0
+    while start < len(order):
+        # Sequences are sorted, so that the last of a group decides how wide its rows are.
+        stop = start + 1
+        while stop < len(order) and sizes[stop] * (stop + 1 - start) <= batch_tokens:
+            stop += 1
+        yield order[start:stop]
+        start = stop

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from cramlm.evaluation.metrics import calibration_error, score
+
+LABELS = ("a", "b", "c", "d")
+
+
+def imitation(rows: int, classes: int, *, seed: int, right: float = 0.7) -> tuple[list[str], list[str], list[str]]:
+    """True and predicted labels of a classifier that is right in `right` of the rows or by luck."""
+    random = np.random.default_rng(seed)
+    labels = [f"label-{number:02}" for number in range(classes)]
+    true = [labels[number] for number in random.integers(classes, size=rows)]
+    predicted = [label if random.random() < right else labels[random.integers(classes)] for label in true]
+    return true, predicted, labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from((*LABELS, "never seen")), st.sampled_from(LABELS)), min_size=1, max_size=30))
+def test_every_score_equals_scikit_learns(rows: list[tuple[str, str]]) -> None:
+    true, predicted = ([row[side] for row in rows] for side in (0, 1))
+    scores = score(true, predicted, LABELS)
+    assert scores.accuracy == pytest.approx(metrics.accuracy_score(true, predicted))
+    assert scores.macro_f1 == pytest.approx(metrics.f1_score(true, predicted, average="macro", zero_division=0))
+    assert scores.micro_f1 == pytest.approx(metrics.f1_score(true, predicted, average="micro", zero_division=0))
+    names = list(scores.per_class)
+    assert scores.confusion.tolist() == metrics.confusion_matrix(true, predicted, labels=names).tolist()
+    report = metrics.classification_report(true, predicted, labels=names, output_dict=True, zero_division=0)
+    for name in names:
+        ours, theirs = scores.per_class[name], report[name]
+        assert ours["precision"] == pytest.approx(theirs["precision"])
+        assert ours["recall"] == pytest.approx(theirs["recall"])
+        assert ours["f1"] == pytest.approx(theirs["f1-score"])
+        assert ours["support"] == theirs["support"]
+
+
+def test_a_hand_calculated_example_comes_out() -> None:
+    # a: 2 of 3 found, one b taken for a; b: 1 of 2. F1(a) = 2*2/(3+3) = 2/3, F1(b) = 2*1/(2+2) = 1/2.
+    scores = score(["a", "a", "a", "b", "b"], ["a", "a", "b", "a", "b"], ["a", "b"])
+    assert scores.per_class["a"]["f1"] == pytest.approx(2 / 3)
+    assert scores.macro_f1 == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert scores.accuracy == scores.micro_f1 == pytest.approx(3 / 5)
+    assert scores.confusion.tolist() == [[2, 1], [1, 1]]
+
+
+def test_a_label_that_occurs_nowhere_does_not_lower_macro_f1() -> None:
+    assert score(["a", "b"], ["a", "b"], LABELS).macro_f1 == 1.0
+
+
+def test_a_true_label_that_training_never_showed_counts_as_wrong() -> None:
+    scores = score(["a", "strange"], ["a", "a"], ["a", "b"])
+    assert scores.accuracy == scores.micro_f1 == 0.5
+    assert scores.per_class["strange"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
+    assert scores.macro_f1 == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_scores_become_plain_json() -> None:
+    true, predicted, labels = imitation(50, 3, seed=1)
+    scores = score([*true, "strange"], [*predicted, labels[0]], labels)
+    values = json.loads(json.dumps(scores.as_dict(), allow_nan=False))
+    assert values["macro_f1"] == scores.macro_f1
+    assert values["per_class"][labels[0]]["support"] == true.count(labels[0])
+    low, high = values["intervals"]["macro_f1"]
+    assert low < values["macro_f1"] < high
+
+
+def test_intervals_equal_those_of_resampled_rows() -> None:
+    true, predicted, labels = imitation(400, 4, seed=2)
+    codes = np.array([[labels.index(label) for label in side] for side in (true, predicted)])
+    random = np.random.default_rng(7)
+    drawn = [codes[:, random.integers(len(true), size=len(true))] for _ in range(1000)]
+    macro = [metrics.f1_score(*sample, average="macro") for sample in drawn]
+    micro = [(sample[0] == sample[1]).mean() for sample in drawn]
+    intervals = score(true, predicted, labels).intervals(resamples=20_000)
+    # Percentiles of 1,000 resamples scatter by about 0.002 here.
+    assert intervals["macro_f1"] == pytest.approx(np.percentile(macro, [2.5, 97.5]), abs=0.008)
+    assert intervals["micro_f1"] == pytest.approx(np.percentile(micro, [2.5, 97.5]), abs=0.008)
+
+
+def test_intervals_depend_on_the_seed_only() -> None:
+    true, predicted, labels = imitation(100, 3, seed=3)
+    scores = score(true, predicted, labels)
+    assert scores.intervals(seed=4) == scores.intervals(seed=4)
+    assert scores.intervals(seed=4) != scores.intervals(seed=5)
+
+
+def test_intervals_do_not_depend_on_how_many_resamples_are_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, predicted, labels = imitation(100, 3, seed=3)
+    scores = score(true, predicted, labels)
+    whole = scores.intervals()
+    monkeypatch.setattr("cramlm.evaluation.metrics._CELLS_AT_ONCE", 70)
+    assert scores.intervals() == whole
+
+
+def test_a_perfect_or_a_single_row_has_an_interval_of_no_width() -> None:
+    assert score(["a", "b", "b"], ["a", "b", "b"], LABELS).intervals()["micro_f1"] == (1.0, 1.0)
+    assert score(["a"], ["b"], LABELS).intervals()["macro_f1"] == (0.0, 0.0)
+
+
+def test_intervals_of_5000_rows_take_less_than_a_second() -> None:
+    scores = score(*imitation(5000, 20, seed=5))
+    began = time.perf_counter()
+    scores.intervals()
+    assert time.perf_counter() - began < 1.0
+
+
+def test_calibration_error_equals_a_hand_calculation() -> None:
+    # Bins of 1/15: 0.62 and 0.65 are in (0.6, 0.667] with accuracy 1/2, 0.9 in (0.867, 0.933] with accuracy 1.
+    probabilities = np.array([[0.62, 0.38], [0.35, 0.65], [0.9, 0.1]], dtype=np.float32)
+    error = calibration_error(probabilities, ["a", "a", "a"], ["a", "b"])
+    assert error == pytest.approx((2 * abs(0.635 - 0.5) + 1 * abs(0.9 - 1.0)) / 3, abs=1e-6)
+
+
+def test_probabilities_as_often_right_as_they_say_have_no_calibration_error() -> None:
+    probabilities = np.tile(np.array([0.75, 0.25], dtype=np.float32), (4, 1))
+    assert calibration_error(probabilities, ["a", "a", "a", "b"], ["a", "b"]) == pytest.approx(0.0)
+
+
+def test_a_probability_at_the_edge_of_a_bin_belongs_to_the_lower_one() -> None:
+    probabilities = np.array([[1.0, 0.0], [0.5, 0.5]], dtype=np.float32)
+    # 1.0 is in the last bin (wrong: gap 1), 0.5 alone in its own (right: gap 0.5); two bins: (0, 0.5] and (0.5, 1].
+    assert calibration_error(probabilities, ["b", "a"], ["a", "b"], bins=2) == pytest.approx((1.0 + 0.5) / 2)
