@@ -3,47 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, weights_of
 
 from cramlm.config import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model, PackedBatch
 from cramlm.training.objective import losses
-from cramlm.training.optimization import Muon, build_optimizer, learning_rate_factor, orthogonalise
-
-SHAPES = [(24, 8), (8, 8), (32, 8), (8, 16), (8, 8), (16, 8)]
-
-
-def matrices(seed: int) -> list[Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    return [Parameter(torch.randn(shape, generator=generator) * 0.1) for shape in SHAPES]
-
-
-def set_gradients(parameters: list[Parameter], step: int) -> None:
-    generator = torch.Generator().manual_seed(1000 + step)
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
-def test_muon_makes_the_updates_of_torchs_muon() -> None:
-    ours, theirs = matrices(0), matrices(0)
-    start = [parameter.detach().clone() for parameter in ours]
-    own = Muon(ours, lr=0.02, weight_decay=0.1)
-    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
-    for step in range(5):
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
-        own.step()
-        reference.step()
-        for left, right, first in zip(ours, theirs, start, strict=True):
-            moved = (right - first).norm()
-            assert float(((left - right).norm() / moved).detach()) < 0.02  # both orthogonalise in bfloat16
-
-
-def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(3, 16, 40, generator=generator)))
-    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+from cramlm.training.optimization import build_optimizer, learning_rate_factor
 
 
 def train_a_little(model: Model, config: OptimizerConfig, steps: int) -> None:
@@ -54,6 +19,21 @@ def train_a_little(model: Model, config: OptimizerConfig, steps: int) -> None:
         losses(model, PackedBatch.of(batches.batch(step)), phase).total.backward()
         optimizer.set_factor(0.5)
         optimizer.step()
+
+
+def test_a_muon_update_has_the_same_root_mean_square_for_every_shape() -> None:
+    model = make_model()
+    matrices = model.parameter_groups().matrix
+    optimizer = build_optimizer(model, OptimizerConfig(kind="muon", muon_learning_rate=0.02, weight_decay=0.0))
+    before = weights_of(model)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in matrices.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.set_factor(0.5)
+    optimizer.step()
+    for name in matrices:
+        moved = (weights_of(model)[name] - before[name]).square().mean().sqrt()
+        assert float(moved) == pytest.approx(0.5 * 0.2 * 0.02, rel=0.25), name  # its singular values are 0.7 to 1.2, not 1
 
 
 def test_adamw_is_torchs_adamw_with_decay_on_matrices_only() -> None:
