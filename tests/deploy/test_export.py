@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm import artifacts
+from cramlm.artifacts import Artifact
+from cramlm.deploy import export
+from cramlm.deploy.export import export_run
+from cramlm.deploy.predictor import Predictor
+from cramlm.errors import ArtifactError
+from cramlm.evaluation.evaluate import predict_probabilities
+from cramlm.evaluation.metrics import score
+from cramlm.model.hf import load_classifier
+from cramlm.model.model import Model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Event
+
+LABELS = ("up|down", "<< b >>", "très bien")
+KEY = {"format": 1, "model": "abc"}
+
+
+def run_scores() -> dict[str, Any]:
+    """What the evaluation stage writes, of made-up predictions."""
+    true = [LABELS[number % 3] for number in range(60)]
+    wrong = [LABELS[(number + (number % 7 == 0)) % 3] for number in range(60)]
+    scores = score(true, wrong, LABELS).as_dict()
+    return {"models": {"mine": {"dev": scores, "test": scores}, "tfidf-words": {"dev": scores}}, "verdict": "Use it (macro-F1 85.7)."}
+
+
+def provenance() -> dict[str, Any]:
+    report = {"steps": 1200, "tokens": 3_456_789, "seconds": 61.2, "paper_flops": 1.5e15, "executed_flops": 9.9e14}
+    file = {"name": "secret/place/corpus-a.jsonl.zst", "sha256": "ab" * 32, "rows_used": 4321}
+    return {
+        "config": {"name": "mine", "seed": 13, "encoder": {"layers": 2, "hidden": 32}},
+        "phases": [{"name": "joint", **report}, {"name": "finetune", **report}],
+        "retriever": {"kind": "bm25", "top_k": 50},
+        "corpus": {"rows": {"used": 4321}, "passages": {"kept": 5000}, "files": [file]},
+        "selection": {"documents": {"found": 800, "cut": 0, "dropped": 23, "selected": 777}, "words": 88_888},
+        "task": {"train": 100, "dev": 20, "test": 60},
+        "precision": "bf16",
+        "seconds": {"baseline": 3.2, "selection": 1.0},
+        "scores": run_scores(),
+    }
+
+
+def exported(out: Path, model: Model, tokenizer: Tokenizer, texts: list[str], **changes: Any) -> Artifact:
+    arguments: dict[str, Any] = {
+        "model": model,
+        "mlm": True,
+        "tokenizer": tokenizer,
+        "labels": LABELS,
+        "max_length": 48,
+        "provenance": provenance(),
+        "key": KEY,
+        "probe_texts": texts,
+    }
+    return export_run(out, **{**arguments, **changes})
+
+
+def test_the_folder_answers_as_the_model_does_wherever_it_is_copied(
+    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    exported(tmp_path / "run" / "export", model, tokenizer, texts)
+    shutil.copytree(tmp_path / "run" / "export", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "run")
+    tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
+    expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=0)
+    np.testing.assert_allclose(Predictor.load(tmp_path / "elsewhere").probabilities(texts), expected, atol=1e-5)
+    assert artifacts.verify(tmp_path / "elsewhere") == 1
+
+
+def test_the_card_and_the_provenance_hold_what_was_given(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    artifact = exported(tmp_path / "export", model, tokenizer, texts)
+    facts = json.loads((artifact.path / "provenance.json").read_text("utf-8"))
+    assert facts["labels"] == list(LABELS)
+    assert facts["scores"] == run_scores()
+    assert facts["corpus"]["files"][0]["sha256"] == "ab" * 32
+    assert {"cramlm", "torch", "numpy", "python"} <= set(facts["versions"])
+    stored = load_classifier(artifact.path).model
+    assert facts["parameters"] == sum(value.numel() for name, value in stored.named_parameters() if not name.startswith("mlm_head."))
+    card = (artifact.path / "README.md").read_text("utf-8")
+    assert "mine: a text classifier" in card
+
+
+def test_the_language_model_is_there_only_if_it_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    with_mlm = exported(tmp_path / "one", model, tokenizer, texts)
+    without = exported(tmp_path / "two", model, tokenizer, texts, mlm=False)
+    assert (with_mlm.path / "mlm" / "model.safetensors").is_file()
+    assert not (without.path / "mlm").exists()
+    assert "mlm/" not in (without.path / "README.md").read_text("utf-8")
+
+
+def test_no_probe_text_is_kept(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+    artifact = exported(tmp_path / "export", model, tokenizer, ["the patient Xylander Quorx"])
+    assert not any(b"Quorx" in file.read_bytes() for file in artifact.path.rglob("*") if file.is_file())
+
+
+def test_the_same_export_is_fresh_and_another_key_is_not(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    events: list[Event] = []
+    first = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
+    assert [event.kind for event in events] == ["start", "done"]
+    again = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
+    assert (events[-1].kind, again.fingerprint) == ("fresh", first.fingerprint)
+    exported(tmp_path / "export", model, tokenizer, texts, key={**KEY, "model": "def"}, emit=events.append)
+    assert [event.kind for event in events[-3:]] == ["stale", "start", "done"]
+
+
+def test_two_exports_of_one_model_are_equal_byte_for_byte(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    one, two = (exported(tmp_path / name, model, tokenizer, texts) for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint
+
+
+@pytest.mark.parametrize("head", ["classifier", "mlm_head"])
+def test_weights_that_change_on_the_way_publish_nothing(
+    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    name, folder, size = {"classifier": ("save_classifier", "export", "1.0e-02"), "mlm_head": ("save_mlm", "export/mlm", "")}[head]
+    save = getattr(export, name)
+
+    def damaging(saved: Model, *arguments: Any, **named: Any) -> None:
+        """Writes weights that are a little off, as a fault in a converter would."""
+        parameter = list(getattr(saved, head).parameters())[-1]
+        with torch.no_grad():
+            kept = parameter.clone()
+            parameter.add_(0.01)
+        save(saved, *arguments, **named)
+        with torch.no_grad():
+            parameter.copy_(kept)
+
+    exported(tmp_path / "export", model, tokenizer, texts)
+    before = artifacts.open_artifact(tmp_path / "export", kind="export").fingerprint
+    monkeypatch.setattr(export, name, damaging)
+    with pytest.raises(ArtifactError, match=f"^{re.escape(str(tmp_path / folder))}: .* logits differ by {size}"):
+        exported(tmp_path / "export", model, tokenizer, texts, key={**KEY, "model": "def"})
+    assert artifacts.open_artifact(tmp_path / "export", kind="export").fingerprint == before
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["export"]
+
+
+def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    with torch.no_grad():
+        next(iter(model.classifier.parameters())).fill_(float("nan"))
+    with pytest.raises(ArtifactError, match="NaN or infinity"):
+        exported(tmp_path / "export", model, tokenizer, texts)
+    assert not (tmp_path / "export").exists()
+
+
+def test_labels_are_probed_when_there_are_no_texts(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+    events: list[Event] = []
+    exported(tmp_path / "export", model, tokenizer, [], emit=events.append)
+    assert "3 texts" in events[-1].message
+
+
+@pytest.mark.slow
+def test_the_cards_lines_for_transformers_work(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    """The first Python block of README.md, as a reader would run it, on a text that is far too long for the model."""
+    artifact = exported(tmp_path / "export", model, tokenizer, texts)
+    block = (artifact.path / "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
+    text = " ".join(texts)
+    block = block.replace("path/to/this/folder", str(artifact.path)).replace('"some text"', repr(text))
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", block], capture_output=True, text=True, check=True, timeout=120)
+    (answers,) = [eval(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    answers = answers[0] if isinstance(answers[0], list) else answers
+    (ours,) = Predictor.load(artifact.path).predict([text])
+    assert answers[0]["label"] == ours.label
+    assert {row["label"]: row["score"] for row in answers} == pytest.approx(dict(ours.probabilities), abs=1e-4)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm.deploy.predictor import Predictor
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.evaluation.evaluate import predict_probabilities
+from cramlm.model.hf import save_classifier
+from cramlm.model.model import Model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Example
+
+LABELS = ("007", "negative", "très bien")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> Path:
+    save_classifier(model, tokenizer, tmp_path / "export", labels=LABELS, max_length=48)
+    return tmp_path / "export"
+
+
+@pytest.fixture
+def predictor(folder: Path) -> Predictor:
+    return Predictor.load(folder)
+
+
+def test_answers_are_those_of_the_model_that_was_saved(predictor: Predictor, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
+    expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=tokenizer.pad_id)
+    np.testing.assert_allclose(predictor.probabilities(texts), expected, atol=1e-6)
+    assert predictor.labels == LABELS
+    for answer, row in zip(predictor.predict(texts), expected, strict=True):
+        assert answer.label == LABELS[row.argmax()]
+        assert list(answer.probabilities) == list(LABELS)
+        assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_an_answer_does_not_depend_on_the_texts_asked_with_it(predictor: Predictor, texts: list[str]) -> None:
+    together = predictor.predict(texts)
+    for text, answer in zip(texts, together, strict=True):
+        (single,) = predictor.predict([text])
+        assert single.label == answer.label
+        assert list(single.probabilities.values()) == pytest.approx(list(answer.probabilities.values()), abs=1e-5)
+
+
+def test_a_stream_gives_the_same_answers_and_reads_no_further_than_it_must(predictor: Predictor, texts: list[str]) -> None:
+    taken = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal taken
+        for taken, text in enumerate(itertools.cycle(texts), start=1):  # noqa: B007 - read by the test
+            yield text
+
+    stream = predictor.predict_iter(counted(), batch=16)
+    answers = list(itertools.islice(stream, len(texts)))
+    assert [answer.label for answer in answers] == [answer.label for answer in predictor.predict(texts)]
+    assert taken == 48
+
+
+def test_a_stream_of_pairs_agrees_with_a_list_of_pairs(predictor: Predictor, texts: list[str]) -> None:
+    pairs = [None, *texts[:0:-1]]
+    streamed = [answer.label for answer in predictor.predict_iter(iter(texts), iter(pairs), batch=7)]
+    assert streamed == [answer.label for answer in predictor.predict(texts, pairs)]
+    assert not np.allclose(predictor.probabilities(texts, pairs), predictor.probabilities(texts), atol=1e-3)
+
+
+def test_no_texts_give_no_answers(predictor: Predictor) -> None:
+    assert predictor.predict([]) == []
+    assert predictor.probabilities([]).shape == (0, 3)
+    assert list(predictor.predict_iter([])) == []
+
+
+def test_one_string_instead_of_a_list_is_refused(predictor: Predictor) -> None:
+    for call in (predictor.predict, predictor.probabilities, predictor.predict_iter):
+        with pytest.raises(UsageError, match=r"pass a list of strings, like \[text\]"):
+            call("some text")
+    with pytest.raises(UsageError, match="pairs is one string"):
+        predictor.predict(["a"], "b")
+
+
+def test_what_is_no_string_is_named_by_its_place(predictor: Predictor) -> None:
+    with pytest.raises(DataError, match=r"text 2: is float \('nan'\), not a string"):
+        predictor.predict(["fine", float("nan")])  # type: ignore[list-item]
+
+
+def test_pairs_of_another_number_are_refused(predictor: Predictor) -> None:
+    with pytest.raises(UsageError, match="2 texts but 1 pairs"):
+        predictor.predict(["a", "b"], ["c"])
+    with pytest.raises(UsageError, match="2 texts but 1 pairs"):
+        list(predictor.predict_iter(["a", "b"], ["c"]))
+    with pytest.raises(UsageError, match="more pairs than texts"):
+        list(predictor.predict_iter(["a"], ["c", "d"]))
+
+
+def test_a_stream_of_no_texts_at_a_time_is_refused(predictor: Predictor) -> None:
+    with pytest.raises(UsageError, match="batch is 0"):
+        predictor.predict_iter(["a"], batch=0)
+
+
+def test_scores_count_what_was_predicted(predictor: Predictor, texts: list[str]) -> None:
+    answers = [answer.label for answer in predictor.predict(texts)]
+    examples = [Example(str(number), text, None, label) for number, (text, label) in enumerate(zip(texts, answers, strict=True))]
+    assert predictor.score(examples).accuracy == 1.0
+    with pytest.raises(DataError, match="no examples"):
+        predictor.score([])
+
+
+def test_threads_and_random_state_are_left_alone(folder: Path, texts: list[str]) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    Predictor.load(folder).predict(texts)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="nowhere"):
+        Predictor.load(tmp_path / "nowhere")
+
+
+def test_transformers_and_scikit_learn_are_not_needed_to_predict(folder: Path) -> None:
+    code = (
+        "import sys; from cramlm.deploy.predictor import Predictor\n"
+        f"print(len(Predictor.load({str(folder)!r}).predict(['a', 'b'])), 'transformers' in sys.modules, 'sklearn' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["2", "False", "False"]

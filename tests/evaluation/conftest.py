@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cramlm.config import EncoderConfig, HeadConfig, TokenizerConfig
+from cramlm.model.model import Model, build_model
+from cramlm.model.tokenization import Tokenizer, train_tokenizer
+
+WORDS = (
+    *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),
+    *("reduces", "pain", "river", "bank", "water", "ọ̀rọ̀", "ilé"),
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """The models here are far too small for more threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Forty texts of 0 to 60 words."""
+    draw = random.Random(11)
+    return ["", *(" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) for _ in range(39))]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(texts, TokenizerConfig(vocab_size=200), folder)
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(params=["bert", "modernbert"])
+def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
+    """Weights large enough for probabilities that differ between texts."""
+    head = HeadConfig(pooling="cls" if request.param == "bert" else "mean")
+    encoder = EncoderConfig(shape=request.param, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
+    return build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=3, seed=5)

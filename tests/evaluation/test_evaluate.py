@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm.errors import DataError, DivergedError
+from cramlm.evaluation.evaluate import evaluate_examples, predict_logits, predict_probabilities, sequences_of
+from cramlm.evaluation.metrics import score
+from cramlm.model.model import Model, PackedBatch
+from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.records import Example, FloatArray
+from cramlm.training.batching import pack
+
+LABELS = ("a", "b", "c")
+
+
+def examples(texts: list[str], labels: tuple[str, ...] = LABELS) -> list[Example]:
+    return [Example(str(number), text, None, labels[number % len(labels)]) for number, text in enumerate(texts)]
+
+
+def sequences(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
+    return tokenizer.sequences(texts, max_length=64, cut="truncate")
+
+
+def probabilities(model: Model, tokens: Tokens, *, batch_tokens: int = 8192) -> FloatArray:
+    return predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=0, batch_tokens=batch_tokens)
+
+
+def alone(model: Model, tokens: Tokens, index: int) -> FloatArray:
+    """One sequence by itself, straight through the model."""
+    nothing = np.full(1, -1, dtype=np.int64)
+    ids = tokens[index]
+    batch = PackedBatch.of(pack([ids], labels=nothing, external=np.zeros(1, np.bool_), row_length=len(ids), pad_id=0))
+    with torch.no_grad():
+        result: FloatArray = model.task_logits(model.hidden(batch), batch)[0].softmax(-1).numpy()
+    return result
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 64, 300, 8192])
+def test_answers_do_not_depend_on_the_company_of_the_batch(model: Model, tokenizer: Tokenizer, texts: list[str], batch_tokens: int) -> None:
+    tokens = sequences(tokenizer, texts)
+    together = probabilities(model, tokens, batch_tokens=batch_tokens)
+    apart = np.stack([alone(model, tokens, index) for index in range(len(tokens))])
+    np.testing.assert_allclose(together, apart, atol=1e-5)
+    assert (together.argmax(1) == apart.argmax(1)).all()
+    assert np.ptp(together[:, 0]) > 0.1, "a model that says the same of every text would prove nothing"
+
+
+def test_answers_follow_the_order_of_the_texts(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    order = np.random.default_rng(2).permutation(len(texts))
+    straight = probabilities(model, sequences(tokenizer, texts))
+    shuffled = probabilities(model, sequences(tokenizer, [texts[index] for index in order]), batch_tokens=200)
+    np.testing.assert_allclose(shuffled, straight[order], atol=1e-5)
+
+
+def test_probabilities_are_float32_and_sum_to_one(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    result = probabilities(model, sequences(tokenizer, texts))
+    assert result.dtype == np.float32
+    assert result.shape == (len(texts), 3)
+    np.testing.assert_allclose(result.sum(1), 1, atol=1e-6)
+
+
+def test_no_texts_give_no_rows(model: Model, tokenizer: Tokenizer) -> None:
+    assert probabilities(model, sequences(tokenizer, [])).shape == (0, 3)
+
+
+def test_bf16_is_close_to_fp32(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    tokens = sequences(tokenizer, texts)
+    exact, rough = (predict_probabilities(model, tokens, labels=3, precision=precision, pad_id=0) for precision in ("fp32", "bf16"))
+    assert 0 < np.abs(exact - rough).max() < 0.1
+
+
+def test_the_vocabulary_head_does_not_run(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    before = probabilities(model, sequences(tokenizer, texts))
+    with torch.no_grad():
+        for parameter in model.mlm_head.parameters():
+            parameter.fill_(float("nan"))
+    np.testing.assert_array_equal(probabilities(model, sequences(tokenizer, texts)), before)
+
+
+def test_predicting_leaves_weights_and_random_state_alone(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    probabilities(model, sequences(tokenizer, texts))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_logits_are_the_logarithms_of_the_probabilities_up_to_a_constant(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    tokens = sequences(tokenizer, texts)
+    logits = predict_logits(model, tokens, precision="fp32", pad_id=0)
+    expected = torch.from_numpy(logits).softmax(-1).numpy()
+    np.testing.assert_allclose(probabilities(model, tokens), expected, atol=1e-6)
+
+
+def test_answers_that_are_not_numbers_are_refused(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    with torch.no_grad():
+        next(iter(model.classifier.parameters())).fill_(float("inf"))
+    with pytest.raises(DivergedError, match="not finite"):
+        probabilities(model, sequences(tokenizer, texts))
+
+
+def test_scores_of_examples_are_those_of_the_most_probable_labels(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    rows = examples(texts)
+    scores, result = evaluate_examples(model, tokenizer, rows, LABELS, max_length=64, precision="fp32")
+    np.testing.assert_array_equal(result, probabilities(model, sequences(tokenizer, texts)))
+    expected = score([str(row.label) for row in rows], [LABELS[index] for index in result.argmax(1)], LABELS)
+    assert scores.macro_f1 == expected.macro_f1
+    assert scores.confusion.tolist() == expected.confusion.tolist()
+    assert scores.calibration_error is not None
+    assert 0 <= scores.calibration_error <= 1
+
+
+def test_a_label_unknown_to_the_model_counts_as_missed(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    rows = examples(texts, ("a", "b", "c", "new"))
+    scores, _ = evaluate_examples(model, tokenizer, rows, LABELS, max_length=64, precision="fp32")
+    assert scores.per_class["new"]["recall"] == 0
+    assert scores.per_class["new"]["support"] == 10
+    assert scores.rows == len(rows)
+
+
+def test_an_example_without_a_label_is_named(model: Model, tokenizer: Tokenizer) -> None:
+    rows = [Example("7", "the cell", None, "a"), Example("8", "the cell", None, None)]
+    with pytest.raises(DataError, match="example 8: has no label"):
+        evaluate_examples(model, tokenizer, rows, LABELS, max_length=64, precision="fp32")
+
+
+def test_pairs_are_read_as_pairs(tokenizer: Tokenizer) -> None:
+    rows = [Example("1", "the cell", "river bank", "a"), Example("2", "the cell", None, "a")]
+    paired, single = (sequences_of(tokenizer, rows, max_length=64)[index].tolist() for index in (0, 1))
+    assert (paired.count(tokenizer.sep_id), single.count(tokenizer.sep_id)) == (2, 1)
