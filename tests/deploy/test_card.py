@@ -53,16 +53,8 @@ def test_files_are_named_without_the_folders_they_lay_in() -> None:
 
 def test_the_data_and_the_cost_are_told() -> None:
     card = model_card(facts())
-    for phrase in (
-        "100 train, 20 dev, 60 test",
-        "777 passages",
-        "23 that overlap",
-        "best 50 by BM25",
-        "1.5e+15",
-        "3,456,789",
-        "Seed 13.",
-        "4.2M parameters",
-    ):
+    data = ("100 train, 20 dev, 60 test", "777 passages", "23 that overlap", "best 50 by BM25")
+    for phrase in (*data, "1.5e+15", "3,456,789", "Seed 13.", "4.2M parameters"):
         assert phrase in card, phrase
     assert "arxiv.org/abs/2111.04130" in card
 
