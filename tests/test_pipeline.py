@@ -61,7 +61,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     folder, config = copied
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
-    assert not [event for event in events if event.kind in ("start", "stale", "step")]
+    assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
     assert len([event for event in events if event.kind == "fresh"]) == 11
     assert hash_file(folder / "run" / WEIGHTS) == before
 
@@ -106,7 +106,8 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
         file.write(json.dumps({"text": f"wave ship {secret}", "label": "sea"}) + "\n")
     with Path(paths["corpus"]).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"text": f"harbour sailor tide anchor wave ship {secret} reef gull harbour sailor"}) + "\n")
-    run(load_config(tiny_config(paths)), out=tmp_path / "run", store=tmp_path / "store")
+    everything = tiny_config(paths, retriever={"kind": "bm25", "top_k": 300})
+    run(load_config(everything), out=tmp_path / "run", store=tmp_path / "store")
     assert "zyxwvut" in (tmp_path / "run/selection/dropped.jsonl").read_text("utf-8")
     for name in ("selection/selected.jsonl", "tokenizer/tokenizer.json", "export/tokenizer.json"):
         assert "zyxwvut" not in (tmp_path / "run" / name).read_text("utf-8")

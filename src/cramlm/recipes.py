@@ -72,7 +72,7 @@ def finetune_phase() -> PhaseConfig:
         batch_unit="sequences",
         dropout=0.1,
         classifier_dropout=0.1,
-        optimizer=OptimizerConfig(kind="adamw", learning_rate=3e-4),
+        optimizer=OptimizerConfig(kind="adamw", learning_rate=1e-3),
         schedule=ScheduleConfig(kind="linear", warmup_fraction=0.1),
         keep="best",
     )

@@ -30,9 +30,7 @@ def prepare_torch(config: RunConfig) -> None:
 
 
 def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
-    """Say what the labelled data hold, store which row went where, and warn of what would make scores dishonest."""
-    counts = f"{len(task.train)} train, {len(task.dev)} dev, {len(task.test)} test texts, {len(task.labels)} labels"
-    emit(Event("note", "task", counts + (" (dev split from train)" if task.dev_is_split_from_train else "")))
+    """Store which row went where, and warn of what would make scores dishonest."""
     publish_file(folder / "split.json", (json.dumps(split_rows(task), ensure_ascii=False) + "\n").encode())
     for warning in check_task(task).warnings:
         emit(Event("warning", "task", warning))
