@@ -49,8 +49,8 @@ _MANY = 1000  # ... this many texts
 _BALANCED_ABOVE = 2.0  # size of the largest label over that of the smallest
 _UNION_BELOW = 1e8  # non-zero entries times labels of `characters`
 _LONGEST: dict[Variant, int] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
-_TOLERANCE = 0.1  # liblinear's own default for this solver
-_PASSES = 60
+_TOLERANCE = 0.5  # ChemProt and 20 Newsgroups: the dev scores of 0.1 in two thirds of the time
+_PASSES = 40
 _THINNING_STREAM = 0x7F1D
 
 
