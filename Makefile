@@ -13,6 +13,7 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY)  ## create .venv with everything; does nothing when it is up to date
+	@:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cramlm needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -235,6 +235,9 @@ class RunConfig(_Config):
     budget: str | None = Field(
         None, description="wall-clock time for the whole run, like 20m, 90s, 1h; sets model size, selection and steps"
     )
+    tokens_per_second: float | None = Field(
+        None, gt=0, description="training speed to plan the budget with; None = measured. Given, the plan is the same on every machine"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; None = all cores. Same number, same bits")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the CPU or GPU computes in it")
     task: TaskConfig

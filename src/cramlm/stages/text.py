@@ -24,6 +24,9 @@ from cramlm.training import budget
 from cramlm.training.planning import measure_speed
 
 
+PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
+
+
 def prepare_torch(config: RunConfig) -> None:
     """Fix the thread count: the same number gives the same bits."""
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
@@ -55,7 +58,7 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
     precision = resolve_precision(config.precision)
 
     def write(target: Path) -> None:
-        emit(Event("start", "plan", "measuring this machine"))
+        emit(Event("start", "plan", "measuring this machine" if config.tokens_per_second is None else "with the speed given"))
         with_head = next((phase for phase in config.phases if phase.uses_mlm), config.phases[0])
         without_head = next((phase for phase in config.phases if not phase.uses_mlm), config.phases[-1])
         joint, finetune = (_measured(config, phase, precision) for phase in (with_head, without_head))
@@ -67,7 +70,7 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
         rates = f"{joint:,.0f} tokens/s with the vocabulary head, {finetune:,.0f} without"
         emit(Event("done", "plan", f"{rates}, {precision}, {threads} threads"))
 
-    sections = {name: config.model_dump(mode="json")[name] for name in ("budget", "encoder", "head", "tokenizer", "retriever")}
+    sections = {name: config.model_dump(mode="json")[name] for name in PLANNED_BY}
     key = {"format": 1, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
     artifact = stage(folder / "plan", kind="plan", key=key, write=write, emit=emit)
     data = json.loads((artifact.path / "plan.json").read_bytes())
@@ -119,6 +122,8 @@ def tokenizer(config: RunConfig, task: Task, selection: Chosen | None, folder: P
 
 
 def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision) -> float:
-    """Tokens per second of a phase, at the row length that most tasks get where it is still open."""
+    """Tokens per second of a phase, at the row length that most tasks get where it is still open; the config's figure if it has one."""
+    if config.tokens_per_second is not None:
+        return config.tokens_per_second
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": 128})
     return measure_speed(config.encoder, config.head, fixed, vocab_size=config.tokenizer.vocab_size, precision=precision)
