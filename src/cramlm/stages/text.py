@@ -23,7 +23,6 @@ from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_nam
 from cramlm.training import budget
 from cramlm.training.planning import measure_speed
 
-
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
 
 
