@@ -1,0 +1,75 @@
+"""What the retrieval tests share: a corpus straight from texts (repeated ones kept, unlike `build_corpus`), and BM25 by its formula."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from cramlm.artifacts import hash_json
+from cramlm.retrieval.analysis import analyze
+from cramlm.retrieval.index import Index, build_index
+
+
+class TextCorpus:
+    """The part of `Corpus` that an index is built from."""
+
+    def __init__(self, texts: Sequence[str], path: Path = Path("texts")) -> None:
+        encoded = [text.encode() for text in texts]
+        self.offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self.buffer = np.frombuffer(b"".join(encoded), np.uint8)
+        self.fingerprint = hash_json(list(texts))
+        self.path = path
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def index_texts(texts: Sequence[str], store: Path) -> Index:
+    return build_index(TextCorpus(texts), store)
+
+
+def reference_search(texts: Sequence[str], query: str, limit: int, *, k1: float = 1.2, b: float = 0.75) -> list[tuple[int, float]]:
+    """(position, score) by the formula in float64, every document scored, sorted by (-float32 score, position)."""
+    documents = [Counter(analyze(text)) for text in texts]
+    lengths = [sum(document.values()) for document in documents]
+    average = sum(lengths) / len(texts) or 1.0
+    frequency = Counter(term for document in documents for term in document)
+    asked = Counter(analyze(query))
+    scored = []
+    for position, (document, length) in enumerate(zip(documents, lengths, strict=True)):
+        parts = []
+        for term, count in asked.items():
+            if tf := document[term]:
+                idf = math.log(1 + (len(texts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+                parts.append(count * idf * tf / (tf + k1 * (1 - b + b * length / average)))
+        if parts:
+            scored.append((position, float(np.float32(math.fsum(parts)))))
+    return sorted(scored, key=lambda hit: (-hit[1], hit[0]))[:limit]
+
+
+def results(index: Index, queries: Sequence[str], **settings: object) -> list[list[tuple[int, float]]]:
+    """`Index.search` as a list of (position, score) per query."""
+    hits = index.search(queries, **settings)
+    ends = hits.offsets.tolist()
+    pairs = list(zip(hits.position.tolist(), hits.score.tolist(), strict=True))
+    return [pairs[start:end] for start, end in pairwise(ends)]
+
+
+def invented_texts(count: int, *, seed: int, words: tuple[int, int] = (5, 80), alphabet: str = "", vocabulary: int = 4000) -> list[str]:
+    """Texts of invented words, some common and most rare, as in a language. With an `alphabet`, its characters without any space."""
+    source = random.Random(seed)
+    if alphabet:
+        weights = list(accumulate(1 / rank for rank in range(1, len(alphabet) + 1)))
+        return ["".join(source.choices(alphabet, cum_weights=weights, k=source.randint(*words))) for _ in range(count)]
+    syllables = ["ba", "co", "de", "fi", "gu", "ha", "jo", "ke", "li", "mu", "na", "or", "pe", "qui", "ra", "st", "tu", "ve", "wo", "xy"]
+    language = random.Random(vocabulary)  # the same words whatever the seed
+    names = sorted({"".join(language.choices(syllables, k=language.randint(1, 4))) for _ in range(vocabulary)})
+    language.shuffle(names)
+    weights = list(accumulate(1 / rank for rank in range(1, len(names) + 1)))
+    return [" ".join(source.choices(names, cum_weights=weights, k=source.randint(*words))) for _ in range(count)]

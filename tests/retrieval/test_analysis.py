@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cramlm.retrieval import analysis, analysis_kernels
+from cramlm.retrieval.analysis import MAX_TERM_BYTES, Vocabulary, analyze
+
+
+def compiled(texts: list[str]) -> list[list[str]]:
+    """Terms of each text by way of the kernel."""
+    encoded = [text.encode() for text in texts]
+    vocabulary = Vocabulary()
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    tokens, starts = vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+    content, ends = vocabulary.term_bytes.tobytes(), vocabulary.term_offsets
+    terms = [content[ends[term] : ends[term + 1]].decode() for term in range(len(vocabulary))]
+    assert len(set(terms)) == len(terms)
+    return [[terms[token] for token in tokens[starts[i] : starts[i + 1]]] for i in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("", []),
+        (" \n\t.,;!? — … ", []),
+        ("The << Gene >> binds [[ TP53 ]], it's 3.5", ["the", "gene", "binds", "tp53", "it", "s", "3", "5"]),
+        ("under_score e-mail a/b", ["under", "score", "e", "mail", "a", "b"]),
+        ("Straße ÅNGSTRÖM Ⅳ ﬁne x²", ["strasse", "ångström", "iv", "fine", "x2"]),
+        ("Ẹ̀kọ́ Yorùbá ń kọ́", ["ẹ̀kọ́", "yorùbá", "ń", "kọ́"]),  # marks that have no composed letter stay in the word
+        ("हिन्दी में", ["हिन्दी", "में"]),
+        ("Привет, мир", ["привет", "мир"]),
+        ("مرحبا بالعالم", ["مرحبا", "بالعالم"]),
+        ("日本語", ["日本", "本語"]),
+        ("日", ["日"]),
+        ("ｶﾞﾗｽ ガラス", ["ガラ", "ラス", "ガラ", "ラス"]),  # halfwidth kana
+        ("GPT模型v2", ["gpt", "模型", "v2"]),
+        ("한국어를", ["한국", "국어", "어를"]),
+        ("ภาษาไทย", ["ภาษ", "าษา", "ษาไ", "าไท", "ไทย"]),
+        ("ไท ก", ["ไท", "ก"]),
+        ("co\u00adop\u200ber\u200date", ["coop", "erate"]),  # soft hyphen and joiner vanish, a zero-width space parts
+        ("❤️ 👩‍👩‍👧 1️⃣", ["1"]),
+        ("\u202eabc\u202c \x00d", ["abc", "d"]),
+    ],
+)
+def test_a_text_becomes_these_terms(text: str, terms: list[str]) -> None:
+    assert analyze(text) == terms
+    assert compiled([text]) == [terms]
+
+
+_difficult = (
+    "".join(map(chr, sorted(analysis._second_characters()))) + "éß…ﬁ²İıſΣςẞŉΐǰ\u0345ｶﾞ가각ᄀ\u200b\u200c\u200d\u00ad\ufe0f\u0e33\u0eb3\u3099"
+)
+_characters = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from(_difficult),
+    st.characters(min_codepoint=0x300, max_codepoint=0x36F),
+    st.characters(min_codepoint=0x0E00, max_codepoint=0x0EFF),
+    st.characters(min_codepoint=0x1000, max_codepoint=0x11FF),
+    st.characters(min_codepoint=0x3000, max_codepoint=0x33FF),
+    st.sampled_from("aB1 ,中文漢"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text(_characters, max_size=12), min_size=1, max_size=12))
+def test_the_kernel_finds_the_terms_of_the_definition(texts: list[str]) -> None:
+    assert compiled(texts) == [analyze(text) for text in texts]
+
+
+def test_every_single_character_is_treated_as_the_definition_says() -> None:
+    texts = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]
+    texts = [text for text in texts if not 0x4E10 < ord(text) < 0x9FF0 and not 0xAC10 < ord(text) < 0xD790 and ord(text) < 0x20100]
+    assert compiled(texts) == [analyze(text) for text in texts]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(_characters, max_size=20))
+def test_texts_equal_under_nfc_have_equal_terms(text: str) -> None:
+    assert analyze(unicodedata.normalize("NFD", text)) == analyze(unicodedata.normalize("NFC", text))
+
+
+@pytest.mark.parametrize("text", ["漢字仮名交じり文の例", "ภาษาไทยไม่มีช่องว่าง", "ភាសាខ្មែរគ្មានចន្លោះ", "မြန်မာဘာသာစကား", "ພາສາລາວບໍ່ມີ"])
+def test_scripts_without_spaces_give_a_term_per_two_characters_or_more(text: str) -> None:
+    assert len(analyze(text)) >= len(text) / 2
+
+
+@pytest.mark.parametrize("character", ["a", "é", "文", "ก", "ẹ́"])
+def test_an_endless_word_stays_bounded(character: str) -> None:
+    terms = analyze(character * 5000)
+    assert max(len(term.encode()) for term in terms) < MAX_TERM_BYTES + 4
+    assert compiled([character * 5000]) == [terms]
+    assert len(set(terms)) <= 4
+
+
+def test_a_long_term_is_cut_before_the_character_at_its_64th_byte() -> None:
+    assert analyze("a" * 65) == ["a" * 64, "a"]
+    assert analyze("a" * 63 + "é" + "b") == ["a" * 63 + "é", "b"]
+
+
+def test_terms_whose_hash_keys_collide_stay_apart() -> None:
+    vocabulary = Vocabulary()
+    text = np.frombuffer(b"elephantine tiger", np.uint8)
+    first, _ = vocabulary.tokenise(text, np.array([0, 17], np.int64))
+    # The long word's key now belongs to other bytes, as if another word had hashed to it.
+    vocabulary._bytes[0] = ord("x")
+    second, _ = vocabulary.tokenise(text, np.array([0, 17], np.int64))
+    assert second[0] != first[0]
+    assert second[1] == first[1]
+    assert vocabulary.keys()[first[0]] == vocabulary.keys()[second[0]]
+
+
+def test_no_character_unfolds_beyond_the_room_that_the_kernel_reserves() -> None:
+    codes, _ = analysis.character_table()
+    for code in np.flatnonzero(codes & analysis_kernels.FOLDS).tolist():
+        for text in (chr(code) * 4, f"{chr(code)} " * 4, f"{chr(code)}文" * 4):
+            written = sum(len(term.encode()) + 1 for term in analyze(text))
+            assert written <= analysis_kernels.CANONICAL_GROWTH * len(text.encode())
+
+
+@pytest.mark.parametrize("character", ["\u3300", "\ufdfa", "㍿", "㋿", "𠀀", "ก"])
+def test_long_runs_of_characters_that_unfold_fit_into_the_scratch_room(character: str) -> None:
+    assert compiled([character * 4000]) == [analyze(character * 4000)]

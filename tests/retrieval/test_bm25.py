@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from retrieval_fixtures import index_texts, invented_texts, reference_search, results
+
+from cramlm.errors import UsageError
+from cramlm.retrieval import bm25
+from cramlm.retrieval.analysis import analyze
+from cramlm.retrieval.index import Index
+from cramlm.retrieval.index_kernels import BLOCK
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import bm25s
+
+_words = st.sampled_from(["red", "blue", "green", "one", "two", "three", "文", "é", "elephantine"])
+_texts = st.lists(st.lists(_words, max_size=12).map(" ".join), min_size=1, max_size=30)
+
+
+def assert_same(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> None:
+    assert [position for position, _ in found] == [position for position, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(_texts, _texts, st.integers(1, 40), st.sampled_from([(1.2, 0.75), (0.0, 0.0), (2.0, 1.0), (0.9, 0.4)]))
+@example(["red"], ["red"], 5, (1.2, 0.75))  # one document, more asked for than there are
+@example(["red blue"] * 20, ["blue red red"], 7, (1.2, 0.75))  # all documents equal
+@example(["", "", "文"], ["文 文", ""], 3, (1.2, 0.75))
+def test_results_are_those_of_the_formula_with_every_document_scored(
+    texts: list[str], queries: list[str], limit: int, parameters: tuple[float, float]
+) -> None:
+    k1, b = parameters
+    with tempfile.TemporaryDirectory() as folder:
+        found = results(index_texts(texts, Path(folder)), queries, limit=limit, k1=k1, b=b)
+    for query, hits in zip(queries, found, strict=True):
+        assert_same(hits, reference_search(texts, query, limit, k1=k1, b=b))
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "documents", "queries"),
+    [
+        ("", 10_000, 500),
+        (
+            "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心多天而能好都然没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长知民样现分将外但身些与高意进把法此实回二理美点月明其种声全工己话儿者向情部正名定女问力机给等几很业最间新什打便位因重被走电四第门相次东政海口使教西再平真听世气信北少关并内加化由却代军产入先山五太水万市眼体别处总才场师书比住员九笑性通目华报立马命张活难神数件安表原车白应路期叫死常提感金何更反合放做系计或司利受光王果亲界及今京务制解各任至清物台象记边共风战干接它许八特觉望直服毛林题建南度统色字请交爱让认算论百吃义科怎元社术结六功指思非流每青管夫连远资队跟带花快条院变联言权往展该领传近留红治决周保达办运武半候七必城父强步完革深区即求品士转量空甚众技轻程告江语英基派满式李息写呢识极令黄德收脸钱党倒未持取设始版双历越史商千片容研像找友孩站广改议形委早房音火际则首单据导影失拿网香似斯专石若兵弟谁校读志飞观争究包组造落视济喜离虽坏",
+            3000,
+            100,
+        ),
+    ],
+    ids=["words", "without spaces"],
+)
+def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, alphabet: str, documents: int, queries: int) -> None:
+    texts = invented_texts(documents, seed=1, alphabet=alphabet)
+    asked = invented_texts(queries, seed=2, words=(1, 150), alphabet=alphabet)
+    limit = 50
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+        peer.index([analyze(text) for text in texts], show_progress=False)
+        terms = [[term for term in analyze(query) if term in peer.vocab_dict] for query in asked]
+        peer_positions, peer_scores = peer.retrieve(terms, k=limit, show_progress=False)
+    for query, hits in enumerate(results(index_texts(texts, tmp_path), asked, limit=limit)):
+        positive = peer_scores[query] > 0
+        assert [score for _, score in hits] == pytest.approx(peer_scores[query][positive].tolist(), rel=1e-5)
+        unlike = {position for position, _ in hits} ^ set(peer_positions[query][positive].tolist())
+        scores = dict(hits) | dict(zip(peer_positions[query].tolist(), peer_scores[query].tolist(), strict=True))
+        assert all(scores[position] == pytest.approx(hits[-1][1], rel=1e-5) for position in unlike)  # only ties at the end may differ
+
+
+def test_terms_count_as_often_as_the_query_repeats_them(tmp_path: Path) -> None:
+    index = index_texts(["red blue", "blue green", "red"], tmp_path)
+    once, thrice = results(index, ["red", "red RED red"], limit=2)
+    assert [score * 3 for _, score in once] == pytest.approx([score for _, score in thrice])
+
+
+@pytest.mark.parametrize("frequency", [1, 14, 15, 16, 254, 255, 256, 70_000])
+def test_term_frequencies_of_any_size_are_exact(tmp_path: Path, frequency: int) -> None:
+    texts = ["red " * frequency + "blue", "red blue", "red red green"]
+    assert_same(results(index_texts(texts, tmp_path), ["red blue"], limit=3)[0], reference_search(texts, "red blue", 3))
+
+
+@pytest.mark.parametrize("query", ["", "  ", "unknown words only", "?!", "\ud83d"])
+def test_a_query_without_a_known_term_returns_nothing_and_says_so(tmp_path: Path, query: str) -> None:
+    hits = index_texts(["red blue", "green"], tmp_path).search([query, "red"], limit=2)
+    assert hits.status == ["empty", "answered"]
+    assert hits.offsets.tolist() == [0, 0, 1]
+
+
+def test_only_documents_that_share_a_term_are_returned(tmp_path: Path) -> None:
+    assert [position for position, _ in results(index_texts(["red", "blue", "red blue", ""], tmp_path), ["red"], limit=4)[0]] == [0, 2]
+
+
+def test_a_query_of_50_000_words_equals_the_reference(tmp_path: Path) -> None:
+    texts = invented_texts(300, seed=5)
+    query = " ".join(invented_texts(1200, seed=6))
+    assert len(query.split()) > 50_000
+    assert_same(results(index_texts(texts, tmp_path), [query], limit=20)[0], reference_search(texts, query, 20))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Index]:
+    """Six blocks of passages; the first 200 of each speak of a thing of their own, so that thresholds guessed from the block that comes
+    first are too high.
+    """
+    texts = invented_texts(23_000, seed=3, words=(3, 12), vocabulary=500)
+    for block in range(6):
+        part = slice(block * BLOCK, block * BLOCK + 200)
+        texts[part] = [f"{text} zebra{block} quagga" for text in texts[part]]
+    return texts, index_texts(texts, tmp_path_factory.mktemp("large"))
+
+
+def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Index]) -> None:
+    _, index = large
+    queries = invented_texts(100, seed=4, vocabulary=500)
+    forward = results(index, queries, limit=30)
+    assert results(index, queries[::-1], limit=30) == forward[::-1]
+    assert results(index, [queries[7]], limit=30) == [forward[7]]
+    assert results(index, queries + queries, limit=30) == forward + forward
+
+
+def test_threads_and_passes_over_the_index_do_not_matter(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, index = large
+    queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
+    one = results(index, queries, limit=30)
+    assert results(index, queries, limit=30, threads=3) == one
+    monkeypatch.setattr(bm25, "CANDIDATE_BYTES", 1)  # a tile of queries per pass
+    assert results(index, queries, limit=30, threads=2) == one
+
+
+@pytest.mark.parametrize("limit", [1, 50, 250, 5000])
+def test_documents_in_clumps_are_all_found(large: tuple[list[str], Index], limit: int) -> None:
+    texts, index = large
+    queries = [f"zebra{block} {texts[6000]} {texts[9000]}" for block in range(6)]
+    found = results(index, queries, limit=limit)
+    for query, hits in list(zip(queries, found, strict=True))[:: 1 if limit == 250 else 5]:
+        assert_same(hits, reference_search(texts, query, limit))
+
+
+def test_thousands_of_equal_documents_are_ranked_by_position(tmp_path: Path) -> None:
+    texts = [*["red blue green"] * 9000, "red"]
+    index = index_texts(texts, tmp_path)
+    found = results(index, ["green", "red", "blue green"], limit=10)
+    assert [[position for position, _ in hits] for hits in found] == [list(range(10)), [9000, *range(9)], list(range(10))]
+
+
+def test_the_whole_numbers_agree_with_scoring_in_float64(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, index = large
+    queries = invented_texts(60, seed=8, words=(1, 60), vocabulary=500)
+    quick = results(index, queries, limit=40)
+    monkeypatch.setattr(bm25, "MOST_WORDS", 0)  # no query fits: every posting is scored in float64
+    assert results(index, queries, limit=40) == quick
+
+
+def test_an_exact_copy_of_a_passage_is_its_first_hit_in_any_script(tmp_path: Path) -> None:
+    passages = {
+        "english": "The kinase << TP53 >> was inhibited by [[ aspirin ]] in every sample we looked at.",
+        "german": "Die Straße führt über eine Brücke zum größten Flußhafen der Gegend.",
+        "yoruba": "Ọmọ náà lọ sí ilé-ẹ̀kọ́ ní òwúrọ̀ kùtùkùtù, ó sì padà ní ìrọ̀lẹ́.",
+        "russian": "Учёные изучили влияние света на рост растений в теплице.",
+        "greek": "Οι ερευνητές μελέτησαν την επίδραση του φωτός στα φυτά.",
+        "arabic": "درس الباحثون تأثير الضوء على نمو النباتات.",
+        "hebrew": "החוקרים בדקו את השפעת האור על צמיחת הצמחים.",
+        "hindi": "वैज्ञानिकों ने पौधों की वृद्धि पर प्रकाश के प्रभाव का अध्ययन किया।",
+        "tamil": "ஒளியின் தாக்கத்தை ஆராய்ச்சியாளர்கள் ஆய்வு செய்தனர்.",
+        "japanese": "研究者は植物の成長に対する光の影響を調べた。",
+        "chinese": "研究人员研究了光照对植物生长的影响。",
+        "korean": "연구자들은 식물 성장에 대한 빛의 영향을 조사했다.",
+        "thai": "นักวิจัยศึกษาผลของแสงต่อการเจริญเติบโตของพืช",
+        "lao": "ນັກຄົ້ນຄວ້າສຶກສາຜົນກະທົບຂອງແສງ",
+        "khmer": "អ្នកស្រាវជ្រាវបានសិក្សាពីឥទ្ធិពលនៃពន្លឺ",
+        "burmese": "သုတေသီများသည် အလင်း၏ အကျိုးသက်ရောက်မှုကို လေ့လာခဲ့သည်။",
+        "emoji": "👩‍👩‍👧 famille ❤️ nombreuse à l’œuvre",
+    }
+    texts = [*invented_texts(200, seed=9), *passages.values()]
+    index = index_texts(texts, tmp_path)
+    for place, hits in enumerate(results(index, list(passages.values()), limit=3)):
+        assert hits[0][0] == 200 + place
+
+
+def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[list[str], Index]) -> None:
+    texts, index = large
+    query = f"zebra0 zebra0 nowhere {texts[7]}"
+    for position, score in results(index, [query], limit=5)[0]:
+        terms = index.explain(query, position)
+        assert {term for term, _ in terms} == set(analyze(query)) & set(analyze(texts[position]))
+        assert sum(part for _, part in terms) == pytest.approx(score, rel=1e-6)
+        assert [part for _, part in terms] == sorted((part for _, part in terms), reverse=True)
+    assert index.explain("nowhere", 0) == []
+
+
+@pytest.mark.parametrize("settings", [{"limit": 0}, {"limit": 1, "k1": -1}, {"limit": 1, "b": 1.5}, {"limit": 1, "k1": float("nan")}])
+def test_settings_out_of_range_are_refused(large: tuple[list[str], Index], settings: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="search needs"):
+        large[1].search(["ba"], **settings)
+
+
+def test_no_queries_give_no_hits(large: tuple[list[str], Index]) -> None:
+    hits = large[1].search([], limit=5)
+    assert hits.offsets.tolist() == [0]
+    assert hits.position.dtype == np.int64
+    assert hits.score.dtype == np.float32

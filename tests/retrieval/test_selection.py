@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from retrieval_fixtures import invented_texts
+
+from cramlm.artifacts import verify
+from cramlm.config import Bm25Config, CorpusConfig, RandomConfig, RetrieverConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.records import Event, Example, Selection, Task
+from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.random import draw_documents
+from cramlm.retrieval.selection import QueryCounts, read_selection, select_documents
+
+HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls watch it from above"
+
+
+def write_corpus(folder: Path, texts: list[str]) -> Corpus:
+    file = folder / "corpus.jsonl"
+    rows = [{"id": f"d{i}", "source": "even" if i % 2 == 0 else "odd", "text": text} for i, text in enumerate(texts)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return build_corpus(CorpusConfig(files=(str(file),)), folder / "store")
+
+
+def make_task(train: list[str], dev: tuple[str, ...] = ("something of no concern",), pair: str | None = None) -> Task:
+    def examples(split: str, texts: list[str] | tuple[str, ...]) -> tuple[Example, ...]:
+        return tuple(Example(f"{split}-{i}", text, pair, "a" if i % 2 else "b") for i, text in enumerate(texts))
+
+    return Task(examples("train", train), examples("dev", dev), (), ("a", "b"), dev_is_split_from_train=False)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Index]:
+    folder = tmp_path_factory.mktemp("world")
+    corpus = write_corpus(folder, [*invented_texts(400, seed=11), f"Someone wrote: {HELD_OUT.upper()}!", "owls at night", "clever owls"])
+    return corpus, build_index(corpus, folder / "store")
+
+
+def select(world: tuple[Corpus, Index], task: Task, out: Path, config: RetrieverConfig, **settings: Any) -> Selection:
+    corpus, index = world
+    return select_documents(config, corpus, task, index=index, out=out, **{"seed": 1, **settings})
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+QUERIES = invented_texts(30, seed=12, words=(3, 10))
+
+
+def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    queries = [*QUERIES, QUERIES[3], "nowhere to be found"]
+    selection = select(world, make_task(queries), tmp_path / "out", Bm25Config(top_k=7))
+    hits = world[1].search(queries, limit=7)
+    expected: dict[int, tuple[int, int, float]] = {}
+    for query in range(len(queries)):
+        part = slice(hits.offsets[query], hits.offsets[query + 1])
+        for rank, (position, score) in enumerate(zip(hits.position[part].tolist(), hits.score[part].tolist(), strict=True)):
+            if position not in expected or rank < expected[position][0]:
+                expected[position] = (rank, query, score)
+    order = sorted(expected, key=lambda position: (expected[position][0], position))
+    assert selection.position.tolist() == order
+    found = zip(selection.rank.tolist(), selection.query.tolist(), selection.score.tolist(), strict=True)
+    assert list(found) == [expected[position] for position in order]
+
+
+def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    selection = select(world, make_task([*QUERIES, QUERIES[0], "nowhere"]), out, Bm25Config(top_k=5))
+    rows, report = lines(out / "selected.jsonl"), json.loads((out / "report.json").read_bytes())
+    assert [row["position"] for row in rows] == selection.position.tolist()
+    first = world[0].document(rows[0]["position"])
+    assert list(rows[0]) == ["position", "id", "source", "rank", "score", "query", "text"]
+    assert (rows[0]["id"], rows[0]["source"], rows[0]["text"]) == (first.id, first.source, first.text)
+    assert report["queries"] == {"texts": 32, "distinct": 30, "answered": 31, "empty": 1, "failed": 0}
+    documents = report["documents"]
+    assert documents["found"] == documents["cut"] + documents["dropped"] + documents["selected"]
+    assert sum(report["sources"].values()) == documents["selected"] == len(rows)
+    assert report["bytes"] == sum(len(row["text"].encode()) for row in rows)
+    assert report["words"] == sum(len(row["text"].split()) for row in rows)
+    assert report["rank"]["p0"] == 0
+    assert verify(out) == 1
+
+
+def test_the_order_of_the_training_texts_and_the_threads_do_not_change_the_slice(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    one = select(world, make_task(QUERIES), tmp_path / "one", Bm25Config(top_k=9))
+    other = select(world, make_task(QUERIES[::-1]), tmp_path / "two", Bm25Config(top_k=9), threads=2)
+    assert one.position.tolist() == other.position.tolist()
+    assert one.rank.tolist() == other.rank.tolist()
+
+
+def test_both_halves_of_a_pair_are_searched_for(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    selection = select(world, make_task(["night"], pair="clever"), tmp_path / "out", Bm25Config(top_k=5))
+    assert {401, 402} <= set(selection.position.tolist())
+
+
+def test_max_documents_keeps_the_best_ranked(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
+    part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_documents=40))
+    assert part.position.tolist() == whole.position[:40].tolist()
+    assert json.loads((tmp_path / "part" / "report.json").read_bytes())["documents"]["cut"] == len(whole) - 40
+
+
+@pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(documents=402)])
+def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Index], tmp_path: Path, config: RetrieverConfig) -> None:
+    selection = select(world, make_task([HELD_OUT, *QUERIES], dev=(HELD_OUT,)), tmp_path / "out", config)
+    assert 400 not in selection.position
+    assert len(selection) == (5 if config.kind == "bm25" else 402)
+
+
+def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    task = make_task(["clever owls watch the lazy dog"], dev=(HELD_OUT,))
+    selection = select(world, task, tmp_path / "out", Bm25Config(top_k=10))
+    assert 400 not in selection.position
+    dropped = lines(tmp_path / "out" / "dropped.jsonl")
+    assert [(row["position"], row["id"], row["example"]) for row in dropped] == [(400, "d400", "dev-0")]
+    assert dropped[0]["reason"]
+    assert dropped[0]["match"] in HELD_OUT
+
+
+def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 documents selected: none of the 2 training texts"):
+        select(world, make_task(["ничего общего", "совсем"]), tmp_path / "out", Bm25Config())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [HELD_OUT])
+    with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
+        select_documents(RandomConfig(), corpus, make_task(["owls"], dev=(HELD_OUT,)), index=None, out=tmp_path / "out", seed=1)
+
+
+def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(documents=50), seed=4)
+    again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(documents=50), seed=4)
+    other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(documents=50), seed=5)
+    assert one.position.tolist() == again.position.tolist() != other.position.tolist()
+    assert len(set(one.position.tolist())) == 50
+    assert one.rank.tolist() == list(range(50))
+    assert set(one.query.tolist()) == {-1}
+    assert not one.score.any()
+
+
+def test_a_draw_of_more_than_there_are_takes_all_and_a_shorter_one_is_its_beginning() -> None:
+    whole = draw_documents(20, 100, seed=3)
+    assert sorted(whole.tolist()) == list(range(20))
+    assert draw_documents(20, 7, seed=3).tolist() == whole[:7].tolist()
+
+
+def test_a_selection_is_made_once_and_says_why_it_is_made_again(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    events: list[Event] = []
+    task, out = make_task(QUERIES), tmp_path / "out"
+    select(world, task, out, Bm25Config(top_k=3), emit=events.append)
+    select(world, task, out, Bm25Config(top_k=3), seed=99, emit=events.append)  # BM25 draws nothing
+    select(world, task, out, Bm25Config(top_k=4), emit=events.append)
+    told = [(event.kind, event.stage) for event in events if event.kind != "progress"]
+    expected = ["start", "done", "fresh", "stale", "start", "done"]
+    assert told == [(kind, "selection") for kind in expected]
+    assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
+
+
+def test_texts_that_retrieve_nothing_are_counted_and_warned_of(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    events: list[Event] = []
+    select(world, make_task([*QUERIES, "nowhere", "Привет"]), tmp_path / "out", Bm25Config(top_k=3), emit=events.append)
+    assert [event.message.split()[0] for event in events if event.kind == "warning"] == ["2"]
+
+
+def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, ["a corpus of its own"])
+    with pytest.raises(ArtifactError, match=f"{world[0].fingerprint[:16]}.*{corpus.fingerprint[:16]}"):
+        select_documents(Bm25Config(), corpus, make_task(["corpus"]), index=world[1], out=tmp_path / "out", seed=1)
+
+
+def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs an index"):
+        select_documents(Bm25Config(), world[0], make_task(["owls"]), index=None, out=tmp_path / "out", seed=1)
+
+
+def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    made = select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
+    read = read_selection(tmp_path / "out")
+    for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32)):
+        assert np.array_equal(getattr(made, name), getattr(read, name))
+        assert getattr(read, name).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["selected.jsonl", "dropped.jsonl", "report.json", "position.npy"])
+def test_a_damaged_selection_is_refused_and_the_file_named(world: tuple[Corpus, Index], tmp_path: Path, name: str) -> None:
+    select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
+    with (tmp_path / "out" / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(ArtifactError, match=name):
+        read_selection(tmp_path / "out")
+
+
+def test_more_than_one_percent_of_failed_queries_is_an_error() -> None:
+    QueryCounts(texts=200, distinct=198, answered=198, empty=0, failed=2).check()
+    with pytest.raises(DataError, match="3 of 200 queries failed"):
+        QueryCounts(texts=200, distinct=197, answered=197, empty=0, failed=3).check()
