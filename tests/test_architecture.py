@@ -197,6 +197,16 @@ def test_the_document_of_the_architecture_names_every_file() -> None:
     assert named == {path.name for path in modules().values()}
 
 
+def test_the_document_of_the_faults_names_tests_that_exist() -> None:
+    document = SOURCE.parents[1] / "docs" / "faults.md"
+    if not document.is_file():
+        pytest.skip("an installed package: the documents are not beside it")
+    defined = {name for path in Path(__file__).parent.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
+    named = set(re.findall(r"`(test_\w+)`", document.read_text("utf-8")))
+    assert len(named) > 80
+    assert not named - defined
+
+
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_importing_it_does_not_load_torch_or_transformers(module: str) -> None:
     names = ", ".join(f"cramlm.{name}" for name in modules() if name.split(".")[0] == module)
