@@ -137,7 +137,7 @@ def write_results(arguments: argparse.Namespace, cells: list[dict[str, Any]]) ->
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with tasks/ and corpus/")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
     parser.add_argument("--out", type=Path, default=Path("runs/quality"))
     parser.add_argument("--store", type=Path, default=None)
     parser.add_argument("--budget", default="5m")
@@ -147,7 +147,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--labels", nargs="+", default=["all"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not (arguments.data / "tasks").is_dir():
+        parser.error(f"{arguments.data}: no tasks/ there; pass --data FOLDER with tasks/NAME/*.jsonl and corpus/*.jsonl.zst")
+    return arguments
 
 
 if __name__ == "__main__":

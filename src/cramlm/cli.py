@@ -76,6 +76,8 @@ def fit(
         finished = run(resolved, out=out, store=store, emit=emit, stop=stop)
     header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
     show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))
+    flops = finished.scores["flops"]
+    print(f"training FLOPs: {flops['paper']:.2e} as the paper counts them (6 x tokens x parameters), {flops['executed']:.2e} executed")
     print(finished.scores["verdict"])
     print(f"model: {finished.export}")
 

@@ -32,7 +32,7 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     """A table on stdout; the first column is left-aligned, the others right-aligned. Text is shown as it is, markup included."""
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     for index, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if index == 0 else "right")
+        table.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=index == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
@@ -125,11 +125,18 @@ def _line(stage: str, message: str) -> None:
 
 
 def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
-    """Rows (what, dev macro, test accuracy, micro, macro) of a run's scores.json: the model first, then each baseline."""
+    """Rows (what, dev macro, test accuracy, micro, macro) of a run's scores.json: the model first, then each baseline.
+
+    Where test rows stand in train as well, a second row gives the scores on the rows that do not.
+    """
     rows = []
     for name, entry in scores["models"].items():
-        dev, test = entry["dev"], entry.get("test")
-        cells = [f"{100 * dev['macro_f1']:.1f}"]
-        cells += [f"{100 * test[key]:.1f}" for key in ("accuracy", "micro_f1", "macro_f1")] if test else ["-", "-", "-"]
-        rows.append([name, *cells])
+        rows.append([name, f"{100 * entry['dev']['macro_f1']:.1f}", *_percentages(entry.get("test"))])
+        if "test_leak_free" in entry:
+            rows.append([f"  {entry['test_leak_free']['rows']} rows not in train", "", *_percentages(entry["test_leak_free"])])
     return rows
+
+
+def _percentages(test: Mapping[str, Any] | None) -> list[str]:
+    keys = ("accuracy", "micro_f1", "macro_f1")
+    return ["-"] * len(keys) if test is None else [f"{100 * test[key]:.1f}" for key in keys]

@@ -35,6 +35,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.config import BaselineConfig
+from cramlm.evaluation.leaks import score_test
 from cramlm.evaluation.metrics import Scores, score
 from cramlm.records import Emit, Event, Example, IntArray, Task, silent
 
@@ -56,12 +57,17 @@ _THINNING_STREAM = 0x7F1D
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """One variant at its best setting on dev. tried: (weights, C, dev macro-F1) of every fit. seconds: all of them, and its features."""
+    """One variant at its best setting on dev.
+
+    test_leak_free: scores on the test rows whose text is not in train, None if all are. tried: (weights, C, dev macro-F1) of every fit.
+    seconds: all of them, and its features.
+    """
 
     c: float
     weights: Weights
     dev: Scores
     test: Scores | None
+    test_leak_free: Scores | None
     features: int
     train_rows: int
     seconds: float
@@ -74,6 +80,7 @@ class Fitted:
             "weights": self.weights,
             "dev": self.dev.as_dict(),
             **({} if self.test is None else {"test": self.test.as_dict()}),
+            **({} if self.test_leak_free is None else {"test_leak_free": self.test_leak_free.as_dict()}),
             "features": self.features,
             "train_rows": self.train_rows,
             "seconds": round(self.seconds, 2),
@@ -235,15 +242,18 @@ def _fit(task: Task, labels: IntArray, matrices: _Matrices, config: BaselineConf
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
                 model.fit(matrices.train, true)
-            dev = _score(model, matrices.dev, task.dev, task.labels)
+            dev = score([str(example.label) for example in task.dev], _predict(model, matrices.dev, task.labels), task.labels)
             tried.append((weights, c, dev.macro_f1))
             if best is None or (dev.macro_f1, -c) > (best[0].macro_f1, -best[1]):
                 best = (dev, c, weights, model)
     assert best is not None
     dev, c, weights, model = best
-    test = _score(model, matrices.test, task.test, task.labels) if task.test else None
+    test = leak_free = None
+    if task.test:
+        predicted = _predict(model, matrices.test, task.labels)
+        test, leak_free = score_test(task, predicted)
     seconds = time.perf_counter() - started
-    return Fitted(c, weights, dev, test, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried))
+    return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried))
 
 
 def _classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
@@ -252,6 +262,5 @@ def _classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
     return OneVsRestClassifier(one)
 
 
-def _score(model: OneVsRestClassifier, matrix: Any, examples: Sequence[Example], labels: Sequence[str]) -> Scores:
-    predicted = [labels[index] for index in model.predict(matrix)]
-    return score([str(example.label) for example in examples], predicted, labels)
+def _predict(model: OneVsRestClassifier, matrix: Any, labels: Sequence[str]) -> list[str]:
+    return [labels[index] for index in model.predict(matrix)]

@@ -18,6 +18,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
+from cramlm.evaluation.leaks import score_test
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenization import Tokenizer
 from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
@@ -65,8 +66,7 @@ def schedule(
         phases = budget.plan_phases(config.phases, sizes=sizes, speed=plan.speed, seconds=seconds, rows=rows)
         write_json(target / "schedule.json", {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes)})
         for phase in phases:
-            minutes = budget.estimated_seconds(phase, sizes, plan.speed) / 60
-            emit(Event("plan", "schedule", f"{phase.name}: {phase.steps:,} steps, rows of {phase.max_length}, about {minutes:.1f} min"))
+            emit(Event("plan", "schedule", budget.describe(phase, sizes, plan.speed)))
 
     sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
@@ -173,13 +173,18 @@ def evaluate(
                 trained.model, tokenizer, examples, task.labels, max_length=trained.max_length, precision=plan.precision
             )
             model_scores[split] = scores.as_dict()
+            if split == "test":
+                _, leak_free = score_test(task, [task.labels[index] for index in probabilities.argmax(axis=1)])
+                model_scores |= {} if leak_free is None else {"test_leak_free": leak_free.as_dict()}
             _write_predictions(target / f"predictions-{split}.jsonl", examples, probabilities, task.labels)
         models: dict[str, Any] = {config.name: model_scores}
         if baseline is not None:
             models |= json.loads((baseline.path / "baselines.json").read_bytes())["variants"]
         verdict = _verdict(models, own=config.name)
         training = {report["name"]: report for report in trained.reports}
-        write_json(target / "scores.json", {"models": models, "verdict": verdict, "training": training, "labels": list(task.labels)})
+        flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
+        result = {"models": models, "verdict": verdict, "flops": flops, "training": training, "labels": list(task.labels)}
+        write_json(target / "scores.json", result)
         emit(Event("done", "evaluation", verdict))
 
     inputs = {"model": trained.artifacts[-1].fingerprint, "task": task_fingerprint(task)}

@@ -113,9 +113,16 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, se
     return tuple(result)
 
 
-def estimated_seconds(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """Time of a planned phase without its evaluations."""
-    return (phase.steps or 0) * _seconds_per_step(phase, sizes, speed)
+def describe(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> str:
+    """A planned phase in one line: steps, tokens, passes over what it reads, time without evaluations."""
+    assert phase.steps is not None, "describe comes after plan_phases"
+    tokens = phase.steps * _tokens_per_step(phase, sizes)
+    share = phase.task / (phase.external + phase.task)
+    passes = [f"{tokens * share / max(sizes.train_tokens, 1):.1f} passes over the task"] if phase.task else []
+    passes += [f"{tokens * (1 - share) / max(sizes.external_tokens, 1):.1f} over the selection"] if phase.external else []
+    minutes = phase.steps * _seconds_per_step(phase, sizes, speed) / 60
+    shape = f"{phase.steps:,} steps in rows of {phase.max_length}"
+    return f"{phase.name}: {shape}, {tokens / 1e6:.1f}M tokens ({', '.join(passes)}), about {minutes:.1f} min"
 
 
 def _evaluation_interval(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
