@@ -181,8 +181,13 @@ class PhaseConfig(_Config):
         description="longest sequence and row length, in tokens; None = chosen from the lengths of the training texts. "
         "Longer external text is cut into several sequences, task text is truncated",
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="in embeddings, attention outputs, feed-forward outputs")
-    classifier_dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="in embeddings, attention outputs, feed-forward outputs, classifier; None = 0.1 where the labelled texts are passed "
+        "over often enough to be learnt by heart, else 0",
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

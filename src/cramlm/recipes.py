@@ -61,7 +61,7 @@ def joint_phase() -> PhaseConfig:
 
 
 def finetune_phase() -> PhaseConfig:
-    """Labels only, no vocabulary head, dropout on; the paper's stage 2."""
+    """Labels only, no vocabulary head; the paper's stage 2. The encoder is young, so it is trained on with Muon rather than tuned."""
     return PhaseConfig(
         name="finetune",
         external=0,
@@ -70,9 +70,7 @@ def finetune_phase() -> PhaseConfig:
         task_weight=1.0,
         batch_size=32,
         batch_unit="sequences",
-        dropout=0.1,
-        classifier_dropout=0.1,
-        optimizer=OptimizerConfig(kind="adamw", learning_rate=1e-3),
+        optimizer=OptimizerConfig(kind="muon", learning_rate=1e-3, muon_learning_rate=2e-3),
         schedule=ScheduleConfig(kind="linear", warmup_fraction=0.1),
         keep="best",
     )

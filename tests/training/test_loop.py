@@ -27,7 +27,7 @@ from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stoppe
 from cramlm.model.model import Model
 from cramlm.records import Event
 
-THOROUGH = {"dropout": 0.2, "classifier_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
+THOROUGH = {"dropout": 0.2, "optimizer": {"kind": "muon"}, "keep": "best"}
 
 
 def run_with_stops(phase: PhaseConfig, work: Path, stops: list[int], *, precision: str = "fp32") -> tuple[Model, Any]:

@@ -119,9 +119,8 @@ def test_label_smoothing_is_torchs() -> None:
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
-@pytest.mark.parametrize("rate", ["dropout", "classifier_dropout"])
-def test_dropout_is_drawn_from_torchs_seed_and_off_at_zero(rate: str) -> None:
-    phase = make_phase(**{rate: 0.3})
+def test_dropout_is_drawn_from_torchs_seed_and_off_when_unset() -> None:
+    phase = make_phase(dropout=0.3)
     model, batch = make_model(), first_batch(phase)
 
     def total(seed: int, phase: PhaseConfig) -> float:

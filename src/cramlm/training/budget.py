@@ -23,6 +23,7 @@ FINETUNE_SHARE = 0.3  # of the time for training, at most
 EVALUATION_SHARE = 0.1  # of a phase's time, at most, for looking at dev
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
+DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
 
@@ -46,11 +47,7 @@ class Sizes:
 
 
 def plan_selection(retriever: RetrieverConfig, *, seconds: float, tokens_per_second: float) -> RetrieverConfig:
-    """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
-
-    With a bound, BM25 asks for more documents per query than the paper's 50 when the task is small: the best-ranked ones of the union
-    are kept, so a larger `top_k` only fills what the bound leaves free.
-    """
+    """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays."""
     documents = max(200, int(seconds * tokens_per_second / PASSES_OVER_SELECTION / TOKENS_PER_DOCUMENT))
     match retriever:
         case Bm25Config(max_documents=None):
@@ -75,7 +72,7 @@ def finetune_passes(examples: int) -> float:
 
 
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, seconds: float | None, rows: int) -> tuple[PhaseConfig, ...]:
-    """Steps, row length and evaluation interval for every phase that leaves them open.
+    """Steps, row length, dropout and evaluation interval for every phase that leaves them open.
 
     Phases on labels alone get `finetune_passes`, within `FINETUNE_SHARE` of the time when other phases want the rest; those others
     share what is left. `seconds` is what training may still take; None = no budget, and then open steps must come from passes.
@@ -109,7 +106,9 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, se
     for phase in phases:
         steps = planned.get(phase.name, _fixed_steps(phase, sizes))
         every = phase.evaluate_every or _evaluation_interval(phase, steps, sizes, speed)
-        result.append(phase.model_copy(update={"steps": steps, "evaluate_every": every}))
+        dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
+        dropout = dropout if phase.dropout is None else phase.dropout
+        result.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
     return tuple(result)
 
 
@@ -132,6 +131,11 @@ def _evaluation_interval(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Sp
     look = sizes.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
     affordable = EVALUATION_SHARE * steps * _seconds_per_step(phase, sizes, speed) / max(look, 1e-9)
     return max(1, -(-steps // int(np.clip(affordable, 2, 20))))
+
+
+def _passes_over_labels(phase: PhaseConfig, steps: int, sizes: Sizes) -> float:
+    """How often a phase that learns the labels alone reads each; text beside them (MLM) is regularisation enough."""
+    return 0.0 if phase.uses_mlm else steps * _tokens_per_step(phase, sizes) / max(sizes.train_tokens, 1)
 
 
 def _fixed_steps(phase: PhaseConfig, sizes: Sizes) -> int:

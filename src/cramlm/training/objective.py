@@ -49,7 +49,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig) -> Losses:
     The vocabulary head runs on masked places only, and not at all in a phase without MLM; the classifier only where labels are learnt.
     Sequences without a label (-1) count in no classification mean. A batch without any term has total 0 (and gradient 0).
     """
-    hidden = model.hidden(batch, dropout=phase.dropout)
+    hidden = model.hidden(batch, dropout=phase.dropout or 0.0)
     is_external = batch.external[batch.sequence.flatten()[batch.masked]]
     masked_external = int(is_external.sum()) if phase.uses_mlm else 0
     masked_task = len(batch.masked) - int(is_external.sum()) if phase.mlm_weight > 0 else 0
@@ -70,7 +70,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig) -> Losses:
         mlm_external = (each * is_external).sum() / masked_external if masked_external else None
         mlm_task = (each * ~is_external).sum() / masked_task if masked_task else None
     if labelled:
-        logits = model.task_logits(hidden, batch, dropout=phase.classifier_dropout).float()
+        logits = model.task_logits(hidden, batch, dropout=phase.dropout or 0.0).float()
         task = functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing)
         total = total + scale * phase.task_weight * task
     if not present:
