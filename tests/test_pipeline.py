@@ -74,10 +74,10 @@ def test_a_changed_knob_reruns_its_stage_and_those_after_it_and_says_why(
     changed["phases"][1]["steps"] = 12
     events = events_of(changed, folder / "run", finished[0] / "store")
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
-    assert "steps 16 -> 12" in stale["finetune"]
+    assert "steps 16 -> 12" in stale["phase-2-finetune"]
     fresh = {event.stage for event in events if event.kind == "fresh"}
-    assert {"selection", "tokenizer", "joint"} <= fresh
-    assert not fresh & {"finetune", "evaluation", "export"}
+    assert {"selection", "tokenizer", "phase-1-joint"} <= fresh
+    assert not fresh & {"phase-2-finetune", "evaluation", "export"}
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -11,7 +11,28 @@ TOPICS = {
     "sea": ["wave", "ship", "harbour", "sailor", "tide", "anchor", "reef", "gull", "current", "lighthouse", "captain", "island"],
     "hill": ["summit", "ridge", "valley", "climber", "meadow", "glacier", "path", "stone", "cabin", "shepherd", "eagle", "forest"],
 }
-COMMON = ["the", "a", "of", "and", "in", "to", "was", "is", "on", "with", "for", "near", "by", "at", "from", "old", "new", "small", "long", "every"]
+COMMON = [
+    "the",
+    "a",
+    "of",
+    "and",
+    "in",
+    "to",
+    "was",
+    "is",
+    "on",
+    "with",
+    "for",
+    "near",
+    "by",
+    "at",
+    "from",
+    "old",
+    "new",
+    "small",
+    "long",
+    "every",
+]
 
 
 def write_task(folder: Path, *, train: int = 40, held_out: int = 16, documents: int = 240) -> dict[str, str]:

@@ -19,6 +19,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
 from cramlm.evaluation.leaks import score_test
+from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenization import Tokenizer
 from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
@@ -94,48 +95,37 @@ def train(
     )
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
     label_ids = {label: number for number, label in enumerate(task.labels)}
+
+    def labelled(phase: PhaseConfig) -> TokenPool | None:
+        return _task_pool(tokenizer, task.train, label_ids, length=phase.row_length) if phase.task else None
+
+    def external(phase: PhaseConfig) -> TokenPool | None:
+        return _external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
+
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
-    artifacts: list[Artifact] = []
-    for number, phase in enumerate(phases):
-        before = artifacts[-1] if artifacts else None
-        key = {
-            "format": 1,
-            **sections,
-            **inputs,
-            "phase": phase.model_dump(mode="json"),
-            "precision": plan.precision,
-            "threads": plan.threads,
-        }
-        key["before"] = before.fingerprint if before else None
-        work = folder / ".work" / f"phase-{number + 1}-{phase.name}"
 
-        def write(target: Path, number: int = number, phase: PhaseConfig = phase, before: Artifact | None = before, work: Path = work,
-                  key: Mapping[str, Any] = key) -> None:  # fmt: skip
+    def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
+        key = {"format": 1, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
+        key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None}
+        name = f"phase-{number + 1}-{phase.name}"
+        work = folder / ".work" / name
+
+        def write(target: Path) -> None:
             if before is not None:
                 load_weights(model, before.path)
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
-            task_pool = _task_pool(tokenizer, task.train, label_ids, length=phase.row_length) if phase.task else None
-            external = _external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
-            batches = Batches(phase, external, task_pool, seed=config.seed, phase_index=number, special=special)
-
-            def look_at_dev(model: Model) -> Mapping[str, float]:
-                scores, _ = evaluate_examples(
-                    model, tokenizer, task.dev, task.labels, max_length=phase.row_length, precision=plan.precision
-                )
-                return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
-
             result = train_phase(
                 model,
                 phase,
-                batches,
+                Batches(phase, external(phase), labelled(phase), seed=config.seed, phase_index=number, special=special),
                 seed=config.seed,
                 phase_index=number,
                 work=work,
                 precision=plan.precision,
                 emit=emit,
-                evaluate=look_at_dev,
+                evaluate=lambda model: _dev_scores(model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
                 choose_by=config.choose_by,
                 stop=stop,
                 fingerprint=key,
@@ -143,8 +133,13 @@ def train(
             save_weights(model, target)
             write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
 
-        artifacts.append(stage(folder / work.name, kind="phase", key=key, write=write, emit=emit, name=phase.name))
+        artifact = stage(folder / name, kind="phase", key=key, write=write, emit=emit, name=name)
         shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
+        return artifact
+
+    artifacts: list[Artifact] = []
+    for number, phase in enumerate(phases):
+        artifacts.append(run_phase(number, phase, artifacts[-1] if artifacts else None))
     load_weights(model, artifacts[-1].path)
     reports = tuple(json.loads((artifact.path / "phase.json").read_bytes()) for artifact in artifacts)
     return Trained(model, tuple(artifacts), reports, phases[-1].row_length, any(phase.uses_mlm for phase in phases))
@@ -246,6 +241,11 @@ def save_weights(model: Model, folder: Path) -> None:
 def load_weights(model: Model, folder: Path) -> None:
     """Fill the model from what `save_weights` wrote for the same shapes."""
     model.load_state_dict(load_file(folder / "model.safetensors"))
+
+
+def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision) -> Mapping[str, float]:
+    scores, _ = evaluate_examples(model, tokenizer, task.dev, task.labels, max_length=max_length, precision=precision)
+    return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
 
 
 def _task_pool(tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Mapping[str, int], *, length: int) -> TokenPool:
