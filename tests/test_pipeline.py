@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cramlm.deploy.predictor import Predictor
 
 from cramlm import recipes
 from cramlm.artifacts import hash_file, verify
 from cramlm.config import RunConfig, load_config, to_toml
+from cramlm.deploy.predictor import Predictor
 from cramlm.errors import Stopped, UsageError
 from cramlm.pipeline import run
 from cramlm.records import Event
