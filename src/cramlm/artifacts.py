@@ -162,7 +162,7 @@ def stage(
         LockedError: if another process builds the same folder.
         ArtifactError: if the folder that is there is damaged (delete it, or `cramlm verify` it).
     """
-    name = name or kind
+    name, key = name or kind, json.loads(json.dumps(key))  # as it will read back from the manifest: tuples become lists
     if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
         emit(Event("fresh", name, "fresh"))
         return artifact

@@ -97,12 +97,12 @@ class _Live:
                 self._say("cyan", event.stage, event.message)
 
     def _say(self, colour: str, stage: str, message: str) -> None:
-        self._progress.console.print(Text.assemble((f"{stage:>12} ", f"bold {colour}"), message), highlight=False)
+        self._progress.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
 
 
 def _columns() -> Progress:
     return Progress(
-        TextColumn("{task.description:>12}"),
+        TextColumn("{task.description:>16}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[rate]}"),
@@ -121,7 +121,7 @@ def _progress_text(event: Event, elapsed: float) -> str:
 
 
 def _line(stage: str, message: str) -> None:
-    print(f"{stage:>12}  {message}", file=sys.stderr, flush=True)
+    print(f"{stage:>16}  {message}", file=sys.stderr, flush=True)
 
 
 def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:

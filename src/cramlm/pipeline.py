@@ -87,7 +87,6 @@ def run(
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
-    emit(Event("note", "run", scores["verdict"]))
     return Run(folder, config.model_copy(update={"phases": phases}), scores)
 
 

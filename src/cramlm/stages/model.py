@@ -106,7 +106,7 @@ def train(
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
-        key = {"format": 1, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
+        key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None}
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
@@ -180,7 +180,7 @@ def evaluate(
         flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
         result = {"models": models, "verdict": verdict, "flops": flops, "training": training, "labels": list(task.labels)}
         write_json(target / "scores.json", result)
-        emit(Event("done", "evaluation", verdict))
+        emit(Event("done", "evaluation", f"dev and test scored, this once; macro-F1 on dev {100 * model_scores['dev']['macro_f1']:.1f}"))
 
     inputs = {"model": trained.artifacts[-1].fingerprint, "task": task_fingerprint(task)}
     key = {"format": 1, **inputs, "baseline": baseline.fingerprint if baseline else None, "precision": plan.precision}

@@ -15,13 +15,14 @@ from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
 from cramlm.model.device import Precision, resolve_precision
+from cramlm.model.model import build_model
 from cramlm.model.tokenization import Tokenizer, train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
 from cramlm.training import budget
-from cramlm.training.planning import measure_speed
+from cramlm.training.planning import count_parameters, measure_speed, paper_flops
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
 
@@ -68,6 +69,8 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
         write_json(target / "plan.json", {"retriever": chosen, "speed": {"joint": joint, "finetune": finetune}})
         rates = f"{joint:,.0f} tokens/s with the vocabulary head, {finetune:,.0f} without"
         emit(Event("done", "plan", f"{rates}, {precision}, {threads} threads"))
+        if clock.left is not None:
+            emit(Event("plan", "plan", _outlook(config, retriever, seconds=clock.left, tokens_per_second=joint)))
 
     sections = {name: config.model_dump(mode="json")[name] for name in PLANNED_BY}
     key = {"format": 1, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
@@ -126,3 +129,18 @@ def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision) -> fl
         return config.tokens_per_second
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": 128})
     return measure_speed(config.encoder, config.head, fixed, vocab_size=config.tokenizer.vocab_size, precision=precision)
+
+
+def _outlook(config: RunConfig, retriever: RetrieverConfig | None, *, seconds: float, tokens_per_second: float) -> str:
+    """What the budget will roughly buy, said before anything is read; the schedule says it exactly."""
+    model = build_model(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, seed=0)
+    parameters, tokens = count_parameters(model).total, seconds * tokens_per_second
+    match retriever:
+        case Bm25Config():
+            passages = f"at most {retriever.max_documents:,} passages, "
+        case RandomConfig():
+            passages = f"{retriever.documents:,} passages, "
+        case None:
+            passages = ""
+    flops = paper_flops(parameters, places=round(tokens))
+    return f"{passages}up to {tokens / 1e6:.1f}M tokens for {parameters / 1e6:.1f}M parameters, {flops:.1e} FLOPs, {seconds / 60:.1f} min"

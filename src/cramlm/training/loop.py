@@ -78,8 +78,8 @@ def train_phase(
     """Train `model` in place for `phase.steps` steps, going on from the newest whole checkpoint under `work` if there is one.
 
     Afterwards the model holds the weights that the phase hands on: with `keep = "best"`, labels learnt and an `evaluate` given,
-    those with the highest `evaluate(model)[choose_by]` (of equal ones the earliest), else the last. The caller resets the task head
-    where the phase asks for it, before.
+    those with the highest `evaluate(model)[choose_by]` (of equal ones the earliest; those it came with compete), else the last. The
+    caller resets the task head where the phase asks for it, before.
 
     stop: asked at every step boundary; an exit code means that a signal came. fingerprint: what the bits depend on; a checkpoint
     made under another is an error. strict: a damaged checkpoint is an error instead of a warning. The caller holds the lock of
@@ -151,6 +151,8 @@ class _Phase:
         checkpoint_every = self.phase.checkpoint_every or max(1, self.steps // _TIMES)
         monitor = Monitor(self.stage, self.steps, emit=self.emit)
         clock = time.perf_counter()
+        if evaluate is not None and self.phase.keep == "best" and self.progress.step == 0 < self.steps:
+            self.look_at_dev(evaluate, choose_by=choose_by)  # what came in is a candidate: with few labels training can only lower it
         while self.progress.step < self.steps:
             if (exit_code := stop()) is not None:
                 self.save()
@@ -196,7 +198,8 @@ class _Phase:
 
     def look_at_dev(self, evaluate: Evaluate, *, choose_by: str) -> None:
         """Score the weights at hand; remember them if they are the best so far and the phase keeps the best."""
-        self.check_weights()
+        if self.progress.step > 0:  # those that came in are the business of the first update
+            self.check_weights()
         scores = evaluate(self.model)
         score, progress = float(scores[choose_by]), self.progress
         assert score - score == 0, f"{choose_by} is {score}"
