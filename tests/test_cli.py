@@ -63,6 +63,13 @@ def test_evaluate_gives_the_scores_that_fit_reported(fitted: Path) -> None:
     assert json.loads(result.stdout)["macro_f1"] == pytest.approx(reported["macro_f1"])
 
 
+def test_evaluate_refuses_a_label_that_the_model_does_not_know_unless_told(fitted: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
+    assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")
+    result = cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv", "--unseen-labels", "ignore", "--json")
+    assert json.loads(result.stdout)["accuracy"] == 0.5
+
+
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
     index, train = tmp_path / "index", fitted / "data/train.jsonl"
     assert cramlm("index", fitted / "data/corpus.jsonl", "--out", index).returncode == 0

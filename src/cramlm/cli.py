@@ -172,6 +172,7 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="An exported model folder.")],
     file: Annotated[str, typer.Argument(help="Labelled texts.")],
     as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+    unseen_labels: Annotated[str, typer.Option(help="fail, or ignore: a label the model does not know counts as missed.")] = "fail",
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
@@ -182,7 +183,10 @@ def evaluate(
     from cramlm.deploy.predictor import Predictor
 
     examples = read_examples(file, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column)
-    scores = Predictor.load(model).score(examples)
+    predictor = Predictor.load(model)
+    if unseen_labels != "ignore":
+        predictor.check_labels(examples, origin=file)
+    scores = predictor.score(examples)
     if as_json:
         print(json.dumps(scores.as_dict(), ensure_ascii=False))
         return

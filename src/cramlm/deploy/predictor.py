@@ -81,6 +81,16 @@ class Predictor:
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )
 
+    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
+        """Raises DataError naming the first label that this model does not know, and its row in `origin`."""
+        for example in examples:
+            if example.label is not None and example.label not in self.labels:
+                known = ", ".join(map(repr, self.labels[:10])) + (", ..." if len(self.labels) > 10 else "")
+                raise DataError(
+                    f"{origin}:{example.id}: label {example.label!r} is none of the model's ({known}); "
+                    "drop the row, or pass --unseen-labels ignore to count it as missed"
+                )
+
     def score(self, examples: Sequence[Example]) -> Scores:
         """Compare with labelled examples; a label that this model does not know counts as missed.
 
