@@ -65,7 +65,7 @@ class RandomConfig(_Config):
     """The control: documents drawn without looking at the task."""
 
     kind: Literal["random"] = "random"
-    documents: int = Field(10_000, ge=1)
+    documents: int | None = Field(None, ge=1, description="None = as many as the budget allows BM25; 10,000 without a budget")
 
 
 RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig, Field(discriminator="kind")]

@@ -92,6 +92,8 @@ def select_documents(
                 raise UsageError("BM25 retrieval needs an index of the corpus; build one with build_index(corpus, store)")
             index.check_corpus(corpus)
             key["analyzer"] = ANALYZER
+        case RandomConfig(documents=None):
+            raise UsageError("the random control needs a number of documents; set retriever.documents, or let a run's plan set it")
         case RandomConfig():
             key["seed"] = seed
         case _:
@@ -106,6 +108,7 @@ def select_documents(
                 counts.check()
                 bound = config.max_documents
             case RandomConfig():
+                assert config.documents is not None
                 emit(Event("start", KIND, f"drawing {config.documents:,} documents"))
                 chosen, counts = _draw(_with_spare(config.documents), corpus, seed=seed), QueryCounts(0, 0, 0, 0, 0)
                 bound = config.documents

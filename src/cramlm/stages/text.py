@@ -63,7 +63,7 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
         without_head = next((phase for phase in config.phases if not phase.uses_mlm), config.phases[-1])
         joint, finetune = (_measured(config, phase, precision) for phase in (with_head, without_head))
         retriever = config.retriever
-        if retriever is not None and clock.left is not None:
+        if retriever is not None:
             retriever = budget.plan_selection(retriever, seconds=clock.left, tokens_per_second=joint)
         chosen = None if retriever is None else retriever.model_dump(mode="json")
         write_json(target / "plan.json", {"retriever": chosen, "speed": {"joint": joint, "finetune": finetune}})

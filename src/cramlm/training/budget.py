@@ -19,6 +19,7 @@ from cramlm.records import IntArray
 
 PASSES_OVER_SELECTION = 5.0  # repeated text keeps most of its use for a handful of passes
 TOKENS_PER_DOCUMENT = 270.0  # a passage of about 200 words in a vocabulary of 8,192
+RANDOM_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
 EVALUATION_SHARE = 0.1  # of a phase's time, at most, for looking at dev
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
@@ -46,17 +47,17 @@ class Sizes:
     external_tokens: int
 
 
-def plan_selection(retriever: RetrieverConfig, *, seconds: float, tokens_per_second: float) -> RetrieverConfig:
-    """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays."""
-    documents = max(200, int(seconds * tokens_per_second / PASSES_OVER_SELECTION / TOKENS_PER_DOCUMENT))
+def plan_selection(retriever: RetrieverConfig, *, seconds: float | None, tokens_per_second: float) -> RetrieverConfig:
+    """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
+
+    Without a budget (None) BM25 keeps the whole union, and the control draws `RANDOM_DOCUMENTS`.
+    """
+    affordable = None if seconds is None else max(200, int(seconds * tokens_per_second / PASSES_OVER_SELECTION / TOKENS_PER_DOCUMENT))
     match retriever:
-        case Bm25Config(max_documents=None):
-            return retriever.model_copy(update={"max_documents": documents})
         case Bm25Config():
-            return retriever
+            return retriever.model_copy(update={"max_documents": retriever.max_documents or affordable})
         case RandomConfig():
-            fixed = "documents" in retriever.model_fields_set
-            return retriever if fixed else retriever.model_copy(update={"documents": documents})
+            return retriever.model_copy(update={"documents": retriever.documents or affordable or RANDOM_DOCUMENTS})
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:
