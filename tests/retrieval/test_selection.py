@@ -132,7 +132,8 @@ def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tupl
 def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [HELD_OUT])
     with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
-        select_documents(RandomConfig(documents=100), corpus, make_task(["owls"], dev=(HELD_OUT,)), index=None, out=tmp_path / "out", seed=1)
+        task = make_task(["owls"], dev=(HELD_OUT,))
+        select_documents(RandomConfig(documents=100), corpus, task, index=None, out=tmp_path / "out", seed=1)
 
 
 def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple[Corpus, Index], tmp_path: Path) -> None:
