@@ -131,8 +131,8 @@ def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tupl
 
 def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [HELD_OUT])
+    task = make_task(["owls"], dev=(HELD_OUT,))
     with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
-        task = make_task(["owls"], dev=(HELD_OUT,))
         select_documents(RandomConfig(documents=100), corpus, task, index=None, out=tmp_path / "out", seed=1)
 
 
