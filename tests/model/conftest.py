@@ -1,23 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import model_fixtures
 import pytest
-import torch
 
 from cramlm.config import TokenizerConfig
 from cramlm.model.tokenization import Tokenizer, train_tokenizer
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """The models here are far too small for more, and threads that wait for one another make the suite slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,5 @@
+"""What the tests of several folders share: one thread, made-up texts, a tokenizer trained on them, and a small model of either shape."""
+
 from __future__ import annotations
 
 import random
@@ -19,7 +21,7 @@ WORDS = (
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """The models here are far too small for more threads."""
+    """The models here are far too small for more, and threads that wait for one another make the suite slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
