@@ -41,8 +41,10 @@ check: $(READY)  ## formatting, lint, types, and who may import whom
 	@$(RUN)mypy
 	@$(RUN)pytest tests/test_architecture.py
 
-bench: $(READY)  ## every benchmark, one after the other; each prints a table and one JSON line
-	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(RUN)python $$file; done
+bench: bench-retrieval bench-quality  ## every benchmark; each prints a table and one JSON line
+
+bench-%: $(READY)  ## one of them: make bench-retrieval ARGS='--passages 421140'
+	@$(RUN)python benchmarks/bench_$*.py $(ARGS)
 
 clean:  ## remove .venv, caches and the demo's run; other runs stay
 	@rm -rf $(VENV) $(DEMO) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
