@@ -25,6 +25,7 @@ from cramlm.records import Emit, Event, silent
 from cramlm.stages import model as model_stages
 from cramlm.stages import text as text_stages
 from cramlm.stages.common import Clock
+from cramlm.training.loop import never
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,6 @@ def default_store() -> Path:
     if chosen := os.environ.get("CRAMLM_STORE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
-
-
-def never() -> int | None:
-    """A `stop` that never asks to stop."""
-    return None
 
 
 def run(
@@ -92,11 +88,10 @@ def run(
 
 def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:
     """`emit`, and an end at the next sign of progress once `stop` asks for it; training stops by itself, at a step that it saves."""
-    by_themselves = ("step", "evaluation")
 
     def checked(event: Event) -> None:
         emit(event)
-        if event.kind == "progress" and event.unit not in by_themselves and (code := stop()) is not None:
+        if event.kind == "progress" and event.unit != "steps" and (code := stop()) is not None:
             raise Stopped("stopped; run the same command again to continue", exit_code=code)
 
     return checked
