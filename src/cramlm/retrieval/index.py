@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -81,19 +81,31 @@ class Index:
 
     def search(self, queries: Sequence[str], *, limit: int, k1: float = K1, b: float = B, threads: int = 1, emit: Emit = silent) -> Hits:
         """The `limit` best documents for every query by BM25, as Lucene scores it (see bm25.py); repeated queries cost nothing."""
-        compiled = bm25.compile_queries(self.postings, queries)
+        compiled = self.compile(queries)
         counts = np.zeros(len(compiled) + 1, np.int64)
-        found: list[npt.NDArray[np.uint64]] = []
-        for number, keys in bm25.search(self.postings, compiled, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
-            counts[number] = len(keys)
-            found.append(keys)
+        positions: list[IntArray] = [np.empty(0, np.int64)]
+        scores: list[FloatArray] = [np.empty(0, np.float32)]
+        for number, position, score in self.search_distinct(compiled, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
+            counts[number] = len(position)
+            positions.append(position)
+            scores.append(score)
         starts = np.concatenate(([0], np.cumsum(counts)))
         owner = compiled.owner  # -1 (no known term) stands for the last count, which is 0
         offsets = np.concatenate(([0], np.cumsum(counts[owner])))
-        packed = np.concatenate([*found, np.empty(0, np.uint64)])
         place = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
-        position, score = bm25.unpack(packed[place])
-        return Hits(offsets, position, score, ["empty" if number < 0 else "answered" for number in owner.tolist()])
+        status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
+        return Hits(offsets, np.concatenate(positions)[place], np.concatenate(scores)[place], status)
+
+    def compile(self, texts: Sequence[str]) -> bm25.Queries:
+        """Texts as this index sees them; texts with equal terms are one query."""
+        return bm25.compile_queries(self.postings, texts)
+
+    def search_distinct(
+        self, queries: bm25.Queries, *, limit: int, k1: float = K1, b: float = B, threads: int = 1, emit: Emit = silent
+    ) -> Iterator[tuple[int, IntArray, FloatArray]]:
+        """(number of the distinct query, positions, scores), best first, in the order of the queries; holds a bounded part of the results."""
+        for number, keys in bm25.search(self.postings, queries, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
+            yield number, *bm25.unpack(keys)
 
     def explain(self, query: str, position: int, *, k1: float = K1, b: float = B) -> list[tuple[str, float]]:
         """The terms that a query shares with a document and what each adds to the score, heaviest first."""

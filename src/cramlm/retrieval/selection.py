@@ -30,7 +30,6 @@ from cramlm.data.task import task_fingerprint
 from cramlm.data.words import count_words
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Document, Emit, Event, Int32Array, Selection, Task, silent
-from cramlm.retrieval import bm25
 from cramlm.retrieval.analysis import ANALYZER
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.random import draw_documents
@@ -137,7 +136,7 @@ def read_selection(path: Path) -> Selection:
 def _search(config: Bm25Config, index: Index, task: Task, *, threads: int, emit: Emit) -> tuple[Selection, QueryCounts]:
     """The union over all training texts. Holds one rank, query and score per document of the corpus, whatever the number of queries."""
     verify(index.path)  # every byte: a damaged index must not choose documents
-    compiled = bm25.compile_queries(index.postings, [example.whole_text for example in task.train])
+    compiled = index.compile([example.whole_text for example in task.train])
     numbers, first_text = np.unique(compiled.owner, return_index=True)
     text_of = first_text[numbers >= 0]
     answered = int((compiled.owner >= 0).sum())
@@ -147,10 +146,10 @@ def _search(config: Bm25Config, index: Index, task: Task, *, threads: int, emit:
     def tell(event: Event) -> None:
         emit(replace(event, stage=KIND))
 
-    for number, keys in bm25.search(
-        index.postings, compiled, limit=config.top_k, k1=config.k1, b=config.b, threads=threads, emit=tell
-    ):  # distinct queries come in the order of their first text, so that on equal ranks the smallest query stays
-        positions, scores = bm25.unpack(keys)
+    # Distinct queries come in the order of their first text, so that on equal ranks the smallest query stays.
+    for number, positions, scores in index.search_distinct(
+        compiled, limit=config.top_k, k1=config.k1, b=config.b, threads=threads, emit=tell
+    ):
         better = np.flatnonzero(np.arange(len(positions)) < best[positions])
         positions = positions[better]
         best[positions], query[positions], score[positions] = better, text_of[number], scores[better]
