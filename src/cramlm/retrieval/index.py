@@ -103,7 +103,7 @@ class Index:
     def search_distinct(
         self, queries: bm25.Queries, *, limit: int, k1: float = K1, b: float = B, threads: int = 1, emit: Emit = silent
     ) -> Iterator[tuple[int, IntArray, FloatArray]]:
-        """(number of the distinct query, positions, scores), best first, in the order of the queries; holds a bounded part of the results."""
+        """(number of the distinct query, positions, scores), best first, in the order of the queries; memory is bounded."""
         for number, keys in bm25.search(self.postings, queries, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
             yield number, *bm25.unpack(keys)
 
