@@ -1,5 +1,6 @@
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,17 @@ def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     np.save(corpus.path / "offsets.npy", np.array([0, 5, 4]))
     with pytest.raises(ArtifactError, match="damaged"):
         Corpus.open(corpus.path)
+
+
+def test_texts_are_gathered_in_the_order_asked_for(tmp_path: Path) -> None:
+    corpus = build(tmp_path, *({"text": f"Text number {n}, naïve."} for n in range(20)))
+    for positions in ([], [3], [19, 4, 5, 6, 6, 0], list(range(20))):
+        buffer, offsets = corpus.gather(np.array(positions, np.int64))
+        assert (buffer.dtype, offsets.dtype, buffer.flags.writeable) == (np.uint8, np.int64, True)
+        assert [buffer[start:end].tobytes().decode() for start, end in pairwise(offsets)] == [corpus.text(p) for p in positions]
+    with pytest.raises(IndexError):
+        corpus.gather(np.array([0, 20]))
+    assert sum(len(part) for part in corpus.parts) == 20
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

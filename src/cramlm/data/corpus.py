@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from cramlm.artifacts import Artifact, hash_json, open_artifact, stage
 from cramlm.config import CorpusConfig
+from cramlm.data.parts import Part, gather_texts
 from cramlm.data.readers import Reader
 from cramlm.data.rows import Column, Rejected, Row
 from cramlm.data.streams import FileStamp, expand_files, name_files, stamp_file
@@ -56,6 +57,7 @@ class Corpus:
     source: Int32Array
     _ids: npt.NDArray[np.uint8]
     _id_offsets: IntArray
+    _part: Part
 
     @staticmethod
     def open(path: Path) -> Corpus:
@@ -64,16 +66,20 @@ class Corpus:
         try:
             statistics = json.loads((path / "statistics.json").read_bytes())
             sources = tuple(json.loads((path / "sources.json").read_bytes()))
+            offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
+            text = np.memmap(path / "text.bin", dtype=np.uint8, mode="r")
+            content = hash_json([artifact.files[name]["sha256"] for name in ("text.bin", "offsets.npy")])
             corpus = Corpus(
                 path,
                 artifact.fingerprint,
                 statistics,
-                np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False),
-                np.memmap(path / "text.bin", dtype=np.uint8, mode="r"),
+                offsets,
+                text,
                 sources,
                 np.load(path / "source.npy", mmap_mode="r", allow_pickle=False),
                 np.memmap(path / "ids.bin", dtype=np.uint8, mode="r"),
                 np.load(path / "id_offsets.npy", mmap_mode="r", allow_pickle=False),
+                Part(path, artifact.fingerprint, content, 0, text, offsets, None),
             )
         except (ValueError, KeyError, OSError) as error:
             raise ArtifactError(f"{path}: damaged corpus ({error}); delete the folder and build it again") from error
@@ -96,6 +102,22 @@ class Corpus:
 
     def document(self, position: int) -> Document:
         return Document(self._slice(self._ids, self._id_offsets, position), self.text(position), self.sources[self.source[position]])
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the corpus consists of, in order of position."""
+        return (self._part,)
+
+    def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """The texts at these positions, in the order given: (uint8 (bytes,), int64 (n + 1,) where each begins), both new and writable.
+
+        Raises:
+            IndexError: if a position is not in the corpus.
+        """
+        positions = np.asarray(positions, np.int64)
+        if len(positions) and not (positions.min() >= 0 and positions.max() < len(self)):
+            raise IndexError(f"positions {positions.min()} to {positions.max()} are not all in a corpus of {len(self)} documents")
+        return gather_texts(self.parts, positions)
 
     def __iter__(self) -> Iterator[Document]:
         return (self.document(position) for position in range(len(self)))
