@@ -1,0 +1,73 @@
+"""Lucene's own indexing and search (lucene/LuceneSearch.java) from Python, on texts that are terms with spaces between them.
+
+The jar is the one that $LUCENE_JAR names, or what `python benchmarks/lucene/fetch_jar.py` has put into runs/lucene/.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+SOURCE = Path(__file__).parent / "lucene" / "LuceneSearch.java"
+FETCHED = Path(__file__).parents[1] / "runs" / "lucene"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What each query found, best first: query q's are position[offsets[q]:offsets[q + 1]]. seconds: (Q,) CPU time of each."""
+
+    offsets: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    score: npt.NDArray[np.float32]
+    seconds: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lucene:
+    """Compiled and ready; `folder` holds the class and what goes back and forth."""
+
+    jar: Path
+    folder: Path
+
+    @staticmethod
+    def compile(folder: Path) -> Lucene:
+        """Raises FileNotFoundError if Java or the jar is missing, saying which."""
+        named = os.environ.get("LUCENE_JAR")
+        jars = [Path(named)] if named else sorted(FETCHED.glob("*.jar"))
+        if not jars or not jars[-1].is_file():
+            raise FileNotFoundError("no Lucene jar: run python benchmarks/lucene/fetch_jar.py, or set LUCENE_JAR")
+        if not shutil.which("java") or not shutil.which("javac"):
+            raise FileNotFoundError("no java and javac: install a JDK, 17 or later")
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["javac", "-nowarn", "-proc:none", "-cp", str(jars[-1]), "-d", str(folder), str(SOURCE)], check=True)
+        return Lucene(jars[-1], folder)
+
+    def index(self, terms: Path, index: Path) -> tuple[str, int, float]:
+        """Index a text file, one text a line, into one segment. Lucene's version, the number of texts, CPU seconds."""
+        version, documents, seconds = self._run("index", terms, index).split()
+        return version, int(documents), float(seconds)
+
+    def search(self, index: Path, queries: Sequence[Sequence[str]], *, limit: int, warm_up: int = 0) -> Found:
+        """The best `limit` of each query's terms joined by OR; the first `warm_up` of them are searched once before."""
+        lines, out = self.folder / "queries.txt", self.folder / "found.bin"
+        lines.write_text("".join(" ".join(terms) + "\n" for terms in queries), "utf-8")
+        self._run("search", index, lines, limit, warm_up, out)
+        content, count = out.read_bytes(), len(queries)
+        seconds = np.frombuffer(content, ">i8", count) / 1e9
+        offsets = np.concatenate(([0], np.cumsum(np.frombuffer(content, ">i4", count, 8 * count), dtype=np.int64)))
+        hits = int(offsets[-1])
+        position = np.frombuffer(content, ">i4", hits, 12 * count).astype(np.int64)
+        score = np.frombuffer(content, ">f4", hits, 12 * count + 4 * hits).astype(np.float32)
+        return Found(offsets, position, score, seconds)
+
+    def _run(self, *arguments: object) -> str:
+        command = ["java", "-XX:+UseSerialGC", "-Xmx6g", "-cp", f"{self.jar}{os.pathsep}{self.folder}", "LuceneSearch"]
+        done = subprocess.run([*command, *map(str, arguments)], check=True, text=True, stdout=subprocess.PIPE)
+        return done.stdout

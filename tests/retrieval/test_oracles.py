@@ -1,0 +1,148 @@
+"""Search beside independent engines on the same terms: a product of scipy's sparse matrices, and Lucene itself where it is at hand.
+
+Sets are compared up to ties: a document that only one side returned must score, there, what the last one returned scores. bm25s is in
+test_bm25.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+from retrieval_fixtures import index_texts, invented_texts, results
+from sklearn.feature_extraction.text import CountVectorizer
+
+from cramlm.retrieval.analysis import analyze
+from cramlm.retrieval.index import Index
+from cramlm.retrieval.lucene_norm import LENGTHS, lucene_lengths
+from lucene_peer import Lucene
+
+RELATIVE = 1e-6
+
+# What org.apache.lucene.util.SmallFloat of Lucene 9.9.1 printed: byte4ToInt of the bytes 0..255, and (length, intToByte4(length) & 0xff).
+LUCENE_LENGTHS = [
+    *range(40), 40, 42, 44, 46, 48, 50, 52, 54, 56, 60, 64, 68, 72, 76, 80, 84, 88, 96, 104, 112, 120, 128, 136, 144, 152, 168, 184, 200,
+    216, 232, 248, 264, 280, 312, 344, 376, 408, 440, 472, 504, 536, 600, 664, 728, 792, 856, 920, 984, 1048, 1176, 1304, 1432, 1560, 1688,
+    1816, 1944, 2072, 2328, 2584, 2840, 3096, 3352, 3608, 3864, 4120, 4632, 5144, 5656, 6168, 6680, 7192, 7704, 8216, 9240, 10264, 11288,
+    12312, 13336, 14360, 15384, 16408, 18456, 20504, 22552, 24600, 26648, 28696, 30744, 32792, 36888, 40984, 45080, 49176, 53272, 57368,
+    61464, 65560, 73752, 81944, 90136, 98328, 106520, 114712, 122904, 131096, 147480, 163864, 180248, 196632, 213016, 229400, 245784,
+    262168, 294936, 327704, 360472, 393240, 426008, 458776, 491544, 524312, 589848, 655384, 720920, 786456, 851992, 917528, 983064, 1048600,
+    1179672, 1310744, 1441816, 1572888, 1703960, 1835032, 1966104, 2097176, 2359320, 2621464, 2883608, 3145752, 3407896, 3670040, 3932184,
+    4194328, 4718616, 5242904, 5767192, 6291480, 6815768, 7340056, 7864344, 8388632, 9437208, 10485784, 11534360, 12582936, 13631512,
+    14680088, 15728664, 16777240, 18874392, 20971544, 23068696, 25165848, 27263000, 29360152, 31457304, 33554456, 37748760, 41943064,
+    46137368, 50331672, 54525976, 58720280, 62914584, 67108888, 75497496, 83886104, 92274712, 100663320, 109051928, 117440536, 125829144,
+    134217752, 150994968, 167772184, 184549400, 201326616, 218103832, 234881048, 251658264, 268435480, 301989912, 335544344, 369098776,
+    402653208, 436207640, 469762072, 503316504, 536870936, 603979800, 671088664, 738197528, 805306392, 872415256, 939524120, 1006632984,
+    1073741848, 1207959576, 1342177304, 1476395032, 1610612760, 1744830488, 1879048216, 2013265944,
+]  # fmt: skip
+LUCENE_BYTES = [
+    (0, 0), (1, 1), (23, 23), (24, 24), (39, 39), (40, 40), (41, 40), (42, 41), (55, 47), (56, 48), (57, 48), (100, 57), (158, 64),
+    (161, 64), (500, 78), (1000, 87), (5000, 105), (65535, 135), (1000000, 167), (2013265943, 254), (2013265944, 255), (2147483647, 255),
+]  # fmt: skip
+
+
+COMMON_HAN = "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会"
+
+
+def hard_texts() -> list[str]:
+    """3,000 passages: invented English, Han without spaces, Yoruba with combining marks; terms up to 900 times; empty ones; copies."""
+    texts = invented_texts(1800, seed=1) + invented_texts(500, seed=2, alphabet=COMMON_HAN)
+    texts += [text.replace("a", "á").replace("o", "ọ̀") for text in invented_texts(300, seed=3)]
+    texts += [f"{text} {text.split()[0]}" * count for count, text in zip([2, 9, 16, 17, 40, 300, 900] * 20, texts, strict=False)]
+    texts += ["", " ", "?! --"] * 20 + texts[:200]
+    order = np.random.default_rng(4).permutation(len(texts))
+    return [texts[place] for place in order.tolist()]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Texts and queries, and how often scikit-learn counts each term in them (CSR, one row each)."""
+
+    texts: list[str]
+    queries: list[str]
+    text_counts: scipy.sparse.csr_array
+    query_counts: scipy.sparse.csr_array
+
+    def scores(self, *, k1: float, b: float) -> np.ndarray:
+        """float64 (queries, texts): the formula of bm25.py as a product of sparse matrices."""
+        counts = self.text_counts.tocoo()
+        lengths = self.text_counts.sum(axis=1)
+        containing = np.bincount(counts.col, minlength=counts.shape[1])
+        idf = np.log1p((len(self.texts) - containing + 0.5) / (containing + 0.5))
+        norms = k1 * (1 - b + b * lengths / lengths.mean())
+        impacts = idf[counts.col] * counts.data / (counts.data + norms[counts.row])
+        return (self.query_counts @ scipy.sparse.csr_array((impacts, (counts.row, counts.col)), shape=counts.shape).T).toarray()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    """A hundred queries, short and long ones, words repeated, and passages themselves, in every script that the texts have."""
+    texts = hard_texts()
+    queries = [*invented_texts(60, seed=5, words=(1, 150)), *texts[:40], " ".join(texts[40:44]), "ba ba ba co", "的人"]
+    counter = CountVectorizer(analyzer=analyze, dtype=np.float64)
+    text_counts = scipy.sparse.csr_array(counter.fit_transform(texts))
+    return Oracle(texts, queries, text_counts, scipy.sparse.csr_array(counter.transform(queries)))
+
+
+@pytest.fixture(scope="module")
+def index(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return index_texts(oracle.texts, tmp_path_factory.mktemp("oracle"))
+
+
+def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, limit: int) -> None:
+    """`found` are the best `limit` of `scores` (> 0), best first, each with its score."""
+    position = np.array([position for position, _ in found], np.int64)
+    score = np.array([score for _, score in found])
+    assert len(np.unique(position)) == len(found) == min(limit, int((scores > 0).sum()))
+    np.testing.assert_allclose(score, scores[position], rtol=RELATIVE)
+    np.testing.assert_allclose(score, np.sort(scores)[::-1][: len(found)], rtol=RELATIVE)
+
+
+@pytest.mark.parametrize(("k1", "b", "limit"), [(1.2, 0.75, 50), (1.2, 0.75, 5000), (0.9, 0.4, 7), (2.0, 1.0, 300), (0.0, 0.0, 100)])
+def test_search_equals_a_sparse_matrix_product(oracle: Oracle, index: Index, k1: float, b: float, limit: int) -> None:
+    expected = oracle.scores(k1=k1, b=b)
+    for found, scores in zip(results(index, oracle.queries, limit=limit, k1=k1, b=b), expected, strict=True):
+        assert_equal_up_to_ties(found, scores, limit)
+
+
+def test_the_texts_hold_what_makes_them_hard(oracle: Oracle) -> None:
+    counts, texts = oracle.text_counts, oracle.texts
+    assert counts.max() > 255
+    assert (counts.data > 15).sum() > 100
+    assert (np.diff(counts.indptr) == 0).sum() >= 60
+    assert len(texts) - len(set(texts)) >= 200
+
+
+def test_lengths_are_rounded_as_lucene_rounds_them() -> None:
+    assert LENGTHS.tolist() == LUCENE_LENGTHS
+    lengths, codes = np.array(LUCENE_BYTES).T
+    assert lucene_lengths(lengths).tolist() == LENGTHS[codes].tolist()
+    assert lucene_lengths(np.arange(40)).tolist() == list(range(40))
+
+
+@pytest.mark.skipif(
+    not os.environ.get("LUCENE_JAR") or not shutil.which("javac"), reason="needs Java and a jar with Lucene 9 in $LUCENE_JAR"
+)
+def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Path) -> None:
+    """Lucene counts only documents with terms, so that empty ones are left out here; its float32 sums are good to 2e-6."""
+    analysed = {text: terms for text in oracle.texts if (terms := analyze(text))}
+    texts = [text for text in oracle.texts if text in analysed]
+    (tmp_path / "terms.txt").write_text("".join(" ".join(analysed[text]) + "\n" for text in texts), "utf-8")
+    lucene = Lucene.compile(tmp_path / "lucene")
+    lucene.index(tmp_path / "terms.txt", tmp_path / "index")
+    asked = {query: terms for query in oracle.queries if (terms := analyze(query))}
+    index = index_texts(texts, tmp_path / "store")
+    for limit in (10, 500):
+        found = lucene.search(tmp_path / "index", list(asked.values()), limit=limit)
+        for query, hits in enumerate(results(index, list(asked), limit=limit, norm="lucene")):
+            part = slice(found.offsets[query], found.offsets[query + 1])
+            positions, scores = found.position[part].tolist(), found.score[part].tolist()
+            np.testing.assert_allclose([score for _, score in hits], scores, rtol=2e-6)
+            unlike = {position for position, _ in hits} ^ set(positions)
+            known = dict(hits) | dict(zip(positions, scores, strict=True))
+            assert all(known[position] == pytest.approx(hits[-1][1], rel=2e-6) for position in unlike)
