@@ -24,6 +24,7 @@ MOST_LINES = 400
 LEVELS = [
     {"errors"},
     {"records"},
+    {"retriever_config"},
     {"config", "artifacts"},
     {"data"},
     {"model", "retrieval"},
@@ -37,7 +38,7 @@ LEVELS = [
     {"cli", "estimator", "comparison"},
     {"__main__"},
 ]
-WITHOUT_TORCH = ("errors", "records", "config", "artifacts", "data", "retrieval", "recipes", "console", "cli")
+WITHOUT_TORCH = ("errors", "records", "retriever_config", "config", "artifacts", "data", "retrieval", "recipes", "console", "cli")
 TRANSFORMERS_ONLY_IN = {"model/hf.py"}
 NEVER_IMPORTED = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER_CALLED = {"torch.load", "torch.save", "torch.jit.load", "torch.jit.save", "joblib.load", "joblib.dump"}

@@ -124,7 +124,7 @@ def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Pat
 
 def test_the_random_control_selects_without_looking_at_the_task(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    config = tiny_config(paths, retriever={"kind": "random", "documents": 30})
+    config = tiny_config(paths, retriever={"kind": "random", "max_documents": 30})
     finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
     assert len(np.load(finished.path / "selection/position.npy")) == 30
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -121,16 +121,21 @@ def select(
     train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
     index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    top_k: Annotated[int, typer.Option(help="Documents per query.")] = 50,
+    retriever: Annotated[str | None, typer.Option(help="bm25 (default), random or union.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50).")] = None,
     dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
-    max_documents: Annotated[int | None, typer.Option(help="Keep only the best-ranked so many.")] = None,
+    max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,
+    select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="One knob, like retriever.k1=1.5; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Write the passages that the training texts retrieve, best rank first."""
-    from cramlm.config import Bm25Config, TaskConfig
+    """Write the passages that a task asks for, best rank first."""
+    from cramlm.config import TaskConfig
     from cramlm.console import console_events
     from cramlm.data.task import read_task
     from cramlm.retrieval.catalog import open_catalog
@@ -138,11 +143,12 @@ def select(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task_config = _checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
-    retriever = _checked(lambda: Bm25Config(top_k=top_k, max_documents=max_documents))
+    given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
+    chosen_by = _retriever_config(given, set_)
     with console_events() as emit:
-        task = read_task(task_config, seed=13, emit=emit)
+        task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
-        chosen = select_documents(retriever, corpus, task, index=bm25, out=out, seed=13, emit=emit)
+        chosen = select_documents(chosen_by, corpus, task, index=bm25, out=out, seed=seed, threads=threads, emit=emit)
     print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
 
 
@@ -313,6 +319,18 @@ def _resolve(
         build = recipes.RECIPES[name]
         data = _checked(lambda: build(**given)).model_dump(mode="json", exclude_unset=False)
     return load_config(apply_overrides(data, overrides or []), origin=str(config_file or "command line"))
+
+
+def _retriever_config(given: Mapping[str, Any], overrides: list[str] | None) -> Any:
+    """The retriever that the flags mean: BM25, changed by what was given, then by every --set retriever.KNOB=VALUE."""
+    from cramlm.config import apply_overrides
+    from cramlm.retriever_config import RETRIEVER
+
+    table = {"kind": "bm25"} | {name: value for name, value in given.items() if value is not None}
+    data = apply_overrides({"retriever": table}, overrides or [])
+    if strange := sorted(set(data) - {"retriever"}):
+        raise UsageError(f"--set {strange[0]}: select knows the knobs of retriever only, like retriever.k1=1.5")
+    return _checked(lambda: RETRIEVER.validate_python(data["retriever"]))
 
 
 def _corpus_config(files: list[str], *, text_column: str, on_bad_row: str) -> Any:

@@ -11,20 +11,20 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cramlm.errors import UsageError
+from cramlm.retriever_config import Bm25Config as Bm25Config
+from cramlm.retriever_config import FrozenModel, with_kind
+from cramlm.retriever_config import RandomConfig as RandomConfig
+from cramlm.retriever_config import RetrieverConfig as RetrieverConfig
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class CorpusConfig(_Config):
+class CorpusConfig(FrozenModel):
     """The raw text to retrieve from."""
 
     files: tuple[str, ...] = Field(min_length=1, description="files, folders or globs; read in sorted order")
@@ -36,7 +36,7 @@ class CorpusConfig(_Config):
     on_bad_row: OnBadRow = "fail"
 
 
-class TaskConfig(_Config):
+class TaskConfig(FrozenModel):
     """The labelled data."""
 
     train: str
@@ -51,27 +51,7 @@ class TaskConfig(_Config):
     unseen_labels: Literal["fail", "ignore"] = Field("fail", description="dev/test label that train lacks; ignore = scored as wrong")
 
 
-class Bm25Config(_Config):
-    """BM25 as Lucene scores it; every training text is a query (Yao et al. 2022, section 3.1)."""
-
-    kind: Literal["bm25"] = "bm25"
-    top_k: int = Field(50, ge=1, description="documents per query; the paper: 50 for high-resource tasks, 500-5000 for low-resource")
-    k1: float = Field(1.2, ge=0)
-    b: float = Field(0.75, ge=0, le=1)
-    max_documents: int | None = Field(None, ge=1, description="keep only the best-ranked so many of the union")
-
-
-class RandomConfig(_Config):
-    """The control: documents drawn without looking at the task."""
-
-    kind: Literal["random"] = "random"
-    documents: int | None = Field(None, ge=1, description="None = as many as the budget allows BM25; 10,000 without a budget")
-
-
-RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig, Field(discriminator="kind")]
-
-
-class TokenizerConfig(_Config):
+class TokenizerConfig(FrozenModel):
     """Trained on the selection and the training text of the task, nothing else."""
 
     kind: Literal["wordpiece", "bpe"] = "wordpiece"
@@ -80,7 +60,7 @@ class TokenizerConfig(_Config):
     sample_bytes: int = Field(60_000_000, ge=1_000, description="how much of the selected text the trainer reads")
 
 
-class EncoderConfig(_Config):
+class EncoderConfig(FrozenModel):
     """A small encoder in one of two shapes, both native classes of transformers when exported.
 
     bert: post-norm, learned positions, GELU, biases, [CLS] pooler.
@@ -104,13 +84,13 @@ class EncoderConfig(_Config):
         return self
 
 
-class HeadConfig(_Config):
+class HeadConfig(FrozenModel):
     """The classifier on top. BERT's native class pools [CLS] only; ModernBERT's pools [CLS] or the mean."""
 
     pooling: Literal["cls", "mean"] = "mean"
 
 
-class OptimizerConfig(_Config):
+class OptimizerConfig(FrozenModel):
     """adamw: decoupled weight decay on matrices. muon: Muon for the hidden matrices, AdamW for embeddings, norms, heads."""
 
     kind: Literal["adamw", "muon"] = "muon"
@@ -123,7 +103,7 @@ class OptimizerConfig(_Config):
     clip_norm: float = Field(1.0, gt=0, description="largest gradient norm")
 
 
-class ScheduleConfig(_Config):
+class ScheduleConfig(FrozenModel):
     """linear: up, then down to 0. wsd: up, flat, then down to 0 over the last `decay_fraction` of the steps."""
 
     kind: Literal["linear", "wsd"] = "wsd"
@@ -131,7 +111,7 @@ class ScheduleConfig(_Config):
     decay_fraction: float = Field(0.4, gt=0, le=1, description="wsd only")
 
 
-class MaskingConfig(_Config):
+class MaskingConfig(FrozenModel):
     """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10."""
 
     rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens")
@@ -145,7 +125,7 @@ class MaskingConfig(_Config):
         return self
 
 
-class PhaseConfig(_Config):
+class PhaseConfig(FrozenModel):
     """One segment of training: which text is drawn, how it is masked, how the losses are weighted, how long.
 
     Losses per step (objective.py): external text gives MLM, task text gives mlm_weight * MLM + task_weight * classification.
@@ -225,14 +205,14 @@ class PhaseConfig(_Config):
         return self.task > 0 and self.task_weight > 0
 
 
-class BaselineConfig(_Config):
+class BaselineConfig(FrozenModel):
     """TF-IDF + logistic regression, fitted for every run on the same split; variant and C chosen on dev."""
 
     enabled: bool = True
     c: tuple[float, ...] = Field((0.3, 1.0, 3.0, 10.0, 30.0), min_length=1, description="inverse regularisation to try")
 
 
-class RunConfig(_Config):
+class RunConfig(FrozenModel):
     """One run, completely."""
 
     name: str = "tlm"
@@ -356,6 +336,7 @@ def _toml_value(value: Any) -> str:
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Set `phases[0].steps=500`-like assignments in plain config data; values are read as TOML, else taken as strings; `none` unsets.
+    Another `retriever.kind` takes the knobs with it that only the former kind has.
 
     Raises:
         UsageError: if an assignment has no `=`, or its path leads into something that is not a table.
@@ -372,6 +353,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
                 raise UsageError(f"--set {override!r}: the config has no place {path!r}; `cramlm config` prints every knob")
             if following is None:
                 place[key] = _override_value(raw.strip())
+                if keys == ["retriever", "kind"]:
+                    result["retriever"] = with_kind(place, place[key])
             else:
                 if isinstance(place, dict) and place.get(key) is None:
                     place[key] = {}

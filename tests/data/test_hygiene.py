@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cramlm.config import TaskConfig
-from cramlm.data.hygiene import SHORTEST, WINDOW, Overlap, check_task, find_overlaps
+from cramlm.data.hygiene import SHORTEST, WINDOW, HeldOut, Overlap, check_task
 from cramlm.data.task import read_task
 from cramlm.data.words import normal_words
 from cramlm.records import Example, Task
@@ -20,7 +20,7 @@ def held(*texts: str) -> list[Example]:
 
 
 def overlaps(documents: list[str], *texts: str) -> list[Overlap]:
-    return list(find_overlaps(enumerate(documents), held(*texts)))
+    return list(HeldOut(held(*texts)).find(enumerate(documents)))
 
 
 def test_thirteen_shared_words_are_an_overlap_and_twelve_are_not() -> None:
@@ -43,7 +43,7 @@ def test_texts_under_four_words_are_too_common_to_be_evidence() -> None:
 def test_each_half_of_a_pair_is_searched_on_its_own() -> None:
     pair = [Example("dev:1", "one two three four", "five six seven eight", "x")]
     documents = ["one two three four", "FIVE six seven eight", "three four five six"]
-    assert [overlap.position for overlap in find_overlaps(enumerate(documents), pair)] == [0, 1]
+    assert [overlap.position for overlap in HeldOut(pair).find(enumerate(documents))] == [0, 1]
 
 
 def test_text_in_scripts_without_spaces_is_found() -> None:

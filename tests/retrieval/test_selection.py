@@ -1,37 +1,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from retrieval_fixtures import invented_texts
+from selection_fixtures import lines, make_task, write_corpus
 
 from cramlm.artifacts import verify
-from cramlm.config import Bm25Config, CorpusConfig, RandomConfig, RetrieverConfig
-from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.records import Event, Example, Selection, Task
+from cramlm.records import Event, Selection, Task
 from cramlm.retrieval.index import Index, build_index
 from cramlm.retrieval.random import draw_documents
-from cramlm.retrieval.selection import QueryCounts, read_selection, select_documents
+from cramlm.retrieval.ranking import QueryCounts
+from cramlm.retrieval.selection import read_selection, select_documents
+from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
+from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 
 HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls watch it from above"
-
-
-def write_corpus(folder: Path, texts: list[str]) -> Corpus:
-    file = folder / "corpus.jsonl"
-    rows = [{"id": f"d{i}", "source": "even" if i % 2 == 0 else "odd", "text": text} for i, text in enumerate(texts)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return build_corpus(CorpusConfig(files=(str(file),)), folder / "store")
-
-
-def make_task(train: list[str], dev: tuple[str, ...] = ("something of no concern",), pair: str | None = None) -> Task:
-    def examples(split: str, texts: list[str] | tuple[str, ...]) -> tuple[Example, ...]:
-        return tuple(Example(f"{split}-{i}", text, pair, "a" if i % 2 else "b") for i, text in enumerate(texts))
-
-    return Task(examples("train", train), examples("dev", dev), (), ("a", "b"), dev_is_split_from_train=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +34,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Index]:
 def select(world: tuple[Corpus, Index], task: Task, out: Path, config: RetrieverConfig, **settings: Any) -> Selection:
     corpus, index = world
     return select_documents(config, corpus, task, index=index, out=out, **{"seed": 1, **settings})
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 QUERIES = invented_texts(30, seed=12, words=(3, 10))
@@ -79,7 +65,7 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
     assert (rows[0]["id"], rows[0]["source"], rows[0]["text"]) == (first.id, first.source, first.text)
     assert report["queries"] == {"texts": 32, "distinct": 30, "answered": 31, "empty": 1, "failed": 0}
     documents = report["documents"]
-    assert documents["found"] == documents["cut"] + documents["dropped"] + documents["selected"]
+    assert documents["found"] == documents["cut"] + documents["capped"] + documents["dropped"] + documents["selected"]
     assert sum(report["sources"].values()) == documents["selected"] == len(rows)
     assert report["bytes"] == sum(len(row["text"].encode()) for row in rows)
     assert report["words"] == sum(len(row["text"].split()) for row in rows)
@@ -106,7 +92,49 @@ def test_max_documents_keeps_the_best_ranked(world: tuple[Corpus, Index], tmp_pa
     assert json.loads((tmp_path / "part" / "report.json").read_bytes())["documents"]["cut"] == len(whole) - 40
 
 
-@pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(documents=402)])
+def test_a_bound_of_tokens_keeps_the_longest_beginning_that_is_estimated_to_fit(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
+    part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_tokens=2000))
+    assert part.position.tolist() == whole.position[: len(part)].tolist()
+    tokens = [len(world[0].text(position)) / CHARACTERS_PER_TOKEN for position in whole.position.tolist()]
+    assert sum(tokens[: len(part)]) <= 2000 < sum(tokens[: len(part) + 1])
+    report = json.loads((tmp_path / "part" / "report.json").read_bytes())
+    assert report["tokens"] == {"estimated": round(sum(tokens[: len(part)])), "characters_per_token": CHARACTERS_PER_TOKEN}
+
+
+def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
+    capped = select(world, make_task(QUERIES), tmp_path / "capped", Bm25Config(top_k=9, per_query=2))
+    expected, seen = [], Counter[int]()
+    for position, query in zip(whole.position.tolist(), whole.query.tolist(), strict=True):
+        seen[query] += 1
+        if seen[query] <= 2:
+            expected.append(position)
+    assert capped.position.tolist() == expected
+    documents = json.loads((tmp_path / "capped" / "report.json").read_bytes())["documents"]
+    assert documents == {"found": len(whole), "dropped": 0, "capped": len(whole) - len(capped), "cut": 0, "selected": len(capped)}
+
+
+def test_a_union_says_which_retriever_named_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
+    selection = select(world, make_task(QUERIES), tmp_path / "out", config)
+    rows, report = lines(tmp_path / "out" / "selected.jsonl"), json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert [row["retriever"] for row in rows[:6]] == ["bm25", "random"] * 3
+    assert [part["kind"] for part in report["retrievers"]] == ["bm25", "random"]
+    assert sum(part["selected"] for part in report["retrievers"]) == len(selection) == 60
+    assert selection.rank.tolist() == list(range(len(selection)))
+    assert report["queries"]["answered"] == 30
+
+
+def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    for config in (RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))):
+        with pytest.raises(UsageError, match=r"random lists the whole corpus.*max_tokens"):
+            select(world, make_task(QUERIES), tmp_path / "out", config)
+    bounded = UnionConfig(retrievers=(Bm25Config(top_k=2), RandomConfig(max_documents=5)))
+    assert len(select(world, make_task(QUERIES), tmp_path / "out", bounded)) > 5
+
+
+@pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(max_documents=402)])
 def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Index], tmp_path: Path, config: RetrieverConfig) -> None:
     selection = select(world, make_task([HELD_OUT, *QUERIES], dev=(HELD_OUT,)), tmp_path / "out", config)
     assert 400 not in selection.position
@@ -133,13 +161,13 @@ def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [HELD_OUT])
     task = make_task(["owls"], dev=(HELD_OUT,))
     with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
-        select_documents(RandomConfig(documents=100), corpus, task, index=None, out=tmp_path / "out", seed=1)
+        select_documents(RandomConfig(max_documents=100), corpus, task, index=None, out=tmp_path / "out", seed=1)
 
 
 def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple[Corpus, Index], tmp_path: Path) -> None:
-    one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(documents=50), seed=4)
-    again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(documents=50), seed=4)
-    other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(documents=50), seed=5)
+    one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(max_documents=50), seed=4)
+    again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(max_documents=50), seed=4)
+    other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(max_documents=50), seed=5)
     assert one.position.tolist() == again.position.tolist() != other.position.tolist()
     assert len(set(one.position.tolist())) == 50
     assert one.rank.tolist() == list(range(50))

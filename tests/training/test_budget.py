@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config import Bm25Config, RandomConfig
 from cramlm.errors import UsageError
 from cramlm.recipes import finetune_phase, joint_phase
-from cramlm.training.budget import DROPOUT, Sizes, Speed, finetune_passes, plan_phases, plan_selection, row_length
+from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.training.budget import (
+    DROPOUT,
+    FEWEST_TOKENS,
+    UNPLANNED_DOCUMENTS,
+    Sizes,
+    Speed,
+    finetune_passes,
+    plan_phases,
+    plan_selection,
+    row_length,
+)
 
 SIZES = Sizes(train_examples=4000, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
 SPEED = Speed(joint=10_000, finetune=12_000)
@@ -64,15 +74,26 @@ def test_fewer_labels_are_passed_over_more_often_within_bounds() -> None:
     assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
 
 
-def test_both_retrievers_are_bounded_alike_and_bounds_set_by_hand_stay() -> None:
-    bm25 = plan_selection(Bm25Config(), seconds=270, tokens_per_second=10_000)
-    control = plan_selection(RandomConfig(), seconds=270, tokens_per_second=10_000)
-    assert isinstance(bm25, Bm25Config)
-    assert isinstance(control, RandomConfig)
-    assert bm25.max_documents == control.documents == 2000
-    by_hand = Bm25Config(max_documents=5)
-    assert plan_selection(by_hand, seconds=270, tokens_per_second=10_000) == by_hand
-    assert plan_selection(Bm25Config(), seconds=None, tokens_per_second=10_000) == Bm25Config()
+@pytest.mark.parametrize("retriever", [Bm25Config(), RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))])
+def test_every_retriever_is_bounded_to_the_text_that_the_budget_reads_five_times(retriever: RetrieverConfig) -> None:
+    planned = plan_selection(retriever, seconds=270, tokens_per_second=10_000)
+    assert (planned.max_tokens, planned.max_documents) == (540_000, None)
+    assert plan_selection(retriever, seconds=1, tokens_per_second=10_000).max_tokens == FEWEST_TOKENS
+
+
+@pytest.mark.parametrize("bound", [{"max_documents": 5}, {"max_tokens": 7_000}])
+def test_a_bound_set_by_hand_stays(bound: dict[str, int]) -> None:
+    for retriever in (Bm25Config(**bound), RandomConfig(**bound)):
+        assert plan_selection(retriever, seconds=270, tokens_per_second=10_000) == retriever
+
+
+def test_without_a_budget_only_what_would_be_the_whole_corpus_is_bounded() -> None:
+    both = UnionConfig(retrievers=(Bm25Config(), RandomConfig()))
+    small = UnionConfig(retrievers=(Bm25Config(), RandomConfig(max_documents=9)))
+    planned = [
+        plan_selection(retriever, seconds=None, tokens_per_second=10_000) for retriever in (Bm25Config(), RandomConfig(), both, small)
+    ]
+    assert [retriever.max_documents for retriever in planned] == [None, UNPLANNED_DOCUMENTS, UNPLANNED_DOCUMENTS, None]
 
 
 def test_rows_hold_nearly_every_training_text_whole() -> None:

@@ -44,24 +44,29 @@ class Overlap:
     reason: Reason
 
 
-def find_overlaps(documents: Iterable[tuple[int, str]], held_out: Sequence[Example]) -> Iterator[Overlap]:
-    """The documents (position, text) that hold held-out text, in the order given; of several matches the one that begins first in the
-    document (on a tie the longer window, then the earlier example)."""
-    tables = _tables(held_out)
-    if not tables:
-        return
-    positions: list[int] = []
-    batch: list[Words] = []
-    size = 0
-    for position, text in documents:
-        words = normal_words(text)
-        positions.append(position)
-        batch.append(words)
-        size += len(words)
-        if size >= _BATCH_WORDS:
-            yield from _search(positions, batch, tables)
-            positions, batch, size = [], [], 0
-    yield from _search(positions, batch, tables)
+class HeldOut:
+    """Examples of dev and test, prepared to be looked for."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._tables = _tables(examples)
+
+    def find(self, documents: Iterable[tuple[int, str]]) -> Iterator[Overlap]:
+        """The documents (position, text) that hold held-out text, in the order given; of several matches the one that begins first in
+        the document (on a tie the longer window, then the earlier example)."""
+        if not self._tables:
+            return
+        positions: list[int] = []
+        batch: list[Words] = []
+        size = 0
+        for position, text in documents:
+            words = normal_words(text)
+            positions.append(position)
+            batch.append(words)
+            size += len(words)
+            if size >= _BATCH_WORDS:
+                yield from _search(positions, batch, self._tables)
+                positions, batch, size = [], [], 0
+        yield from _search(positions, batch, self._tables)
 
 
 @dataclass(frozen=True, slots=True)

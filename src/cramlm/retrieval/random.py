@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
-from cramlm.records import IntArray
+from cramlm.data.corpus import Corpus
+from cramlm.records import Emit, IntArray
+from cramlm.retrieval.ranking import Proposal, one_each
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRetriever:
+    """All documents of the corpus in an order that the seed draws."""
+
+    seed: int
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        return {"seed": self.seed}
+
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+        return Proposal(one_each(draw_documents(len(corpus), len(corpus), seed=self.seed)))
 
 
 def draw_documents(documents: int, count: int, *, seed: int) -> IntArray:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cramlm.artifacts import Artifact, open_artifact, publish_file, stage
-from cramlm.config import Bm25Config, PhaseConfig, RandomConfig, RetrieverConfig, RunConfig
+from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
@@ -20,6 +20,7 @@ from cramlm.model.tokenization import Tokenizer, train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import RETRIEVER, Bm25Config, RetrieverConfig, members_of
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
 from cramlm.training import budget
 from cramlm.training.planning import count_parameters, measure_speed, paper_flops
@@ -73,16 +74,10 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
             emit(Event("plan", "plan", _outlook(config, retriever, seconds=clock.left, tokens_per_second=joint)))
 
     sections = {name: config.model_dump(mode="json")[name] for name in PLANNED_BY}
-    key = {"format": 1, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
+    key = {"format": 2, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
     artifact = stage(folder / "plan", kind="plan", key=key, write=write, emit=emit)
     data = json.loads((artifact.path / "plan.json").read_bytes())
-    match data["retriever"]:
-        case None:
-            retriever: RetrieverConfig | None = None
-        case {"kind": "bm25"}:
-            retriever = Bm25Config.model_validate(data["retriever"])
-        case _:
-            retriever = RandomConfig.model_validate(data["retriever"])
+    retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return Plan(retriever, precision, threads, budget.Speed(**data["speed"]))
 
 
@@ -96,7 +91,8 @@ def selection(config: RunConfig, plan: Plan, corpus: Corpus | None, task: Task, 
     if corpus is None or plan.retriever is None:
         return None
     out = folder / "selection"
-    index = build_index(corpus, store, emit=emit) if isinstance(plan.retriever, Bm25Config) else None
+    by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
+    index = build_index(corpus, store, emit=emit) if by_words else None
     threads = plan.threads
     select_documents(plan.retriever, corpus, task, index=index, out=out, seed=config.seed, threads=threads, emit=emit)
     return Chosen(open_artifact(out, kind="selection"))
@@ -135,12 +131,7 @@ def _outlook(config: RunConfig, retriever: RetrieverConfig | None, *, seconds: f
     """What the budget will roughly buy, said before anything is read; the schedule says it exactly."""
     model = build_model(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, seed=0)
     parameters, tokens = count_parameters(model).total, seconds * tokens_per_second
-    match retriever:
-        case Bm25Config():
-            passages = f"at most {retriever.max_documents:,} passages, "
-        case RandomConfig():
-            passages = f"{retriever.documents:,} passages, "
-        case None:
-            passages = ""
+    bounds = [] if retriever is None else [(retriever.max_documents, "passages"), (retriever.max_tokens, "tokens of raw text")]
+    limits = "".join(f"at most {bound:,} {unit}, " for bound, unit in bounds if bound is not None)
     flops = paper_flops(parameters, places=round(tokens))
-    return f"{passages}up to {tokens / 1e6:.1f}M tokens for {parameters / 1e6:.1f}M parameters, {flops:.1e} FLOPs, {seconds / 60:.1f} min"
+    return f"{limits}up to {tokens / 1e6:.1f}M tokens for {parameters / 1e6:.1f}M parameters, {flops:.1e} FLOPs, {seconds / 60:.1f} min"

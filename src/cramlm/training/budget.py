@@ -1,7 +1,7 @@
 """The planner: from a time budget and the sizes of the data to the numbers a recipe leaves open.
 
-Two decisions, at two moments. Before anything is read (`plan_selection`): how many documents to retrieve, from the speed of this
-machine, so that training passes over each a few times. After tokenizing, when the time left and the tokens are known
+Two decisions, at two moments. Before anything is read (`plan_selection`): how much text to retrieve, from the speed of this
+machine, so that training passes over it a few times. After tokenizing, when the time left and the tokens are known
 (`plan_phases`): row length, steps of every phase and how often dev is evaluated. Both are pure functions of what they are given;
 the pipeline publishes their answers in the run folder, so that a run that is started again keeps its plan.
 """
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cramlm.config import Bm25Config, PhaseConfig, RandomConfig, RetrieverConfig
+from cramlm.config import PhaseConfig
 from cramlm.errors import UsageError
 from cramlm.records import IntArray
+from cramlm.retriever_config import RetrieverConfig, unbounded
 
 PASSES_OVER_SELECTION = 5.0  # repeated text keeps most of its use for a handful of passes
-TOKENS_PER_DOCUMENT = 270.0  # a passage of about 200 words in a vocabulary of 8,192
-RANDOM_DOCUMENTS = 10_000
+FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
+UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
 EVALUATION_SHARE = 0.1  # of a phase's time, at most, for looking at dev
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
@@ -50,14 +51,15 @@ class Sizes:
 def plan_selection(retriever: RetrieverConfig, *, seconds: float | None, tokens_per_second: float) -> RetrieverConfig:
     """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
 
-    Without a budget (None) BM25 keeps the whole union, and the control draws `RANDOM_DOCUMENTS`.
+    Without a budget (None) a retriever that finds documents by queries keeps all of them; one that lists the whole corpus gives
+    `UNPLANNED_DOCUMENTS`.
     """
-    affordable = None if seconds is None else max(200, int(seconds * tokens_per_second / PASSES_OVER_SELECTION / TOKENS_PER_DOCUMENT))
-    match retriever:
-        case Bm25Config():
-            return retriever.model_copy(update={"max_documents": retriever.max_documents or affordable})
-        case RandomConfig():
-            return retriever.model_copy(update={"documents": retriever.documents or affordable or RANDOM_DOCUMENTS})
+    if retriever.bounded:
+        return retriever
+    if seconds is not None:
+        affordable = max(FEWEST_TOKENS, int(seconds * tokens_per_second / PASSES_OVER_SELECTION))
+        return retriever.model_copy(update={"max_tokens": affordable})
+    return retriever.model_copy(update={"max_documents": UNPLANNED_DOCUMENTS}) if unbounded(retriever) else retriever
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:

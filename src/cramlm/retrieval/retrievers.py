@@ -1,0 +1,102 @@
+"""From a config to its retriever: the one place that knows them all. BM25's own retriever is here, too: the rest of it is the index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+import numpy as np
+
+from cramlm.artifacts import verify
+from cramlm.data.corpus import Corpus
+from cramlm.errors import UsageError
+from cramlm.records import Emit, Event, FloatArray, IntArray
+from cramlm.retrieval.analysis import ANALYZER
+from cramlm.retrieval.index import Index
+from cramlm.retrieval.random import RandomRetriever
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
+from cramlm.retrieval.union import UnionRetriever
+from cramlm.retrieval.winnow import Bound
+from cramlm.retriever_config import Bm25Config, MemberConfig, RandomConfig, RetrieverConfig, UnionConfig, unbounded
+
+
+def build_retriever(config: RetrieverConfig, *, index: Index | None, seed: int, threads: int) -> Retriever:
+    """The retriever that a config describes.
+
+    Raises:
+        UsageError: if BM25 has no index, or a retriever that lists the whole corpus has no bound.
+    """
+    match config:
+        case UnionConfig():
+            parts = [build_retriever(member, index=index, seed=seed, threads=threads) for member in config.retrievers]
+            bounds = [bound_of(member) for member in config.retrievers]
+            shares = config.shares or (1.0,) * len(parts)
+            return UnionRetriever(tuple(zip(parts, bounds, strict=True)), shares)
+        case Bm25Config() | RandomConfig():
+            return _member(config, index=index, seed=seed, threads=threads)
+        case _:
+            assert_never(config)
+
+
+def bound_of(config: RetrieverConfig) -> Bound:
+    """How much of its list a retriever may give."""
+    return Bound(config.max_documents, config.max_tokens)
+
+
+def check_bounded(config: RetrieverConfig) -> None:
+    """Raises UsageError if the slice would be the whole corpus."""
+    if kinds := unbounded(config):
+        raise UsageError(
+            f"the retriever {kinds[0]} lists the whole corpus and needs a bound; set retriever.max_documents or retriever.max_tokens, "
+            "or let a run's plan set it"
+        )
+
+
+def _member(config: MemberConfig, *, index: Index | None, seed: int, threads: int) -> Retriever:
+    match config:
+        case Bm25Config():
+            if index is None:
+                raise UsageError("BM25 retrieval needs an index of the corpus; build one with build_index(corpus, store)")
+            return Bm25Retriever(config, index, threads)
+        case RandomConfig():
+            return RandomRetriever(seed)
+        case _:
+            assert_never(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Bm25Retriever:
+    """The union of the best `top_k` documents of every training text."""
+
+    config: Bm25Config
+    index: Index
+    threads: int
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        return {"analyzer": ANALYZER}
+
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+        self.index.check_corpus(corpus)
+        verify(self.index.path)  # every byte: a damaged index must not choose documents
+        compiled = self.index.compile(texts)
+        numbers, first_text = np.unique(compiled.owner, return_index=True)
+        text_of = first_text[numbers >= 0]
+
+        def tell(event: Event) -> None:
+            emit(replace(event, stage=STAGE))
+
+        def hits() -> Iterator[tuple[int, IntArray, FloatArray]]:
+            """Distinct queries come in the order of their first text, so that on equal ranks the smallest query stays."""
+            config = self.config
+            for number, positions, scores in self.index.search_distinct(
+                compiled, limit=config.top_k, k1=config.k1, b=config.b, threads=self.threads, emit=tell
+            ):
+                yield int(text_of[number]), positions, scores
+
+        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits()), self.config.per_query)
+        answered = int((compiled.owner >= 0).sum())
+        counts = QueryCounts(len(texts), len(compiled), answered, len(texts) - answered, 0)
+        counts.check()
+        return Proposal(ranking, counts, capped)

@@ -1,0 +1,118 @@
+"""The knobs of what is retrieved, one model per retriever; `config.RunConfig` holds one of them.
+
+bm25    every training text asks, the best documents of each      dense   the same by the inner product of sentence embeddings
+dsir    importance resampling towards the task's n-grams          random  the control
+union   several of them in turn
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+
+
+class FrozenModel(BaseModel):
+    """A table of knobs: frozen, no unknown names, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def parse_count(value: Any) -> Any:
+    """Text like 50M, 1.5k or 2_000 as a whole number; anything else as it is, for the field's own check.
+
+    Raises:
+        ValueError: for text that is no count.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)\s*([kMG]?)", value.strip())
+    count = None if match is None else float(match[1].replace("_", "")) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+    if count is None or not count.is_integer():
+        raise ValueError("must be a count like 500000, 500k or 50M")
+    return int(count)
+
+
+Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
+
+
+class _Retriever(FrozenModel):
+    """What every retriever obeys: how much of its ranking is kept."""
+
+    kind: str
+    max_documents: Count | None = Field(None, ge=1, description="keep only the best-ranked so many; like 500 or 20k")
+    max_tokens: Count | None = Field(
+        None, ge=1, description="keep the best-ranked up to so many tokens, like 50M; estimated from characters (retrieval/winnow.py)"
+    )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the size of the slice is set."""
+        return self.max_documents is not None or self.max_tokens is not None
+
+
+class _Queried(_Retriever):
+    """Retrievers that ask with every training text."""
+
+    top_k: int = Field(50, ge=1, description="documents per query; the paper: 50 for high-resource tasks, 500-5000 for low-resource")
+    per_query: int | None = Field(None, ge=1, description="at most so many documents of the union are credited to one query")
+
+
+class Bm25Config(_Queried):
+    """BM25 as Lucene scores it; every training text is a query (Yao et al. 2022, section 3.1)."""
+
+    kind: Literal["bm25"] = "bm25"
+    k1: float = Field(1.2, ge=0)
+    b: float = Field(0.75, ge=0, le=1)
+
+
+class RandomConfig(_Retriever):
+    """The control: documents drawn without looking at the task. Unbounded: as much text as the budget allows BM25, 10,000 documents
+    without a budget.
+    """
+
+    kind: Literal["random"] = "random"
+
+
+MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig, Field(discriminator="kind")]
+
+
+class UnionConfig(_Retriever):
+    """Several retrievers in turn. Each lists its documents best first, at most its own `max_documents` or `max_tokens`; then they take
+    turns, in proportion to `shares`, until the union's own bound is reached. A document belongs to the retriever whose turn names it
+    first. What is dropped later (held-out text, near-duplicates) is not replaced within a member's own bound.
+    """
+
+    kind: Literal["union"] = "union"
+    retrievers: tuple[MemberConfig, ...] = Field(min_length=2)
+    shares: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(None, description="turns of each, in proportion; None = alike")
+
+    @model_validator(mode="after")
+    def _members_agree(self) -> UnionConfig:
+        if self.shares is not None and len(self.shares) != len(self.retrievers):
+            raise ValueError(f"{len(self.shares)} shares for {len(self.retrievers)} retrievers; give one each or none")
+        return self
+
+
+RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | UnionConfig, Field(discriminator="kind")]
+RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | UnionConfig] = TypeAdapter(RetrieverConfig)
+"""Plain data -> the retriever's config; raises pydantic's ValidationError."""
+
+
+def members_of(config: RetrieverConfig) -> tuple[MemberConfig, ...]:
+    """The retrievers that do the work: a union's, else the one itself."""
+    return config.retrievers if isinstance(config, UnionConfig) else (config,)
+
+
+def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
+    """The kinds that would give the whole corpus: those that list all of it, where neither they nor their union are bounded."""
+    listing = [member for member in members_of(config) if not isinstance(member, Bm25Config)]
+    return () if config.bounded else tuple(member.kind for member in listing if not member.bounded)
+
+
+def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """A retriever's plain data changed to another kind: the knobs that the new kind has too stay, the others go."""
+    models = {model.model_fields["kind"].default: model for model in (Bm25Config, RandomConfig, UnionConfig)}
+    known = models[kind].model_fields if kind in models else table
+    return {name: value for name, value in table.items() if name in known} | {"kind": kind}

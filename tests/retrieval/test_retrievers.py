@@ -1,0 +1,129 @@
+"""One suite over every retriever, and what is theirs alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from retrieval_fixtures import invented_texts
+from selection_fixtures import write_corpus
+
+from cramlm.data.corpus import Corpus
+from cramlm.records import silent
+from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.ranking import Proposal, Ranking, cap_per_query, one_each
+from cramlm.retrieval.retrievers import build_retriever
+from cramlm.retrieval.union import take_turns
+from cramlm.retrieval.winnow import Bound, estimate_tokens, within_bound
+from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+
+TEXTS = invented_texts(20, seed=22, words=(3, 12))
+RETRIEVERS: list[RetrieverConfig] = [
+    Bm25Config(top_k=12),
+    Bm25Config(top_k=12, per_query=3),
+    RandomConfig(max_documents=50),
+    UnionConfig(retrievers=(Bm25Config(top_k=12), RandomConfig(max_documents=50)), shares=(3, 1)),
+]
+World = tuple[Corpus, Index]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    corpus = write_corpus(folder, invented_texts(300, seed=21))
+    return corpus, build_index(corpus, folder / "store")
+
+
+@pytest.fixture(params=RETRIEVERS, ids=lambda config: config.kind)
+def config(request: pytest.FixtureRequest) -> RetrieverConfig:
+    chosen: RetrieverConfig = request.param
+    return chosen
+
+
+def propose(world: World, config: RetrieverConfig, texts: list[str], *, seed: int = 1, threads: int = 1) -> Proposal:
+    return build_retriever(config, index=world[1], seed=seed, threads=threads).propose(world[0], texts, emit=silent)
+
+
+def test_a_ranking_names_each_document_once_sorted_by_rank_and_position(world: World, config: RetrieverConfig) -> None:
+    ranking = propose(world, config, TEXTS).ranking
+    assert len(ranking) == len(set(ranking.position.tolist())) > 0
+    assert 0 <= ranking.position.min() <= ranking.position.max() < len(world[0])
+    keys = list(zip(ranking.rank.tolist(), ranking.position.tolist(), strict=True))
+    assert keys == sorted(keys)
+    assert ranking.rank[0] == 0
+    types = [getattr(ranking, name).dtype for name in ("position", "rank", "query", "score", "member")]
+    assert types == [np.int64, np.int32, np.int32, np.float32, np.int32]
+
+
+def test_a_ranking_is_the_same_for_any_number_of_threads_and_any_order_of_the_texts(world: World, config: RetrieverConfig) -> None:
+    # Which of two queries with equal ranks a document is credited to depends on their order, and so does a cap.
+    texts = TEXTS if config.kind == "bm25" and config.per_query is not None else TEXTS[::-1]
+    one, other = propose(world, config, TEXTS).ranking, propose(world, config, texts, threads=2).ranking
+    assert one.position.tolist() == other.position.tolist()
+    assert one.rank.tolist() == other.rank.tolist()
+
+
+def test_queries_are_counted_and_credited(world: World, config: RetrieverConfig) -> None:
+    proposal = propose(world, config, [*TEXTS, TEXTS[0], "Привет"])
+    if config.kind == "random":
+        assert proposal.queries.texts == 0
+        assert set(proposal.ranking.query.tolist()) == {-1}
+        return
+    counts = proposal.queries
+    assert (counts.texts, counts.distinct, counts.answered, counts.empty, counts.failed) == (22, 20, 21, 1, 0)
+    assert set(proposal.ranking.query.tolist()) <= {-1, *range(20)}
+
+
+def test_a_union_of_one_kind_of_turns_alternates_and_names_shared_documents_once() -> None:
+    letters = one_each(np.array([10, 11, 12, 13])), one_each(np.array([20, 11, 10]))
+    merged = take_turns(letters, (1, 1))
+    assert merged.position.tolist() == [10, 20, 11, 12, 13]  # 11: both at their second turn, the first of them counts
+    assert merged.member.tolist() == [0, 1, 0, 0, 0]
+    assert merged.rank.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_shares_are_turns_in_proportion() -> None:
+    merged = take_turns((one_each(np.arange(90)), one_each(np.arange(100, 130))), (3, 1))
+    for first in range(0, 120, 4):
+        assert np.bincount(merged.member[first : first + 4]).tolist() == [3, 1]
+
+
+def test_a_member_gives_no_more_than_its_own_bound(world: World) -> None:
+    config = UnionConfig(retrievers=(Bm25Config(top_k=12, max_tokens=500), RandomConfig(max_documents=7)))
+    proposal = propose(world, config, TEXTS)
+    by_words, drawn = (member.ranking for member in proposal.members)
+    assert len(drawn) == 7
+    costs = [estimate_tokens(world[0].text(position)) for position in propose(world, Bm25Config(top_k=12), TEXTS).ranking.position.tolist()]
+    assert sum(costs[: len(by_words)]) <= 500 < sum(costs[: len(by_words) + 1])
+    assert set(proposal.ranking.position.tolist()) == set(by_words.position.tolist()) | set(drawn.position.tolist())
+
+
+def test_one_document_fits_every_bound(world: World) -> None:
+    assert within_bound(one_each(np.arange(5)), world[0], Bound(tokens=1)) == 1
+    assert within_bound(one_each(np.arange(5)), world[0], Bound()) == 5
+    assert within_bound(one_each(np.arange(0)), world[0], Bound(documents=3, tokens=3)) == 0
+
+
+@given(st.lists(st.integers(-1, 5), max_size=40), st.integers(1, 4))
+def test_a_cap_keeps_the_first_documents_of_every_query(queries: list[int], most: int) -> None:
+    ranking = one_each(np.arange(len(queries)))
+    ranking = Ranking(ranking.position, ranking.rank, np.array(queries, np.int32), ranking.score, ranking.member)
+    expected = [place for place, query in enumerate(queries) if queries[:place].count(query) < most]
+    capped, left_out = cap_per_query(ranking, most)
+    assert capped.position.tolist() == expected
+    assert left_out == len(queries) - len(expected)
+
+
+def test_a_character_of_a_script_without_spaces_is_estimated_as_a_token() -> None:
+    assert estimate_tokens("a" * 40) == 10
+    assert estimate_tokens("ẹ̀kọ́") == 5 / 4
+    assert estimate_tokens("機械学習 " + "a" * 7) == 4 + 8 / 4
+
+
+def test_a_seed_draws_another_order(world: World, tmp_path: Path) -> None:
+    orders = [propose(world, RandomConfig(), TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(300))
