@@ -21,7 +21,7 @@ def run_data(retriever: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("retriever", [{"kind": "bm25", "per_query": 3}, {"kind": "random", "max_documents": 9}, UNION])
+@pytest.mark.parametrize("retriever", [{"kind": "bm25", "per_query": 3}, {"kind": "random", "max_documents": 9}, {"kind": "dsir"}, UNION])
 def test_every_retriever_written_as_toml_reads_back_equal(retriever: dict[str, Any]) -> None:
     config = load_config(run_data(retriever))
     assert load_config(tomllib.loads(to_toml(config))) == config

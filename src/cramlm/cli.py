@@ -121,7 +121,7 @@ def select(
     train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
     index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    retriever: Annotated[str | None, typer.Option(help="bm25 (default), random or union.")] = None,
+    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, random or union.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50).")] = None,
     dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
@@ -148,7 +148,7 @@ def select(
     with console_events() as emit:
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
-        chosen = select_documents(chosen_by, corpus, task, index=bm25, out=out, seed=seed, threads=threads, emit=emit)
+        chosen = select_documents(chosen_by, corpus, task, index=bm25, out=out, seed=seed, store=index, threads=threads, emit=emit)
     print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
 
 

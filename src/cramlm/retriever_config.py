@@ -75,7 +75,17 @@ class RandomConfig(_Retriever):
     kind: Literal["random"] = "random"
 
 
-MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig, Field(discriminator="kind")]
+class DsirConfig(_Retriever):
+    """Importance resampling towards the n-grams of the training texts (Xie et al. 2023). Unbounded: as for random."""
+
+    kind: Literal["dsir"] = "dsir"
+    buckets: int = Field(10_000, ge=16, le=65_536, description="hashed words and pairs of words; the released code: 10,000")
+    normalise: Literal["none", "length"] = Field(
+        "none", description="none: the sum over a passage, as released; length: as if every passage had the average length"
+    )
+
+
+MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig, Field(discriminator="kind")]
 
 
 class UnionConfig(_Retriever):
@@ -95,8 +105,8 @@ class UnionConfig(_Retriever):
         return self
 
 
-RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | UnionConfig, Field(discriminator="kind")]
-RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | UnionConfig] = TypeAdapter(RetrieverConfig)
+RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig | UnionConfig, Field(discriminator="kind")]
+RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | DsirConfig | UnionConfig] = TypeAdapter(RetrieverConfig)
 """Plain data -> the retriever's config; raises pydantic's ValidationError."""
 
 
@@ -113,6 +123,6 @@ def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
 
 def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """A retriever's plain data changed to another kind: the knobs that the new kind has too stay, the others go."""
-    models = {model.model_fields["kind"].default: model for model in (Bm25Config, RandomConfig, UnionConfig)}
+    models = {model.model_fields["kind"].default: model for model in (Bm25Config, RandomConfig, DsirConfig, UnionConfig)}
     known = models[kind].model_fields if kind in models else table
     return {name: value for name, value in table.items() if name in known} | {"kind": kind}

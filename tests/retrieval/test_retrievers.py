@@ -15,26 +15,28 @@ from cramlm.data.corpus import Corpus
 from cramlm.records import silent
 from cramlm.retrieval.index import Index, build_index
 from cramlm.retrieval.ranking import Proposal, Ranking, cap_per_query, one_each
-from cramlm.retrieval.retrievers import build_retriever
+from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.union import take_turns
 from cramlm.retrieval.winnow import Bound, estimate_tokens, within_bound
-from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.retriever_config import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
 RETRIEVERS: list[RetrieverConfig] = [
     Bm25Config(top_k=12),
     Bm25Config(top_k=12, per_query=3),
     RandomConfig(max_documents=50),
+    DsirConfig(max_documents=50),
+    DsirConfig(max_documents=50, normalise="length"),
     UnionConfig(retrievers=(Bm25Config(top_k=12), RandomConfig(max_documents=50)), shares=(3, 1)),
 ]
-World = tuple[Corpus, Index]
+World = tuple[Corpus, Index, Path]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
     corpus = write_corpus(folder, invented_texts(300, seed=21))
-    return corpus, build_index(corpus, folder / "store")
+    return corpus, build_index(corpus, folder / "store"), folder / "store"
 
 
 @pytest.fixture(params=RETRIEVERS, ids=lambda config: config.kind)
@@ -44,7 +46,7 @@ def config(request: pytest.FixtureRequest) -> RetrieverConfig:
 
 
 def propose(world: World, config: RetrieverConfig, texts: list[str], *, seed: int = 1, threads: int = 1) -> Proposal:
-    return build_retriever(config, index=world[1], seed=seed, threads=threads).propose(world[0], texts, emit=silent)
+    return build_retriever(config, Means(world[1], world[2], seed, threads)).propose(world[0], texts, emit=silent)
 
 
 def test_a_ranking_names_each_document_once_sorted_by_rank_and_position(world: World, config: RetrieverConfig) -> None:
@@ -68,7 +70,7 @@ def test_a_ranking_is_the_same_for_any_number_of_threads_and_any_order_of_the_te
 
 def test_queries_are_counted_and_credited(world: World, config: RetrieverConfig) -> None:
     proposal = propose(world, config, [*TEXTS, TEXTS[0], "Привет"])
-    if config.kind == "random":
+    if config.kind in ("random", "dsir"):
         assert proposal.queries.texts == 0
         assert set(proposal.ranking.query.tolist()) == {-1}
         return
@@ -123,7 +125,8 @@ def test_a_character_of_a_script_without_spaces_is_estimated_as_a_token() -> Non
     assert estimate_tokens("機械学習 " + "a" * 7) == 4 + 8 / 4
 
 
-def test_a_seed_draws_another_order(world: World, tmp_path: Path) -> None:
-    orders = [propose(world, RandomConfig(), TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
+@pytest.mark.parametrize("config", [RandomConfig(), DsirConfig()])
+def test_a_seed_draws_another_order(world: World, config: RetrieverConfig) -> None:
+    orders = [propose(world, config, TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
@@ -13,15 +14,26 @@ from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.analysis import ANALYZER
+from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.random import RandomRetriever
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
 from cramlm.retrieval.union import UnionRetriever
 from cramlm.retrieval.winnow import Bound
-from cramlm.retriever_config import Bm25Config, MemberConfig, RandomConfig, RetrieverConfig, UnionConfig, unbounded
+from cramlm.retriever_config import Bm25Config, DsirConfig, MemberConfig, RandomConfig, RetrieverConfig, UnionConfig, unbounded
 
 
-def build_retriever(config: RetrieverConfig, *, index: Index | None, seed: int, threads: int) -> Retriever:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What retrievers work with. store: where what is computed from the corpus for all tasks is kept."""
+
+    index: Index | None
+    store: Path
+    seed: int
+    threads: int = 1
+
+
+def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
     """The retriever that a config describes.
 
     Raises:
@@ -29,14 +41,12 @@ def build_retriever(config: RetrieverConfig, *, index: Index | None, seed: int, 
     """
     match config:
         case UnionConfig():
-            parts = [build_retriever(member, index=index, seed=seed, threads=threads) for member in config.retrievers]
+            parts = [_member(member, means) for member in config.retrievers]
             bounds = [bound_of(member) for member in config.retrievers]
             shares = config.shares or (1.0,) * len(parts)
             return UnionRetriever(tuple(zip(parts, bounds, strict=True)), shares)
-        case Bm25Config() | RandomConfig():
-            return _member(config, index=index, seed=seed, threads=threads)
         case _:
-            assert_never(config)
+            return _member(config, means)
 
 
 def bound_of(config: RetrieverConfig) -> Bound:
@@ -53,14 +63,16 @@ def check_bounded(config: RetrieverConfig) -> None:
         )
 
 
-def _member(config: MemberConfig, *, index: Index | None, seed: int, threads: int) -> Retriever:
+def _member(config: MemberConfig, means: Means) -> Retriever:
     match config:
         case Bm25Config():
-            if index is None:
+            if means.index is None:
                 raise UsageError("BM25 retrieval needs an index of the corpus; build one with build_index(corpus, store)")
-            return Bm25Retriever(config, index, threads)
+            return Bm25Retriever(config, means.index, means.threads)
         case RandomConfig():
-            return RandomRetriever(seed)
+            return RandomRetriever(means.seed)
+        case DsirConfig():
+            return DsirRetriever(config, means.store, means.seed, means.threads)
         case _:
             assert_never(config)
 

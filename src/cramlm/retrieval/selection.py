@@ -27,7 +27,7 @@ from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, Selection, Task, silent
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
-from cramlm.retrieval.retrievers import bound_of, build_retriever, check_bounded
+from cramlm.retrieval.retrievers import Means, bound_of, build_retriever, check_bounded
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, winnow
 from cramlm.retriever_config import RetrieverConfig, members_of
 
@@ -45,17 +45,20 @@ def select_documents(
     index: Index | None,
     out: Path,
     seed: int,
+    store: Path | None = None,
     threads: int = 1,
     emit: Emit = silent,
 ) -> Selection:
     """Choose documents for the task and publish them at `out`; what is there and fresh is kept. The result does not depend on `threads`.
+
+    store: where n-grams of the corpus are kept for all tasks; None = the store that the corpus lies in.
 
     Raises:
         UsageError: if a retriever lacks its index or its bound. DataError: if nothing is selected, or too many queries failed.
         ArtifactError: if the index belongs to another corpus or is damaged.
     """
     check_bounded(config)
-    retriever = build_retriever(config, index=index, seed=seed, threads=threads)
+    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads))
     key = {
         "code": CODE_FORMAT,
         "config": config.model_dump(mode="json"),

@@ -94,7 +94,7 @@ def selection(config: RunConfig, plan: Plan, corpus: Corpus | None, task: Task, 
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
     index = build_index(corpus, store, emit=emit) if by_words else None
     threads = plan.threads
-    select_documents(plan.retriever, corpus, task, index=index, out=out, seed=config.seed, threads=threads, emit=emit)
+    select_documents(plan.retriever, corpus, task, index=index, out=out, seed=config.seed, store=store, threads=threads, emit=emit)
     return Chosen(open_artifact(out, kind="selection"))
 
 
