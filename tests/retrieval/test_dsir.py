@@ -69,7 +69,7 @@ def test_words_and_pairs_fall_into_the_buckets_of_the_released_code(buckets: int
 
 @given(st.lists(st.text(st.characters(codec="utf-8", max_codepoint=0x24F), max_size=150), max_size=6))
 def test_any_latin_text_falls_into_the_buckets_of_the_released_code(texts: list[str]) -> None:
-    texts = [unicodedata.normalize("NFC", text) for text in texts]
+    texts = [unicodedata.normalize("NFC", text).replace("İ", "I") for text in texts]  # its lower case holds a mark, of which below
     assert count(hash_texts(texts)).tolist() == plain_counts(texts, 10_000)
 
 
