@@ -49,7 +49,9 @@ def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finishe
     folder, _ = finished
     stages = ("baseline", "plan", "selection", "tokenizer", "schedule", "phase-1-joint", "phase-2-finetune", "evaluation", "export")
     assert all((folder / "run" / stage / "manifest.json").is_file() for stage in stages)
-    assert verify(folder) == len(stages) + 2
+    stored = [manifest.parts[-3] for manifest in (folder / "store").glob("*/*/manifest.json")]
+    assert {"parts", "corpora", "indexes"} <= set(stored)
+    assert verify(folder) == len(stages) + len(stored)
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
     assert {"tfidf-words", "tfidf-tokens", "tfidf-characters"} <= set(scores["models"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cramlm.artifacts import verify
 from cramlm.config import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.parts import check_offsets
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
 
@@ -40,6 +41,7 @@ def test_documents_come_back_by_position_with_id_and_source(tmp_path: Path) -> N
     assert corpus.statistics["sources"] == {"a.jsonl": 1, "news": 2}
     assert [file["name"] for file in corpus.statistics["files"]] == ["a.jsonl", "b.jsonl"]
     assert verify(corpus.path) == 1
+    assert verify(tmp_path / "store") == 2  # the corpus and its only part
 
 
 def test_blank_texts_and_repetitions_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -117,9 +119,11 @@ def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     corpus = build(tmp_path, {"text": "One."}, {"text": "Two."})
     with pytest.raises(IndexError):
         corpus.text(2)
-    np.save(corpus.path / "offsets.npy", np.array([0, 5, 4]))
+    np.save(corpus.parts[0].path / "offsets.npy", np.array([0, 5, 4]))
     with pytest.raises(ArtifactError, match="damaged"):
         Corpus.open(corpus.path)
+    with pytest.raises(ArtifactError, match="the offsets do not fit the text"):
+        check_offsets(Path("offsets.npy"), np.array([0, 5, 4]), end=4)
 
 
 def test_texts_are_gathered_in_the_order_asked_for(tmp_path: Path) -> None:
@@ -141,11 +145,11 @@ def test_a_text_is_its_slice_of_the_buffer_and_none_is_lost(tmp_path_factory: py
     if not kept:
         return
     corpus = build(folder, *({"text": text, "id": str(n)} for n, text in enumerate(texts)))
-    assert corpus.offsets.dtype == np.int64
-    assert len(corpus.offsets) == len(corpus) + 1
-    for position, document in enumerate(corpus):
-        start, end = corpus.offsets[position : position + 2]
-        assert corpus.buffer[start:end].tobytes() == document.text.encode() == texts[int(document.id)].encode()
+    buffer, offsets = corpus.gather(np.arange(len(corpus)))
+    assert corpus.buffer.tobytes() == buffer.tobytes()
+    assert corpus.offsets.tolist() == offsets.tolist()
+    for document, (start, end) in zip(corpus, pairwise(offsets), strict=True):
+        assert buffer[start:end].tobytes() == document.text.encode() == texts[int(document.id)].encode()
     passages, rows = corpus.statistics["passages"], corpus.statistics["rows"]
     assert passages["kept"] + passages["duplicates"] + rows["blank"] == len(texts)
 

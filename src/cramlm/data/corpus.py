@@ -1,95 +1,77 @@
-"""The raw text to retrieve from: read once, cut into passages, rid of repetitions, kept as flat arrays that open at once and cost no
-memory.
+"""The raw text to retrieve from: read once, in parts, cut into passages, rid of repetitions, kept as flat arrays that open at once and
+cost no memory.
 
-    files ─► Reader ─► rows ─► passages of about `passage_words` ─► not blank, not seen before ─► text.bin, offsets.npy, ids.bin, ...
+    files ─► plan_parts ─► read_part, in several processes ─► <store>/parts/<key>/ ... ─► merge_parts ─► <store>/corpora/<key>/
 
-A published corpus folder:
-    text.bin          all text, UTF-8, without separators; document i is text.bin[offsets[i]:offsets[i + 1]]
-    offsets.npy       int64 (N + 1,)
-    source.npy        int32 (N,), place in sources.json, a list of names
-    ids.bin           all ids, UTF-8; id_offsets.npy int64 (N + 1,) as for the text
-    statistics.json   what was read, left out and why, and the sha256 of every input file
-    rejected.jsonl    bad rows, if `on_bad_row` is "skip" and there are any: file, line, reason
-
-The position of a document is its place in the order of reading, for ever. Building holds about 140 bytes per document in memory
-(digests of what was seen, offsets, id hashes) besides one block of text.
+reading.py says what a part's folder holds, merge.py what the corpus's own does. A file that is added is read alone; the corpus is then
+joined anew, which reads no text. The position of a document is its place in the order of reading, for ever; neither it nor anything else
+depends on the parts, on who read them or in which order.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import Artifact, hash_json, open_artifact, stage
+from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage
 from cramlm.config import CorpusConfig
-from cramlm.data.parts import Part, gather_texts
-from cramlm.data.readers import Reader
-from cramlm.data.rows import Column, Rejected, Row
-from cramlm.data.streams import FileStamp, expand_files, name_files, stamp_file
-from cramlm.data.words import count_words, cut_passages, duplicate_key
-from cramlm.errors import ArtifactError, DataError
+from cramlm.data.merge import PARTS_FOLDER, TABLE, merge_parts
+from cramlm.data.parts import Part, PartIds, allow_open_parts, decode, gather_texts, read_statistics
+from cramlm.data.reading import PART_BYTES, STAGE, TELL_SECONDS, PartPlan, plan_parts, read_part
+from cramlm.data.workers import available_cores, run_tasks
+from cramlm.errors import ArtifactError, LockedError
 from cramlm.records import Document, Emit, Event, Int32Array, IntArray, silent
 
-KIND = "corpus"
-CODE_FORMAT = 1  # raise it when the same input would give another folder
-_FLUSH_BYTES = 4 << 20
-_TELL_SECONDS = 0.2
+KIND: Final = STAGE
+CODE_FORMAT: Final = 2  # raise it when the same parts would give another folder
+_BYTES_PER_WORKER: Final = 8e6  # a second of reading: below, starting a process costs more than it saves
+_MOST_OPEN_IDS: Final = 64  # parts
+_WAIT_SECONDS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
-    """A published corpus, memory-mapped. `fingerprint` depends on the content only, not on where the folder or the input lies."""
+    """A published corpus, memory-mapped. `fingerprint` depends on the content only: not on where folders or input lie, nor on the parts.
+
+    parts: in order of position. sources: names; source: int32 (N,), place in `sources` of every document.
+    """
 
     path: Path
     fingerprint: str
     statistics: dict[str, Any]
-    offsets: IntArray
-    buffer: npt.NDArray[np.uint8]
+    parts: tuple[Part, ...]
     sources: tuple[str, ...]
     source: Int32Array
-    _ids: npt.NDArray[np.uint8]
-    _id_offsets: IntArray
-    _part: Part
+    _names: tuple[tuple[str, ...], ...]  # of each part's files
 
     @staticmethod
     def open(path: Path) -> Corpus:
-        """Raises ArtifactError if the folder is not a whole corpus."""
-        artifact = open_artifact(path, kind=KIND)
+        """Raises ArtifactError if the folder is not a whole corpus, or one of its parts is missing or damaged."""
+        open_artifact(path, kind=KIND)
         try:
-            statistics = json.loads((path / "statistics.json").read_bytes())
+            table = json.loads((path / TABLE).read_bytes())
+            statistics = read_statistics(path)
             sources = tuple(json.loads((path / "sources.json").read_bytes()))
-            offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
-            text = np.memmap(path / "text.bin", dtype=np.uint8, mode="r")
-            content = hash_json([artifact.files[name]["sha256"] for name in ("text.bin", "offsets.npy")])
-            corpus = Corpus(
-                path,
-                artifact.fingerprint,
-                statistics,
-                offsets,
-                text,
-                sources,
-                np.load(path / "source.npy", mmap_mode="r", allow_pickle=False),
-                np.memmap(path / "ids.bin", dtype=np.uint8, mode="r"),
-                np.load(path / "id_offsets.npy", mmap_mode="r", allow_pickle=False),
-                Part(path, artifact.fingerprint, content, 0, text, offsets, None),
-            )
+            source = np.load(path / "source.npy", mmap_mode="r", allow_pickle=False)
+            parts = _open_parts(path, table["parts"])
+            names = [file["name"] for file in statistics["files"]]
+            ends = np.cumsum([0, *(entry["files"] for entry in table["parts"])]).tolist()
+            names_of_parts = tuple(tuple(names[start:end]) for start, end in pairwise(ends))
+            corpus = Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
         except (ValueError, KeyError, OSError) as error:
             raise ArtifactError(f"{path}: damaged corpus ({error}); delete the folder and build it again") from error
-        for name, offsets, end in (
-            ("offsets.npy", corpus.offsets, len(corpus.buffer)),
-            ("id_offsets.npy", corpus._id_offsets, len(corpus._ids)),
-        ):
-            if len(offsets) != len(corpus.source) + 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
-                raise ArtifactError(f"{path / name}: damaged, the offsets do not fit the text; delete the folder and build it again")
-        if corpus.source.min() < 0 or corpus.source.max() >= len(sources):
+        if len(source) != sum(map(len, parts)) or source.min() < 0 or source.max() >= len(sources):
             raise ArtifactError(f"{path / 'source.npy'}: damaged, a source is not listed; delete the folder and build it again")
         return corpus
 
@@ -98,15 +80,18 @@ class Corpus:
 
     def text(self, position: int) -> str:
         """The document's text, in O(its length)."""
-        return self._slice(self.buffer, self.offsets, position)
+        number, place = self._find(position)
+        part = self.parts[number]
+        return decode(part.buffer[part.offsets[place] : part.offsets[place + 1]].tobytes(), part.path)
 
     def document(self, position: int) -> Document:
-        return Document(self._slice(self._ids, self._id_offsets, position), self.text(position), self.sources[self.source[position]])
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """What the corpus consists of, in order of position."""
-        return (self._part,)
+        number, place = self._find(position)
+        opened = self._ids
+        if number not in opened:
+            if len(opened) == _MOST_OPEN_IDS:
+                del opened[next(iter(opened))]
+            opened[number] = PartIds(self.parts[number].path, self._names[number])
+        return Document(opened[number][place], self.text(position), self.sources[self.source[position]])
 
     def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """The texts at these positions, in the order given: (uint8 (bytes,), int64 (n + 1,) where each begins), both new and writable.
@@ -122,214 +107,150 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         return (self.document(position) for position in range(len(self)))
 
-    def _slice(self, data: npt.NDArray[np.uint8], offsets: IntArray, position: int) -> str:
+    @property
+    def buffer(self) -> npt.NDArray[np.uint8]:
+        """All text in one piece; a copy in memory unless the corpus is one whole part."""
+        return self._flat[0]
+
+    @property
+    def offsets(self) -> IntArray:
+        """int64 (N + 1,): document i is buffer[offsets[i]:offsets[i + 1]]."""
+        return self._flat[1]
+
+    @cached_property
+    def _flat(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        if len(self.parts) == 1 and self.parts[0].kept is None:
+            return self.parts[0].buffer, self.parts[0].offsets
+        return self.gather(np.arange(len(self)))
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [part.first for part in self.parts]
+
+    @cached_property
+    def _ids(self) -> dict[int, PartIds]:
+        return {}
+
+    def _find(self, position: int) -> tuple[int, int]:
+        """Number of the part, and of the passage in it."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} is not in a corpus of {len(self)} documents")
-        try:
-            return data[offsets[position] : offsets[position + 1]].tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise ArtifactError(f"{self.path}: damaged, document {position} is not UTF-8; delete the folder and build it again") from error
+        number = bisect_right(self._firsts, position) - 1
+        part = self.parts[number]
+        return number, position - part.first if part.kept is None else int(part.kept[position - part.first])
 
 
-def build_corpus(config: CorpusConfig, store: Path, *, emit: Emit = silent) -> Corpus:
-    """The corpus of these files: the one in the store if files (path, size, time) and config are as they were, else read now.
+def build_corpus(
+    config: CorpusConfig, store: Path, *, workers: int | None = None, part_bytes: int = PART_BYTES, emit: Emit = silent
+) -> Corpus:
+    """The corpus of these files: the one in the store if files (path, size, time) and config are as they were; else what is new is read.
+
+    workers: processes that read; by default one per core, but not for less than a second's work. Neither they nor `part_bytes`, the size
+    up to which small files share a part, change anything but the time.
 
     Raises:
         UsageError: a path is missing or holds no data. DataError: a bad row (unless skipped), repeated ids, or no document in the end.
-        EnvironmentFault: a file changed while it was read, or the disk refused.
+        EnvironmentFault: a file changed while it was read, or the disk refused. LockedError: another process builds this corpus.
     """
-    stamps = [stamp_file(path) for path in expand_files(config.files)]
-    key = {
-        "code": CODE_FORMAT,
-        "config": config.model_dump(mode="json", exclude={"files"}),
-        "files": [[str(stamp.path.absolute()), stamp.bytes, stamp.mtime_ns] for stamp in stamps],
-    }
+    plans = plan_parts(config, part_bytes=part_bytes)
+    keys = [plan.key for plan in plans]
+    files = [file for part in keys for file in part["files"]]
+    key = {"code": CODE_FORMAT, "config": keys[0]["config"], "files": files, "parts": [plan.name for plan in plans]}
     target = store / "corpora" / hash_json(key)[:16]
 
     def write(folder: Path) -> None:
-        _Builder(config, folder, emit).build(stamps)
+        read = _read_parts(plans, store, workers, emit)
+        statistics = merge_parts(plans, store, folder)
+        data = {**statistics, "files": len(statistics["files"])}
+        emit(Event("done", KIND, _summary(statistics), done=read, total=read, unit="MB", data=data))
 
-    artifact: Artifact = stage(target, kind=KIND, key=key, write=write, emit=emit)
-    return Corpus.open(artifact.path)
-
-
-@dataclass(slots=True)
-class _Ids:
-    """96 bits of every id that users gave, to find repeated ones at the end without keeping the ids."""
-
-    hashes: array[int] = field(default_factory=lambda: array("q"))
-    checks: array[int] = field(default_factory=lambda: array("q"))
-    lines: array[int] = field(default_factory=lambda: array("q"))
-    files: array[int] = field(default_factory=lambda: array("i"))
-
-    def add(self, name: str, file: int, line: int) -> None:
-        self.hashes.append(hash(name))
-        self.checks.append(hash((name, "check")))
-        self.lines.append(line)
-        self.files.append(file)
-
-    def check(self, files: list[str]) -> None:
-        """Raises DataError with the number of repeated ids and the first two places of one."""
-        pairs = np.empty(len(self.hashes), dtype=[("hash", "i8"), ("check", "i8")])
-        pairs["hash"], pairs["check"] = self.hashes, self.checks
-        _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
-        repeated = np.flatnonzero(first[inverse] != np.arange(len(pairs)))
-        if len(repeated):
-            second = int(repeated[0])
-            places = [f"{files[self.files[index]]}:{self.lines[index]}" for index in (int(first[inverse[second]]), second)]
-            raise DataError(f"{places[1]}: id already used in {places[0]}; {len(repeated):,} ids are repeated; make them unique")
+    if (target / MANIFEST).exists() and _missing(plans, store):
+        with lock(target):  # the corpus is as it was, but someone deleted parts of it
+            _read_parts(plans, store, workers, emit)
+    return Corpus.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
-class _Builder:
-    """Writes one corpus folder; used once."""
+def _open_parts(path: Path, table: Sequence[dict[str, Any]]) -> tuple[Part, ...]:
+    """The parts that a corpus names.
 
-    def __init__(self, config: CorpusConfig, folder: Path, emit: Emit) -> None:
-        self._config, self._folder, self._emit = config, folder, emit
-        self._seen: set[bytes] = set()
-        self._ids = _Ids()
-        self._id_bytes: list[bytes] = []
-        self._text: list[bytes] = []
-        self._held = 0
-        self._offsets, self._id_offsets = array("q", [0]), array("q", [0])
-        self._source = array("i")
-        self._sources: dict[str, int] = {}
-        self._rejected: list[Rejected] = []
-        self._files: list[dict[str, Any]] = []
-        self._blank = self._cut = self._duplicates = self._words = 0
-        self._passages_per_source: list[int] = []
+    Raises:
+        ArtifactError: naming the part that is missing, damaged, or not the one that the corpus was built from.
+    """
+    allow_open_parts(len(table))
+    dropped = np.load(path / "dropped.npy", allow_pickle=False)
+    parts: list[Part] = []
+    first = start = 0
+    for entry in table:
+        folder = Path(os.path.normpath(path.absolute() / PARTS_FOLDER / entry["folder"]))
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: missing, a part of the corpus {path}; build the corpus again, the other parts are kept")
+        end = start + entry["dropped"]
+        part = Part.open(folder, first=first, dropped=dropped[start:end])
+        if part.fingerprint != entry["fingerprint"]:
+            raise ArtifactError(f"{folder}: is not the part that {path} was built from; delete that corpus and build it again")
+        parts.append(part)
+        first, start = first + len(part), end
+    return tuple(parts)
 
-    def build(self, stamps: list[FileStamp]) -> None:
-        megabytes = sum(stamp.bytes for stamp in stamps) / 1e6
-        self._emit(Event("start", KIND, f"reading {len(stamps)} files", total=megabytes, unit="MB"))
-        names = name_files([stamp.path for stamp in stamps])
-        before = 0
-        with (self._folder / "text.bin").open("wb") as text_file, (self._folder / "ids.bin").open("wb") as id_file:
-            for index, (stamp, name) in enumerate(zip(stamps, names, strict=True)):
-                self._read(index, name, stamp, before, megabytes, (text_file, id_file))
-                before += stamp.bytes
-            self._flush(text_file, id_file)
-        self._ids.check([str(stamp.path) for stamp in stamps])
-        if not self._source:
-            raise DataError(f"{stamps[0].path}: the corpus has 0 documents, every row is blank or rejected; pass files with text")
-        statistics = self._save()
-        rows, passages = statistics["rows"], statistics["passages"]
-        summary = (
-            f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
-            f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} cut, {passages['duplicates']:,} duplicates dropped)"
-        )
-        self._emit(Event("done", KIND, summary, done=megabytes, total=megabytes, unit="MB", data={**statistics, "files": len(stamps)}))
 
-    def _read(self, index: int, name: str, stamp: FileStamp, before: int, megabytes: float, outputs: tuple[BinaryIO, BinaryIO]) -> None:
-        config = self._config
-        columns = (
-            Column(config.text_column, "text"),
-            Column(config.id_column, "name", required=False),
-            Column(config.source_column, "name", required=False),
-        )
-        reader = Reader(
-            stamp.path,
-            columns,
-            stamp=stamp,
-            max_record_bytes=config.max_record_bytes,
-            on_bad_row=config.on_bad_row,
-            stage=KIND,
-            emit=self._emit,
-        )
-        told = time.monotonic()
-        for row in reader:
-            self._add(row, index, name)
-            if self._held >= _FLUSH_BYTES:
-                self._flush(*outputs)
-                if (now := time.monotonic()) - told >= _TELL_SECONDS:
-                    told = now
-                    done = (before + reader.raw_bytes) / 1e6
-                    self._emit(Event("progress", KIND, f"{len(self._source):,} passages", done=done, total=megabytes, unit="MB"))
-        self._rejected += reader.rejected
-        self._files.append(
-            {
-                "name": name,
-                "bytes": stamp.bytes,
-                "sha256": reader.sha256,
-                "rows_read": reader.rows_read,
-                "rows_used": reader.rows_used,
-                "rows_rejected": len(reader.rejected),
-            }
-        )
+def _missing(plans: Sequence[PartPlan], store: Path) -> list[PartPlan]:
+    return [plan for plan in plans if not (plan.folder(store) / MANIFEST).exists()]
 
-    def _add(self, row: Row, file: int, name: str) -> None:
-        line, (text, own_id, source) = row
-        assert text is not None
-        document_id = own_id or f"{name}:{line}"
-        if own_id:
-            self._ids.add(own_id, file, line)
-        words = count_words(text)
-        if not words:
-            self._blank += 1
+
+def _read_parts(plans: Sequence[PartPlan], store: Path, workers: int | None, emit: Emit) -> float:
+    """Read those parts that are not in the store; returns the MB read."""
+    missing = _missing(plans, store)
+    files, all_files = (sum(len(plan.stamps) for plan in group) for group in (missing, plans))
+    total = sum(plan.bytes for plan in missing)
+    what = f"reading {files:,} files" if files == all_files else f"reading {files:,} of {all_files:,} files, the others are read already"
+    data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
+    emit(Event("start", KIND, what, total=total / 1e6, unit="MB", data=data))
+    if workers is None:
+        workers = min(available_cores(), max(1, int(total // _BYTES_PER_WORKER)))
+    tasks = [{"plan": plan.as_dict(), "store": str(store)} for plan in missing]
+    tell = _Teller(total / 1e6, emit)
+    for plan, done in zip(missing, run_tasks("cramlm.data.reading:read_task", tasks, workers=workers, tell=tell), strict=True):
+        if not done:
+            _wait_for(plan, store, emit)
+    return total / 1e6
+
+
+def _wait_for(plan: PartPlan, store: Path, emit: Emit) -> None:
+    """Until the process that reads this part for another corpus is done; if it gives up, read the part here."""
+    told = False
+    while True:
+        try:
+            read_part(plan, store)
             return
-        spans = cut_passages(text, words, self._config.passage_words)
-        if len(spans) == 1:
-            self._keep(text, words, document_id, source or name)
+        except LockedError as error:
+            if not told:
+                emit(Event("note", KIND, f"waiting for a part of the corpus: {error}"))
+            told = True
+            time.sleep(_WAIT_SECONDS)
+
+
+class _Teller:
+    """Adds up the progress of parts that are read side by side; hands on whatever else their readers say."""
+
+    def __init__(self, total: float, emit: Emit) -> None:
+        self._total, self._emit = total, emit
+        self._done: dict[int, tuple[float, int]] = {}
+        self._told = time.monotonic()
+
+    def __call__(self, part: int, event: Event) -> None:
+        if event.kind != "progress":
+            self._emit(event)
             return
-        self._cut += 1
-        for part, (start, end) in enumerate(spans):
-            passage, passage_id = text[start:end], f"{document_id}#{part}"
-            if own_id:
-                self._ids.add(passage_id, file, line)
-            self._keep(passage, count_words(passage), passage_id, source or name)
+        self._done[part] = event.done, event.data["passages"]
+        if (now := time.monotonic()) - self._told >= TELL_SECONDS:
+            self._told = now
+            done, passages = (sum(values) for values in zip(*self._done.values(), strict=True))
+            self._emit(Event("progress", KIND, f"{passages:,} passages", done=done, total=self._total, unit="MB"))
 
-    def _keep(self, text: str, words: int, document_id: str, source: str) -> None:
-        key = duplicate_key(text)
-        if key in self._seen:
-            self._duplicates += 1
-            return
-        self._seen.add(key)
-        data, id_data = text.encode(), document_id.encode()
-        self._text.append(data)
-        self._id_bytes.append(id_data)
-        self._held += len(data)
-        self._offsets.append(self._offsets[-1] + len(data))
-        self._id_offsets.append(self._id_offsets[-1] + len(id_data))
-        number = self._sources.setdefault(source, len(self._sources))
-        if number == len(self._passages_per_source):
-            self._passages_per_source.append(0)
-        self._passages_per_source[number] += 1
-        self._source.append(number)
-        self._words += words
 
-    def _flush(self, text_file: BinaryIO, id_file: BinaryIO) -> None:
-        text_file.write(b"".join(self._text))
-        id_file.write(b"".join(self._id_bytes))
-        self._text, self._id_bytes, self._held = [], [], 0
-
-    def _save(self) -> dict[str, Any]:
-        np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
-        np.save(self._folder / "id_offsets.npy", np.asarray(self._id_offsets, dtype=np.int64))
-        np.save(self._folder / "source.npy", np.asarray(self._source, dtype=np.int32))
-        (self._folder / "sources.json").write_text(json.dumps(list(self._sources), ensure_ascii=False, indent=1) + "\n", "utf-8")
-        if self._rejected:
-            with (self._folder / "rejected.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(rejected.as_dict(), ensure_ascii=False) + "\n" for rejected in self._rejected)
-        statistics = self.statistics()
-        (self._folder / "statistics.json").write_text(json.dumps(statistics, ensure_ascii=False, indent=1) + "\n", "utf-8")
-        return statistics
-
-    def statistics(self) -> dict[str, Any]:
-        """Plain data. rows: read = used + rejected; of the used, blank ones give no passage and cut ones several. passages: made = kept
-        + duplicates.
-        """
-        used = sum(file["rows_used"] for file in self._files)
-        kept = len(self._source)
-        return {
-            "rows": {
-                "read": used + len(self._rejected),
-                "used": used,
-                "rejected": len(self._rejected),
-                "blank": self._blank,
-                "cut": self._cut,
-            },
-            "passages": {"made": kept + self._duplicates, "kept": kept, "duplicates": self._duplicates},
-            "words": self._words,
-            "bytes": self._offsets[-1],
-            "sources": dict(zip(self._sources, self._passages_per_source, strict=True)),
-            "files": self._files,
-        }
+def _summary(statistics: dict[str, Any]) -> str:
+    rows, passages = statistics["rows"], statistics["passages"]
+    return (
+        f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
+        f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} cut, {passages['duplicates']:,} duplicates dropped)"
+    )

@@ -1,22 +1,32 @@
-"""A part of a corpus: text that was read together and lies together, as flat arrays that are memory-mapped.
+"""A part of a corpus as it is opened: text that was read together, as flat arrays (reading.py says how they come about).
 
 What is computed from text (an index, say) is computed part by part and kept under `Part.content`: a corpus that grows keeps the parts
-that it had.
+that it had. A part stays as it was read; what a corpus leaves out of it, because an earlier part holds it, is the corpus's affair.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.artifacts import Artifact, hash_json, open_artifact
+from cramlm.data.reading import KIND, NAMELESS
+from cramlm.errors import ArtifactError
 from cramlm.records import IntArray
 
+_FILES_PER_PART: Final = 8  # open ones: text and offsets here, what an index opens for the same part
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """One part as a corpus sees it. Kept passage i (its position in the corpus is `first + i`) is passage `kept[i]` of the part.
 
@@ -33,6 +43,23 @@ class Part:
     offsets: IntArray
     kept: IntArray | None
 
+    @staticmethod
+    def open(path: Path, *, first: int, dropped: IntArray) -> Part:
+        """Raises ArtifactError if the folder is not a whole part, or has no passages with the numbers `dropped`."""
+        artifact = open_artifact(path, kind=KIND)
+        try:
+            offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
+            buffer = map_bytes(path / "text.bin")
+        except (ValueError, KeyError, EOFError) as error:
+            raise ArtifactError(f"{path}: damaged part ({error}); delete the folder and build the corpus again") from error
+        check_offsets(path / "offsets.npy", offsets, end=len(buffer))
+        kept = None
+        if len(dropped):
+            if dropped[0] < 0 or dropped[-1] >= len(offsets) - 1:
+                raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
+            kept = np.delete(np.arange(len(offsets) - 1), dropped)
+        return Part(path, artifact.fingerprint, _content(artifact, dropped), first, buffer, offsets, kept)
+
     def __len__(self) -> int:
         """Passages kept."""
         return len(self.offsets) - 1 if self.kept is None else len(self.kept)
@@ -40,6 +67,34 @@ class Part:
     def place(self, kept: IntArray) -> IntArray:
         """Which passages of the part the kept ones with these numbers are."""
         return kept if self.kept is None else self.kept[kept]
+
+
+class PartIds:
+    """The ids of one part's passages; opened only where ids are wanted."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        """`names`: of the part's files, in order.
+
+        Raises:
+            ArtifactError: if what there is does not fit together.
+        """
+        self._path, self._names = path, names
+        try:
+            self._offsets = np.load(path / "id_offsets.npy", mmap_mode="r", allow_pickle=False)
+            self._ids = map_bytes(path / "ids.bin")
+            counts = [file["passages"] for file in read_statistics(path)["files"]]
+        except (ValueError, KeyError, EOFError) as error:
+            raise ArtifactError(f"{path}: damaged part ({error}); delete the folder and build the corpus again") from error
+        check_offsets(path / "id_offsets.npy", self._offsets, end=len(self._ids))
+        if len(counts) != len(names) or sum(counts) != len(self._offsets) - 1:
+            raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
+        self._ends = np.cumsum(counts)
+
+    def __getitem__(self, place: int) -> str:
+        data = self._ids[self._offsets[place] : self._offsets[place + 1]].tobytes()
+        if data.startswith(NAMELESS):
+            return self._names[int(np.searchsorted(self._ends, place, side="right"))] + decode(data[len(NAMELESS) :], self._path)
+        return decode(data, self._path)
 
 
 def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
@@ -65,3 +120,42 @@ def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDAr
     for number, start, (place, end) in zip(owner[runs].tolist(), starts[runs].tolist(), pairwise(places), strict=True):
         target[place:end] = sources[number][start : start + end - place]
     return text, offsets
+
+
+def decode(data: bytes, part: Path) -> str:
+    """Text or id of a passage of this part."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{part}: damaged, a passage is not UTF-8; delete the folder and build the corpus again") from error
+
+
+def read_statistics(path: Path) -> dict[str, Any]:
+    """The file statistics.json of a part or a corpus."""
+    statistics: dict[str, Any] = json.loads((path / "statistics.json").read_bytes())
+    return statistics
+
+
+def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
+    """A file's bytes without reading them; a file of no bytes cannot be mapped, but may be there."""
+    return np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+
+
+def check_offsets(path: Path, offsets: IntArray, *, end: int) -> None:
+    """Raises ArtifactError unless the offsets rise from 0 to `end`."""
+    if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        raise ArtifactError(f"{path}: damaged, the offsets do not fit the text; delete the folder and build the corpus again")
+
+
+def allow_open_parts(count: int) -> None:
+    """Let this process hold so many parts open: Linux starts processes with a limit of 1,024 files, far below what it permits them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count * _FILES_PER_PART + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _content(artifact: Artifact, dropped: IntArray) -> str:
+    texts = [artifact.files[name]["sha256"] for name in ("text.bin", "offsets.npy")]
+    return hash_json([*texts, hashlib.sha256(dropped.tobytes()).hexdigest()])

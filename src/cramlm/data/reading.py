@@ -1,0 +1,286 @@
+"""From input files to the parts of a corpus: each a pure function of its files, so that parts can be read anywhere, in any order.
+
+    plan_parts(config) ─► PartPlan ─► read_part(plan, store) ─► <store>/parts/<key>/
+                                          rows ─► passages of about `passage_words` ─► not blank, not seen in this part ─► arrays
+
+    text.bin         all text, UTF-8, without separators; passage i is text.bin[offsets[i]:offsets[i + 1]]; offsets.npy int64 (P + 1,)
+    ids.bin          all ids, UTF-8; id_offsets.npy int64 (P + 1,). An id that starts with the byte FF follows the name of the file
+    source.npy       int32 (P,): place in sources.json, a list of names; -1 - f stands for file f of this part
+    words.npy        int32 (P,)
+    digests.npy      uint64 (P, 2): passages with equal ones are duplicates
+    own_ids.npy      uint64 (K, 2), digests of all ids that users gave, also of passages left out; own_id_lines.npy int64 (K,)
+    statistics.json  what became of the rows of every file, and its sha256
+    rejected.jsonl   bad rows, if `on_bad_row` is "skip" and there are any: number of the file, line, reason
+
+File names are not stored: which name is short and distinct depends on the other files of a corpus. A file of 8 MB or more is a part of its
+own; smaller ones that follow one another share a part of about 32 MB. Reading holds about 150 bytes per passage of the part in memory.
+On other machines: `for plan in plan_parts(config)[shard::shards]: read_part(plan, store)`, then `build_corpus` joins what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.artifacts import hash_json, stage
+from cramlm.config import CorpusConfig
+from cramlm.data.readers import Reader
+from cramlm.data.rows import Column, Rejected, Row
+from cramlm.data.streams import FileStamp, expand_files, stamp_file
+from cramlm.data.words import count_words, cut_passages, duplicate_key
+from cramlm.errors import LockedError
+from cramlm.records import Emit, Event, silent
+
+KIND: Final = "part"
+STAGE: Final = "corpus"  # the stage that a user sees
+CODE_FORMAT: Final = 1  # raise it when the same input would give another folder
+PART_BYTES: Final = 32_000_000  # as the files lie on disk
+NAMELESS: Final = b"\xff"  # in no UTF-8
+TELL_SECONDS: Final = 0.2
+_ALONE = 1 / 4  # of the bytes of a part, from which a file is one of its own
+_FLUSH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """The files of one part, as they were when it was planned."""
+
+    config: CorpusConfig
+    stamps: tuple[FileStamp, ...]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that the part's content depends on."""
+        return {
+            "code": CODE_FORMAT,
+            "config": self.config.model_dump(mode="json", exclude={"files"}),
+            "files": [[str(stamp.path.absolute()), stamp.bytes, stamp.mtime_ns] for stamp in self.stamps],
+        }
+
+    @property
+    def name(self) -> str:
+        return hash_json(self.key)[:16]
+
+    @property
+    def bytes(self) -> int:
+        """Of the files, as they lie on disk."""
+        return sum(stamp.bytes for stamp in self.stamps)
+
+    def folder(self, store: Path) -> Path:
+        """Where the part lies once it is read."""
+        return store / "parts" / self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON, from which `from_dict` makes the plan again."""
+        files = [[str(stamp.path), stamp.bytes, stamp.mtime_ns] for stamp in self.stamps]
+        return {"config": self.config.model_dump(mode="json"), "files": files}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> PartPlan:
+        stamps = (FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in data["files"])
+        return PartPlan(CorpusConfig.model_validate(data["config"]), tuple(stamps))
+
+
+def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[PartPlan]:
+    """The parts of a corpus in the order of reading; no file is read. The corpus does not depend on `part_bytes`.
+
+    Raises:
+        UsageError: a path is missing or holds no data. EnvironmentFault: a file may not be looked at.
+    """
+    return [PartPlan(config, group) for group in _groups([stamp_file(path) for path in expand_files(config.files)], part_bytes)]
+
+
+def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
+    """The part's folder in the store, read now unless it is there. Tells its progress in MB; safe to call from several processes.
+
+    Raises:
+        DataError: a bad row (unless skipped) or file. EnvironmentFault: a file changed since it was planned, or the disk refused.
+        LockedError: another process reads this part.
+    """
+
+    def write(folder: Path) -> None:
+        _PartWriter(plan, folder, emit).write()
+
+    return stage(plan.folder(store), kind=KIND, key=plan.key, write=write, emit=silent).path
+
+
+def read_task(task: dict[str, Any], emit: Emit) -> bool:
+    """`read_part` for plain JSON: {"plan": PartPlan.as_dict(), "store": path}. False if another process reads that part just now."""
+    try:
+        read_part(PartPlan.from_dict(task["plan"]), Path(task["store"]), emit=emit)
+    except LockedError:
+        return False
+    return True
+
+
+def _groups(stamps: list[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
+    group: list[FileStamp] = []
+    size = 0
+    for stamp in stamps:
+        alone = stamp.bytes >= _ALONE * part_bytes
+        if group and (alone or size + stamp.bytes > part_bytes):
+            yield tuple(group)
+            group, size = [], 0
+        group.append(stamp)
+        size += stamp.bytes
+        if alone:
+            yield tuple(group)
+            group, size = [], 0
+    if group:
+        yield tuple(group)
+
+
+@dataclass(slots=True)
+class _FileCounts:
+    """What became of one file. rows_read = rows_used + rows_rejected; passages are those kept in the part."""
+
+    bytes: int
+    sha256: str = ""
+    rows_read: int = 0
+    rows_used: int = 0
+    rows_rejected: int = 0
+    blank: int = 0
+    cut: int = 0
+    passages: int = 0
+    duplicates: int = 0
+    own_ids: int = 0
+
+
+class _PartWriter:
+    """Writes one part's folder; used once."""
+
+    def __init__(self, plan: PartPlan, folder: Path, emit: Emit) -> None:
+        self._plan, self._config, self._folder, self._emit = plan, plan.config, folder, emit
+        self._seen: set[bytes] = set()
+        self._digests = bytearray()
+        self._text: list[bytes] = []
+        self._ids: list[bytes] = []
+        self._held = 0
+        self._offsets, self._id_offsets = array("q", [0]), array("q", [0])
+        self._words, self._source = array("i"), array("i")
+        self._sources: dict[str, int] = {}
+        self._own_ids, self._own_id_lines = bytearray(), array("q")
+        self._rejected: list[tuple[int, Rejected]] = []
+        self._files: list[_FileCounts] = []
+
+    def write(self) -> None:
+        before = 0
+        with (self._folder / "text.bin").open("wb") as text_file, (self._folder / "ids.bin").open("wb") as id_file:
+            for stamp in self._plan.stamps:
+                self._read(stamp, before, (text_file, id_file))
+                before += stamp.bytes
+            self._flush(text_file, id_file)
+        self._tell(before)
+        self._save()
+
+    def _read(self, stamp: FileStamp, before: int, outputs: tuple[BinaryIO, BinaryIO]) -> None:
+        config = self._config
+        columns = (
+            Column(config.text_column, "text"),
+            Column(config.id_column, "name", required=False),
+            Column(config.source_column, "name", required=False),
+        )
+        reader = Reader(
+            stamp.path,
+            columns,
+            stamp=stamp,
+            max_record_bytes=config.max_record_bytes,
+            on_bad_row=config.on_bad_row,
+            stage=STAGE,
+            emit=self._emit,
+        )
+        counts = _FileCounts(stamp.bytes)
+        self._files.append(counts)
+        told = time.monotonic()
+        for row in reader:
+            self._add(row, counts)
+            if self._held >= _FLUSH_BYTES:
+                self._flush(*outputs)
+                if (now := time.monotonic()) - told >= TELL_SECONDS:
+                    told = now
+                    self._tell(before + reader.raw_bytes)
+        self._rejected += ((len(self._files) - 1, rejected) for rejected in reader.rejected)
+        counts.sha256 = reader.sha256
+        counts.rows_read, counts.rows_used, counts.rows_rejected = reader.rows_read, reader.rows_used, len(reader.rejected)
+
+    def _tell(self, done: int) -> None:
+        passages = len(self._source)
+        message, data = f"{passages:,} passages", {"passages": passages}
+        self._emit(Event("progress", STAGE, message, done=done / 1e6, total=self._plan.bytes / 1e6, unit="MB", data=data))
+
+    def _add(self, row: Row, counts: _FileCounts) -> None:
+        line, (text, own_id, source) = row
+        assert text is not None
+        row_id = own_id.encode() if own_id else b"%b:%d" % (NAMELESS, line)
+        if own_id:
+            self._note_own_id(row_id, line, counts)
+        words = count_words(text)
+        if not words:
+            counts.blank += 1
+            return
+        spans = cut_passages(text, words, self._config.passage_words)
+        if len(spans) == 1:
+            self._keep(text, words, row_id, source, counts)
+            return
+        counts.cut += 1
+        for number, (start, end) in enumerate(spans):
+            passage, passage_id = text[start:end], b"%b#%d" % (row_id, number)
+            if own_id:
+                self._note_own_id(passage_id, line, counts)
+            self._keep(passage, count_words(passage), passage_id, source, counts)
+
+    def _note_own_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
+        self._own_ids += blake2b(own_id, digest_size=16).digest()
+        self._own_id_lines.append(line)
+        counts.own_ids += 1
+
+    def _keep(self, text: str, words: int, passage_id: bytes, source: str | None, counts: _FileCounts) -> None:
+        digest = duplicate_key(text)
+        if digest in self._seen:
+            counts.duplicates += 1
+            return
+        self._seen.add(digest)
+        self._digests += digest
+        data = text.encode()
+        self._text.append(data)
+        self._ids.append(passage_id)
+        self._held += len(data)
+        self._offsets.append(self._offsets[-1] + len(data))
+        self._id_offsets.append(self._id_offsets[-1] + len(passage_id))
+        self._source.append(self._sources.setdefault(source, len(self._sources)) if source else -len(self._files))
+        self._words.append(words)
+        counts.passages += 1
+
+    def _flush(self, text_file: BinaryIO, id_file: BinaryIO) -> None:
+        text_file.write(b"".join(self._text))
+        id_file.write(b"".join(self._ids))
+        self._text, self._ids, self._held = [], [], 0
+
+    def _save(self) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "offsets": np.asarray(self._offsets, np.int64),
+            "id_offsets": np.asarray(self._id_offsets, np.int64),
+            "source": np.asarray(self._source, np.int32),
+            "words": np.asarray(self._words, np.int32),
+            "digests": np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
+            "own_ids": np.frombuffer(self._own_ids, np.uint64).reshape(-1, 2),
+            "own_id_lines": np.asarray(self._own_id_lines, np.int64),
+        }
+        for name, values in arrays.items():
+            np.save(self._folder / f"{name}.npy", values, allow_pickle=False)
+        (self._folder / "sources.json").write_text(json.dumps(list(self._sources), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        if self._rejected:
+            with (self._folder / "rejected.jsonl").open("w", encoding="utf-8") as file:
+                for number, rejected in self._rejected:
+                    file.write(json.dumps({**rejected.as_dict(), "file": number}, ensure_ascii=False) + "\n")
+        files = [asdict(counts) for counts in self._files]
+        (self._folder / "statistics.json").write_text(json.dumps({"files": files}, indent=1) + "\n", "utf-8")

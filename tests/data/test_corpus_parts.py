@@ -1,0 +1,339 @@
+"""A corpus is what reading its files in order, in one go, would give: however they are grouped, whoever reads them, in any steps."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cramlm.artifacts import verify
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.merge import repetitions
+from cramlm.data.reading import plan_parts, read_part
+from cramlm.data.words import count_words, cut_passages, duplicate_key
+from cramlm.errors import ArtifactError, DataError
+from cramlm.records import Document, Event
+
+PASSAGE_WORDS = 20
+
+
+def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
+def config(*paths: Path, **options: Any) -> CorpusConfig:
+    return CorpusConfig(files=tuple(map(str, paths)), **options)
+
+
+def invented(name: str, count: int) -> list[dict[str, Any]]:
+    return [{"text": f"{name} tells story {n} about {name * (n % 7 + 1)}.", "id": f"{name}-{n}"} for n in range(count)]
+
+
+def untouched(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every file: equal before and after if nothing was written."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}
+
+
+def leftovers(store: Path) -> list[Path]:
+    return [path for path in store.rglob("*.tmp-*") if path.is_dir()]
+
+
+def sequential_reading(files: dict[str, list[dict[str, Any]]]) -> tuple[list[Document], dict[str, Any]]:
+    """The documents of these files read in order in one go, and what became of their rows."""
+    seen: set[bytes] = set()
+    documents: list[Document] = []
+    counts = {"rejected": 0, "blank": 0, "cut": 0, "made": 0, "words": 0}
+    for name, records in files.items():
+        for line, record in enumerate(records, start=1):
+            text = record.get("text")
+            if text is None:
+                counts["rejected"] += 1
+                continue
+            words = count_words(text)
+            spans = cut_passages(text, words, PASSAGE_WORDS) if words else []
+            counts["blank"] += not spans
+            counts["cut"] += len(spans) > 1
+            for piece, (start, end) in enumerate(spans):
+                counts["made"] += 1
+                passage, suffix = text[start:end], f"#{piece}" if len(spans) > 1 else ""
+                if (key := duplicate_key(passage)) not in seen:
+                    seen.add(key)
+                    counts["words"] += count_words(passage)
+                    documents.append(Document((record.get("id") or f"{name}:{line}") + suffix, passage, record.get("source") or name))
+    return documents, counts
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["One text.", "ONE text", "two", "2 words", "naïve", "第三", " ", "...", "!!"]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.integers(30, 90).map(lambda words: " ".join(f"word{n}." if n % 9 == 8 else "word" for n in range(words))),
+)
+RECORDS = st.fixed_dictionaries(
+    {}, optional={"text": TEXTS, "source": st.sampled_from(["", "news", "a.jsonl", "b.jsonl", "wiki"]), "own": st.booleans()}
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    contents=st.lists(st.lists(RECORDS, min_size=1, max_size=8), min_size=1, max_size=5), part_bytes=st.sampled_from([1, 300, 900, 10**9])
+)
+def test_every_grouping_gives_what_sequential_reading_gives(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[list[dict[str, Any]]], part_bytes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("law")
+    files = {f"{letter}.jsonl": records for letter, records in zip("abcde", contents, strict=False)}
+    for name, records in files.items():
+        for n, record in enumerate(records):
+            if record.pop("own", False):
+                record["id"] = f"{name}/{n}"
+        write(folder / "input" / name, records)
+    documents, counts = sequential_reading(files)
+    settings_ = config(folder / "input", passage_words=PASSAGE_WORDS, on_bad_row="skip")
+    if not documents:
+        with pytest.raises(DataError, match="0 documents"):
+            build_corpus(settings_, folder / "store", part_bytes=part_bytes)
+        return
+    corpus = build_corpus(settings_, folder / "store", part_bytes=part_bytes)
+    assert list(corpus) == documents
+    assert list(corpus.sources) == list(dict.fromkeys(document.source for document in documents))
+    assert [corpus.sources[number] for number in corpus.source] == [document.source for document in documents]
+    rows, passages = corpus.statistics["rows"], corpus.statistics["passages"]
+    assert (rows["rejected"], rows["blank"], rows["cut"]) == (counts["rejected"], counts["blank"], counts["cut"])
+    assert rows["read"] == sum(map(len, contents)) == rows["used"] + rows["rejected"]
+    assert passages == {"made": counts["made"], "kept": len(documents), "duplicates": counts["made"] - len(documents)}
+    assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (counts["words"], sum(len(d.text.encode()) for d in documents))
+    assert corpus.statistics["sources"] == {name: [d.source for d in documents].count(name) for name in corpus.sources}
+    assert [file["name"] for file in corpus.statistics["files"]] == list(files)
+    rejected = corpus.path / "rejected.jsonl"
+    lines = (
+        [(Path(row["file"]).name, row["line"]) for row in map(json.loads, rejected.read_text().splitlines())] if rejected.exists() else []
+    )
+    assert lines == [
+        (name, n) for name, records in files.items() for n, record in enumerate(records, start=1) if record.get("text") is None
+    ]
+    other = build_corpus(settings_, folder / "other", part_bytes=10**9)
+    assert other.fingerprint == corpus.fingerprint
+    buffer, offsets = corpus.gather(np.arange(len(corpus))[::-1])
+    assert [buffer[start:end].tobytes().decode() for start, end in pairwise(offsets)] == [document.text for document in reversed(documents)]
+    assert sum(map(len, corpus.parts)) == len(corpus)
+    for part in corpus.parts:
+        local = np.arange(len(part.offsets) - 1) if part.kept is None else part.kept
+        assert [part.buffer[part.offsets[n] : part.offsets[n + 1]].tobytes().decode() for n in local] == [
+            document.text for document in documents[part.first : part.first + len(part)]
+        ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=30))
+def test_repetitions_are_the_rows_that_were_there_before(rows: list[tuple[int, int]]) -> None:
+    first: dict[tuple[int, int], int] = {}
+    expected = [(n, first[row]) for n, row in enumerate(rows) if first.setdefault(row, n) != n]
+    again, earlier = repetitions(np.array(rows, np.uint64).reshape(-1, 2))
+    assert list(zip(again.tolist(), earlier.tolist(), strict=True)) == expected
+
+
+def test_small_files_share_a_part_and_a_large_one_has_its_own(tmp_path: Path) -> None:
+    sizes = [10, 10, 10, 400, 10, 90, 10, 100]
+    for n, size in enumerate(sizes):
+        (tmp_path / f"{n}.txt").write_bytes(b"x" * size)
+    plans = plan_parts(config(tmp_path), part_bytes=100 * 4)
+    assert [[stamp.bytes for stamp in plan.stamps] for plan in plans] == [[10, 10, 10], [400], [10, 90, 10], [100]]
+    assert [len(plan.stamps) for plan in plan_parts(config(tmp_path), part_bytes=10**6)] == [8]
+    assert [plan.bytes for plan in plan_parts(config(*[tmp_path / f"{n}.txt" for n in (0, 1, 2)]), part_bytes=41)] == [30]
+    assert [plan.bytes for plan in plan_parts(config(*[tmp_path / f"{n}.txt" for n in (0, 1, 2)]), part_bytes=25)] == [10, 10, 10]
+
+
+def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
+    for name in ("b", "d"):
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name, 50))
+    first = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    before = {part.path: untouched(part.path) for part in first.parts}
+    write(tmp_path / "input/c.jsonl", [*invented("c", 20), {"text": invented("b", 3)[2]["text"]}, {"text": invented("d", 9)[8]["text"]}])
+    events: list[Event] = []
+    grown = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
+    assert [part.path in before for part in grown.parts] == [True, False, True]
+    assert {path: untouched(path) for path in before} == before
+    assert events[0].message == "reading 1 of 3 files, the others are read already"
+    assert events[0].data == {"parts": 3, "parts_read_already": 2}
+    assert events[0].total == (tmp_path / "input/c.jsonl").stat().st_size / 1e6
+    assert grown.statistics["passages"] == {"made": 122, "kept": 120, "duplicates": 2}
+    b, c, d = grown.parts
+    assert (b.content, b.kept) == (first.parts[0].content, None)
+    assert (len(c), len(c.offsets) - 1, c.first) == (21, 22, 50)
+    assert d.content != first.parts[1].content  # it lost a passage to c
+    assert (len(d), d.first) == (49, 71)
+    assert d.kept is not None
+    assert d.kept.tolist() == [*range(8), *range(9, 50)]
+    assert grown.document(71 + 8) == Document("d-9", invented("d", 10)[9]["text"], "d.jsonl")
+    again = build_corpus(config(tmp_path / "input"), tmp_path / "elsewhere", part_bytes=10**9)
+    assert list(again) == list(grown)
+    assert again.fingerprint == grown.fingerprint != first.fingerprint
+
+
+def test_parts_read_elsewhere_are_only_joined(tmp_path: Path) -> None:
+    for name in "abcde":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
+    plans = plan_parts(config(tmp_path / "input"), part_bytes=1)
+    for shard in (1, 0):
+        for plan in plans[shard::2]:
+            assert read_part(plan, tmp_path / "store") == plan.folder(tmp_path / "store")
+    events: list[Event] = []
+    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
+    assert [(event.kind, event.total) for event in events] == [("start", 0), ("done", 0)]
+    assert [document.id for document in corpus] == [f"{name}-{n}" for name in "abcde" for n in range(5)]
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+    for name in "abc":
+        write(tmp_path / "input" / f"{name}.jsonl", [*invented(name, 300), {"text": "Everyone says so."}, {"text": 5}])
+    settings_ = config(tmp_path / "input", on_bad_row="skip")
+    events: list[Event] = []
+    alone, together = (
+        build_corpus(settings_, tmp_path / f"by-{workers}", workers=workers, part_bytes=1, emit=events.append) for workers in (1, 3)
+    )
+    assert len(together.parts) == 3
+    assert together.fingerprint == alone.fingerprint
+    assert list(together) == list(alone)
+    assert sum(event.kind == "warning" and "1 of 302 rows rejected, first line 302" in event.message for event in events) == 6
+    assert verify(tmp_path) == 8
+
+
+def test_repeated_ids_in_two_parts_fail_with_both_lines(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", invented("x", 4))
+    write(
+        tmp_path / "b.jsonl", [{"text": "Something else.", "id": "y"}, {"text": "And more.", "id": "x-2"}, {"text": "More.", "id": "x-0"}]
+    )
+    with pytest.raises(DataError, match=r"b.jsonl:2: id already used in .*a.jsonl:3; 2 ids are repeated"):
+        build_corpus(config(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=1)
+    assert not [path for path in (tmp_path / "store/corpora").iterdir() if path.is_dir()]
+
+
+def test_the_first_bad_file_is_reported_whoever_reads_faster(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", invented("a", 10))
+    write(tmp_path / "b.jsonl", [*invented("b", 30_000), {"text": 1}])
+    for name in "cdef":
+        write(tmp_path / f"{name}.jsonl", [{"text": 2}])
+    settings_ = config(*(tmp_path / f"{name}.jsonl" for name in "abcdef"))
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"b.jsonl:30001: 'text' is not a string but a number \(1\); fix it"):
+            build_corpus(settings_, tmp_path / "store", workers=workers, part_bytes=1)
+    assert verify(tmp_path / "store") == 1  # a's part is kept
+    assert not leftovers(tmp_path / "store")
+
+
+def test_an_interruption_ends_the_workers_and_leaves_nothing_half(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 40_000))
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "progress":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(config(tmp_path / "input"), tmp_path / "store", workers=2, part_bytes=1, emit=interrupt)
+    assert not leftovers(tmp_path / "store")
+    assert len(build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)) == 80_000
+
+
+def test_after_kill_9_the_workers_end_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    for name in "abc":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 40_000 if name != "a" else 10))
+    script = tmp_path / "script.py"  # without the guard of its main part that multiprocessing would need
+    script.write_text(
+        textwrap.dedent(f"""
+            from pathlib import Path
+            from cramlm.config import CorpusConfig
+            from cramlm.data.corpus import build_corpus
+
+            config = CorpusConfig(files=({str(tmp_path / "input")!r},))
+            store = Path({str(tmp_path / "store")!r})
+            build_corpus(config, store, workers=2, part_bytes=1, emit=lambda event: print(event.kind, flush=True))
+        """)
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        assert "progress\n" in process.stdout
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    parts = tmp_path / "store/parts"
+    deadline = time.monotonic() + 20
+    while leftovers(parts) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not leftovers(parts)
+    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    assert len(corpus) == 80_010
+    assert verify(tmp_path / "store") == 4
+    assert not leftovers(tmp_path / "store")
+
+
+def test_a_store_can_be_moved(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name, 3))
+    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    documents, place = list(corpus), corpus.path.relative_to(tmp_path / "store")
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    (tmp_path / "store").rename(tmp_path / "moved")
+    for folder in ("copy", "moved"):
+        opened = Corpus.open(tmp_path / folder / place)
+        assert (list(opened), opened.fingerprint) == (documents, corpus.fingerprint)
+
+
+def test_a_missing_part_is_named_and_read_again(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name, 3))
+    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    lost = corpus.parts[1].path
+    shutil.rmtree(lost)
+    with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
+        Corpus.open(corpus.path)
+    events: list[Event] = []
+    again = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
+    assert (again.path, again.fingerprint, list(again)) == (corpus.path, corpus.fingerprint, list(corpus))
+    assert [event.kind for event in events] == ["start", "fresh"]
+
+
+def test_a_damaged_part_is_named_at_opening(tmp_path: Path) -> None:
+    corpus = build_corpus(config(write(tmp_path / "a.jsonl", invented("a", 3))), tmp_path / "store")
+    text = corpus.parts[0].path / "text.bin"
+    data = text.read_bytes()
+    for damaged in (data[:-1], b"A" + data[1:]):
+        text.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match=r"text.bin: damaged"):
+            Corpus.open(corpus.path)
+    text.unlink()
+    with pytest.raises(ArtifactError, match=r"text.bin: missing"):
+        Corpus.open(corpus.path)
+
+
+def test_another_part_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
+    first = build_corpus(config(write(tmp_path / "a.jsonl", invented("a", 3))), tmp_path / "store")
+    second = build_corpus(config(write(tmp_path / "b.jsonl", invented("b", 3))), tmp_path / "store")
+    shutil.rmtree(first.parts[0].path)
+    shutil.copytree(second.parts[0].path, first.parts[0].path)
+    with pytest.raises(ArtifactError, match="is not the part that"):
+        Corpus.open(first.path)
+
+
+def test_a_file_of_blank_rows_is_a_part_without_passages(tmp_path: Path) -> None:
+    write(tmp_path / "input/a.jsonl", [{"text": " "}])
+    write(tmp_path / "input/b.jsonl", [{"text": "Text."}])
+    write(tmp_path / "input/c.jsonl", [{"text": " "}, {"text": "TEXT"}])
+    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    assert list(corpus) == [Document("b.jsonl:1", "Text.", "b.jsonl")]
+    assert [len(part) for part in corpus.parts] == [0, 1, 0]
+    assert corpus.gather(np.array([0, 0]))[0].tobytes() == b"Text.Text."

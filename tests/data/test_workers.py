@@ -1,0 +1,95 @@
+"""Several processes do what one would: order, events, errors; and none outlives its use."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramlm.data.workers import run_tasks
+from cramlm.errors import DataError, EnvironmentFault
+from cramlm.records import Emit, Event
+
+
+def work(task: dict[str, Any], emit: Emit) -> Any:
+    """What the tasks of these tests do, here or in a worker."""
+    emit(Event("note", "test", str(task), data={"pid": os.getpid()}))
+    time.sleep(task.get("sleep", 0))
+    match task["do"]:
+        case "square":
+            return task["value"] ** 2
+        case "print":
+            print("this must not reach the answers")
+            return "printed"
+        case "refuse":
+            raise DataError(f"row {task['value']} is bad")
+        case "break":
+            return 1 // 0
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "mark":
+            Path(task["value"]).touch()
+    return None
+
+
+WORK = f"{__name__}:work"
+
+
+def silent(number: int, event: Event) -> None:
+    pass
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_come_in_the_order_of_tasks_and_events_with_their_number(workers: int) -> None:
+    tasks = [{"do": "square", "value": value, "sleep": 0.05 * (value == 0)} for value in range(8)]
+    told: list[tuple[int, Event]] = []
+    assert run_tasks(WORK, tasks, workers=workers, tell=lambda number, event: told.append((number, event))) == [n**2 for n in range(8)]
+    assert sorted(number for number, _ in told) == list(range(8))
+    assert all(event.message == str(tasks[number]) for number, event in told)
+    assert (os.getpid() in {event.data["pid"] for _, event in told}) == (workers == 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_error_is_that_of_the_first_task_that_fails(workers: int, tmp_path: Path) -> None:
+    tasks = [
+        {"do": "square", "value": 1, "sleep": 0.3},
+        {"do": "refuse", "value": 1, "sleep": 0.3},
+        {"do": "refuse", "value": 2},
+        *({"do": "mark", "value": str(tmp_path / f"{n}"), "sleep": 0.1} for n in range(30)),
+    ]
+    with pytest.raises(DataError, match=r"^row 1 is bad$"):
+        run_tasks(WORK, tasks, workers=workers, tell=silent)
+    assert len(list(tmp_path.iterdir())) < 30  # what comes after it is not begun, or stopped
+
+
+def test_a_worker_may_print(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_tasks(WORK, [{"do": "print"}] * 2, workers=2, tell=silent) == ["printed"] * 2
+    assert capfd.readouterr().out == ""
+
+
+def test_a_bug_in_a_worker_comes_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"):
+        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "break"}], workers=2, tell=silent)
+
+
+def test_a_worker_that_is_killed_is_the_environments_fault() -> None:
+    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*short of memory"):
+        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, tell=silent)
+
+
+def test_when_the_caller_fails_all_workers_end_at_once() -> None:
+    pids: list[int] = []
+
+    def refuse(number: int, event: Event) -> None:
+        pids.append(event.data["pid"])
+        raise ValueError
+
+    began = time.monotonic()
+    with pytest.raises(ValueError):  # noqa: PT011 - the one above
+        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 60}] * 2, workers=2, tell=refuse)
+    assert time.monotonic() - began < 30
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
