@@ -43,7 +43,11 @@ check: $(READY)  ## formatting, lint, types, and who may import whom
 
 bench: bench-retrieval bench-quality  ## every benchmark; each prints a table and one JSON line
 
-bench-%: $(READY)  ## one of them: make bench-retrieval ARGS='--passages 421140'
+$(VENV)/.bench: $(READY)
+	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]' >>$(VENV)/setup.log 2>&1 && touch $@ \
+		|| echo "the engines to compare with could not be installed ($(VENV)/setup.log); going on without" >&2
+
+bench-%: $(READY) $(VENV)/.bench  ## one of them: make bench-retrieval ARGS='--sample 0'
 	@$(RUN)python benchmarks/bench_$*.py $(ARGS)
 
 clean:  ## remove .venv, caches and the demo's run; other runs stay

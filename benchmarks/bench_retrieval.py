@@ -1,121 +1,291 @@
-"""Batch BM25 beside bm25s (numba) on the same terms: seconds of one core, and whether both found the same.
+"""Batch BM25 beside bm25s, tantivy and Lucene on the same terms: seconds of one core, and whether all found the same.
 
-    python benchmarks/bench_retrieval.py --data ../shared/data --task chemprot --passages 421140
+    python benchmarks/bench_retrieval.py                                # 421,140 real passages and a million synthetic ones
+    python benchmarks/bench_retrieval.py --sample 0                     # the same with every query on both sides
+    python benchmarks/bench_retrieval.py --passages 100000 --synthetic 0 --engines cramlm bm25s
 
-Every training text of the task is a query. Both sides score with Lucene's formula (k1 = 1.2, b = 0.75) on the terms of our analyzer, in one
-process and one thread, after a first query that compiles what numba compiles. Ours includes turning the queries into terms; bm25s gets
-them as ids. bm25s is timed on the distinct queries, which ours finds by itself. Times are the process's CPU seconds. Prints a table and,
-as the last line, one JSON object.
+Every training text of the task is a query; the union of what they find is what TLM trains on. Ours gets texts, finds equal queries by
+itself, and its time includes the analysis; the others get terms, and are timed both over all texts and over the distinct queries alone.
+Ours always searches with all; the others by default with `--sample` of the distinct queries and the texts that repeat these, and their
+seconds are scaled up, which the table says. Besides: single distinct queries of 15 and 150 words, cut and joined from the same texts. Each
+engine runs in a process of its own, bound to one core, after a warm-up; its figures are CPU seconds. k1 = 1.2, b = 0.75, no word left out.
+
+Sets are compared up to ties: for a document that one side alone returned for a query, exact float64 scores tell whether it ties with the
+last one returned (to 1e-6); if not, it is counted. tantivy and Lucene keep document lengths in one byte, so they are compared with ours
+under `norm="lucene"`. Prints Markdown tables and, as the last line, one JSON object; writes benchmarks/results/retrieval.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-import warnings
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+import zstandard
 
 from cramlm.config import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_examples
-from cramlm.retrieval.analysis import analyze
-from cramlm.retrieval.index import build_index
+from cramlm.records import Event
+from retrieval_tables import print_tables
+from synthetic import Bootstrap, Invented, write_corpus
+from terms import Integers, Norm, Queries, TermCorpus
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import bm25s
-    from bm25s.tokenization import Tokenized
+REAL_PASSAGES: Final = 421_140
+TIE: Final = 1e-6
+ENGINES: Final = ("cramlm", "bm25s", "tantivy", "lucene")
+ONE_BYTE_LENGTHS: Final = ("tantivy", "lucene")
+TEXTS: Final = "texts"
+POOLS: Final = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
-WARM_UP = "cells of the river bank"
+
+@dataclass(frozen=True)
+class Found:
+    """What an engine left on disk; see engines.Found."""
+
+    offsets: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    score: npt.NDArray[np.float32]
+
+    @staticmethod
+    def read(folder: Path, queries: str, limit: int) -> Found:
+        return Found(*(np.load(folder / f"{queries}-{limit}-{name}.npy", allow_pickle=False) for name in ("offsets", "position", "score")))
 
 
 def main() -> None:
-    """Index, search with both, compare, print."""
+    """Measure on each corpus, then print."""
     arguments = parse_arguments()
-    rows: list[dict[str, Any]] = []
-    corpus, corpus_seconds = timed(lambda: build_corpus(CorpusConfig(files=corpus_files(arguments)), arguments.store))
-    index, index_seconds = timed(lambda: build_index(corpus, arguments.store))
-    print(
-        f"{len(corpus):,} passages; read in {corpus_seconds:.1f} and indexed in {index_seconds:.1f} CPU seconds (less if they were there)"
-    )
-
-    examples = read_examples(str(arguments.data / "tasks" / arguments.task / "train.jsonl"), label_column="label")
-    queries = [example.whole_text for example in examples]
-    peer, vocabulary = peer_index(corpus)
-    distinct = {tuple(sorted(analyze(query))) for query in queries}  # entity markers vanish: many texts are one query
-    asked = [[vocabulary[term] for term in terms if term in vocabulary] for terms in sorted(distinct)]
-    for limit in arguments.limits:
-        index.search([WARM_UP], limit=limit)
-        peer.retrieve([asked[0]], k=limit, show_progress=False, n_threads=0)
-        hits, ours = timed(lambda limit=limit: index.search(queries, limit=limit))
-        (positions, scores), theirs = timed(lambda limit=limit: peer.retrieve(asked, k=limit, show_progress=False, n_threads=0))
-        union, peer_union = set(hits.position.tolist()), set(positions[scores > 0].tolist())
-        rows.append(
-            {
-                "limit": limit,
-                "queries": len(queries),
-                "distinct": len(distinct),
-                "cramlm_seconds": round(ours, 3),
-                "bm25s_seconds": round(theirs, 3),
-                "ratio": round(theirs / ours, 2),
-                "union": len(union),
-                "only_in_one": len(union ^ peer_union),
-            }
-        )
-    print_table(rows)
-    print(json.dumps({"benchmark": "retrieval", "task": arguments.task, "passages": len(corpus), "rows": rows}))
+    target = Path(__file__).parent / "results" / "retrieval.json"
+    target.parent.mkdir(exist_ok=True)
+    measured: dict[str, Any] = {"benchmark": "retrieval", "task": arguments.task if arguments.data else "invented", "corpora": []}
+    for corpus in corpora(arguments):
+        measured["corpora"].append(measure(corpus, arguments))
+        target.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    print_tables(measured)
+    print(json.dumps(measured))
 
 
-def peer_index(corpus: Corpus) -> tuple[Any, dict[str, int]]:
-    """bm25s over the same passages and terms, and the ids of the terms."""
-    vocabulary: dict[str, int] = {}
-    ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyze(corpus.text(position))] for position in range(len(corpus))]
-    peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75, backend="numba")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        peer.index(Tokenized(ids=ids, vocab=vocabulary), show_progress=False)
-    return peer, vocabulary
+@dataclass(frozen=True)
+class Files:
+    """A corpus to measure on; `engines` of it, and all kinds of queries or the task's texts alone."""
+
+    label: str
+    paths: tuple[str, ...]
+    engines: tuple[str, ...]
+    every_kind: bool
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What `work` returns, and its CPU seconds."""
-    began = time.process_time()
-    result = work()
-    return result, time.process_time() - began
+def corpora(arguments: argparse.Namespace) -> list[Files]:
+    """The real one, a synthetic one, and the real one in the order of its sources, where ours meets its subjects in clumps."""
+    engines, chosen, store = tuple(arguments.engines), [], arguments.store
+    if arguments.data and arguments.passages:
+        shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))
+        shards = shards[: max(1, round(len(shards) * min(1.0, arguments.passages / REAL_PASSAGES)))]
+        chosen.append(Files("real", tuple(map(str, shards)), engines, True))
+        ordered = sort_by_source(shards, store / f"by-source-{len(shards)}.jsonl.zst")
+        chosen.append(Files("real, sorted by source", (str(ordered),), ("cramlm",), False))
+    if arguments.synthetic:
+        shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst")) if arguments.data else []
+        source = Bootstrap(shards) if shards else Invented()
+        name = f"synthetic-{source.settings['kind']}-{arguments.synthetic}"
+        made = write_corpus(source, arguments.synthetic, store / name)
+        chosen.append(Files(f"synthetic ({source.settings['kind']})", tuple(map(str, made)), engines, True))
+    return chosen
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Markdown, a row per K."""
-    print("| K | queries (distinct) | cramlm, CPU s | bm25s numba, CPU s | ratio | union | passages in one union only |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        cells = (row["limit"], f"{row['queries']:,} ({row['distinct']:,})", row["cramlm_seconds"], row["bm25s_seconds"], row["ratio"])
-        print(f"| {' | '.join(map(str, cells))} | {row['union']:,} | {row['only_in_one']} |")
+def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every engine on one corpus."""
+    work = arguments.store / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    read: list[Event] = []
+    began = os.times()
+    corpus = build_corpus(CorpusConfig(files=files.paths), arguments.store, emit=read.append)
+    seconds = None if any(event.kind == "fresh" for event in read) else cpu_since(began)
+    say(f"{files.label}: {len(corpus):,} passages; analysing them for the peers")
+    terms = TermCorpus.write(corpus, work)
+    asked = [terms.queries(TEXTS, texts := task_texts(arguments))]
+    if files.every_kind:
+        asked += [terms.queries(f"{size} words", cut(texts, size), most=arguments.queries) for size in (15, 150)]
+    sampled = [each.sample(arguments.sample // (1 if each.name == TEXTS else 4) or each.distinct) for each in asked]
+    write_queries(work / "queries.json", asked)
+    write_queries(work / "sample.json", [part for part, _ in sampled])
+    result: dict[str, Any] = {
+        "corpus": files.label,
+        "passages": len(corpus),
+        "words": int(terms.starts[-1]),
+        "postings": terms.postings,
+        "terms": len(terms.frequency),
+        "reading_seconds": seconds,
+        "queries": {each.name: [len(each.texts), each.distinct] for each in asked},
+        "sample": {part.name: [len(part.texts), part.distinct] for part, _ in sampled},
+        "engines": {},
+    }
+    engines = result["engines"]
+    for name, options in jobs(files.engines):
+        engines[name] = run_engine(name, options, corpus, work, arguments)
+        if name in files.engines[1:] and "missing" not in engines[name]:
+            ours = "cramlm, one-byte lengths" if name in ONE_BYTE_LENGTHS else "cramlm"
+            if "missing" not in engines.get(ours, {"missing": ""}):
+                norm: Norm = "lucene" if name in ONE_BYTE_LENGTHS else "exact"
+                places = work / ours, work / name
+                engines[name]["agreement"] = [compare(terms, *sampled[0], *places, limit, norm) for limit in arguments.limits]
+            shutil.rmtree(work / name)
+    own = (Found.read(work / "cramlm", TEXTS, limit) for limit in arguments.limits)
+    engines["cramlm"]["unions"] = [len(np.unique(found.position)) for found in own]
+    shutil.rmtree(work)
+    return result
 
 
-def corpus_files(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """As many shards as hold the passages asked for; the shards are about equal."""
-    shards = sorted(map(str, (arguments.data / "corpus").glob("*.jsonl.zst")))
-    wanted = int(np.ceil(len(shards) * min(1.0, arguments.passages / 421_140)))
-    return tuple(shards[: max(1, wanted)])
+def jobs(engines: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """Name and options of each engine's run, in order; ours comes again with two workers and with Lucene's lengths, if it has them."""
+    chosen: list[tuple[str, dict[str, Any]]] = [("cramlm", {})]
+    if len(engines) > 1:
+        chosen.append(("cramlm, 2 workers", {"workers": 2}))
+    if set(engines) & set(ONE_BYTE_LENGTHS):
+        chosen.append(("cramlm, one-byte lengths", {"norm": "lucene"}))
+    return chosen + [(name, {}) for name in engines if name != "cramlm"]
+
+
+def run_engine(name: str, options: dict[str, Any], corpus: Corpus, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One engine in a process of its own; its figures, or {"missing": why not}."""
+    folder = work / name
+    folder.mkdir()
+    cores = sorted(os.sched_getaffinity(0))
+    job = {
+        "engine": name.split(",")[0],
+        "options": options,
+        "folder": str(folder),
+        "index": str((work / "cramlm" if "norm" in options else folder) / "index"),
+        "corpus": str(corpus.path),
+        "terms": str(work / "terms.txt"),
+        "queries": str(work / ("queries.json" if name.startswith("cramlm") else "sample.json")),
+        "limits": [] if "workers" in options else arguments.limits,
+        "cores": cores[-2:] if "workers" in options else cores[-1:],
+    }
+    (folder / "job.json").write_text(json.dumps(job), "utf-8")
+    say(f"  {name}")
+    command = [sys.executable, str(Path(__file__).parent / "engines.py"), str(folder / "job.json")]
+    done = subprocess.run(command, env=os.environ | dict.fromkeys(POOLS, "1"))
+    if done.returncode:
+        return {"missing": f"failed with exit code {done.returncode}, see above"}
+    figures: dict[str, Any] = json.loads((folder / "figures.json").read_bytes())
+    if "missing" in figures:
+        say(f"    {figures['missing']}")
+    return figures
+
+
+def write_queries(path: Path, asked: list[Queries]) -> None:
+    """For engines.py to read."""
+    content = {each.name: {"texts": each.texts, "terms": each.terms, "distinct": each.distinct} for each in asked}
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def compare(terms: TermCorpus, queries: Queries, chosen: Integers, ours: Path, peer: Path, limit: int, norm: Norm) -> dict[str, Any]:
+    """Unions of ours and a peer's results, and whether a difference is more than a tie at the cut. The peer's query q is our chosen[q].
+
+    union, peer_union: documents. only_in_one: documents of one union. unlike_pairs: (query, document) that one side returned;
+    beyond_ties: those whose exact score is not within 1e-6 of the last returned one's. score_difference: largest, relative, by rank.
+    """
+    mine, theirs = Found.read(ours, TEXTS, limit), Found.read(peer, TEXTS, limit)
+    query, position, last = [], [], []
+    score_difference = 0.0
+    owns = [slice(mine.offsets[number], mine.offsets[number + 1]) for number in chosen.tolist()]
+    for number, own in enumerate(owns):
+        other = slice(theirs.offsets[number], theirs.offsets[number + 1])
+        unlike = np.setxor1d(mine.position[own], theirs.position[other])
+        query.append(np.full(len(unlike), number))
+        position.append(unlike)
+        last.append(np.full(len(unlike), mine.position[own][-1]))
+        shared = min(own.stop - own.start, other.stop - other.start)
+        left, right = mine.score[own][:shared], theirs.score[other][:shared]
+        score_difference = max(score_difference, float(np.max(np.abs(left - right) / left, initial=0)))
+    pairs, unlike, cut_off = np.concatenate(query), np.concatenate(position), np.concatenate(last)
+    exact = terms.scores(queries, pairs, unlike, norm)
+    gap = np.abs(exact / terms.scores(queries, pairs, cut_off, norm) - 1)
+    union, peer_union = np.unique(np.concatenate([mine.position[own] for own in owns])), np.unique(theirs.position)
+    return {
+        "limit": limit,
+        "union": len(union),
+        "peer_union": len(peer_union),
+        "only_in_one": len(np.setxor1d(union, peer_union)),
+        "unlike_pairs": len(gap),
+        "beyond_ties": int((gap > TIE).sum()),
+        "largest_gap": float(gap.max(initial=0)),
+        "score_difference": score_difference,
+    }
+
+
+def task_texts(arguments: argparse.Namespace) -> list[str]:
+    """The task's training texts; without data as many invented ones, as often repeated as ChemProt's."""
+    if arguments.data:
+        examples = read_examples(str(arguments.data / "tasks" / arguments.task / "train.jsonl"), label_column="label")
+        return [example.whole_text for example in examples]
+    texts, _ = Invented(seed=2).passages(np.arange(1659), 1659)
+    return [" ".join(texts[number % 1659].decode().split()[:31]) for number in range(4169)]
+
+
+def cut(texts: list[str], words: int) -> list[str]:
+    """Texts of so many words: beginnings of the texts that are longer, or all texts one after the other in pieces."""
+    if beginnings := [" ".join(text.split()[:words]) for text in texts if words < 31 <= len(text.split())]:
+        return beginnings
+    stream = " ".join(dict.fromkeys(texts)).split()
+    return [" ".join(stream[first : first + words]) for first in range(0, len(stream) - words + 1, words)]
+
+
+def sort_by_source(shards: list[Path], target: Path) -> Path:
+    """The same rows, sorted by (source, id)."""
+    if not target.is_file():
+        rows = []
+        for shard in shards:
+            content = zstandard.ZstdDecompressor().stream_reader(shard.read_bytes()).read()
+            rows += [(row["source"], row["id"], line) for line in content.splitlines() for row in [json.loads(line)]]
+        rows.sort(key=lambda row: row[:2])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(zstandard.compress(b"\n".join(line for _, _, line in rows) + b"\n", 1))
+    return target
+
+
+def cpu_since(began: os.times_result) -> float:
+    """CPU seconds of this process and of children that have ended."""
+    now = os.times()
+    return sum(now[:4]) - sum(began[:4])
+
+
+def say(text: str) -> None:
+    """Progress, beside the tables."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """The command line. `data` is None where there is no folder with corpus/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
-    parser.add_argument("--store", type=Path, default=Path("runs/bench-store"))
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/*.jsonl.zst")
+    parser.add_argument("--store", type=Path, default=Path("runs/bench-store"), help="corpora are kept here")
     parser.add_argument("--task", default="chemprot")
-    parser.add_argument("--passages", type=int, default=100_000, help="rounded up to whole shards")
-    parser.add_argument("--limits", nargs="+", type=int, default=[50, 500])
+    parser.add_argument("--passages", type=int, default=REAL_PASSAGES, help="real ones, rounded to whole shards; 0: none")
+    parser.add_argument("--synthetic", type=int, help="passages; 0: none. 1,000,000 by default, 100,000 invented ones without --data")
+    parser.add_argument("--limits", nargs="+", type=int, default=[50, 500, 5000], metavar="K")
+    parser.add_argument(
+        "--sample", type=int, default=200, help="distinct texts for the others, and a quarter of it of 15 and 150 words; 0: all"
+    )
+    parser.add_argument("--queries", type=int, default=512, help="how many of 15 words, and of 150")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     arguments = parser.parse_args()
-    if not (arguments.data / "corpus").is_dir():
-        parser.error(f"{arguments.data}: no corpus/ there; pass --data FOLDER with tasks/NAME/*.jsonl and corpus/*.jsonl.zst")
+    arguments.engines = [name for name in ENGINES if name in arguments.engines or name == "cramlm"]
+    if not list((arguments.data / "corpus").glob("*.jsonl.zst")):
+        say(f"{arguments.data}: no corpus/*.jsonl.zst there; invented words instead")
+        arguments.data = None
+    if arguments.synthetic is None:
+        arguments.synthetic = 1_000_000 if arguments.data else 100_000
     return arguments
 
 

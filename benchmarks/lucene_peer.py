@@ -54,20 +54,31 @@ class Lucene:
         version, documents, seconds = self._run("index", terms, index).split()
         return version, int(documents), float(seconds)
 
-    def search(self, index: Path, queries: Sequence[Sequence[str]], *, limit: int, warm_up: int = 0) -> Found:
-        """The best `limit` of each query's terms joined by OR; the first `warm_up` of them are searched once before."""
-        lines, out = self.folder / "queries.txt", self.folder / "found.bin"
-        lines.write_text("".join(" ".join(terms) + "\n" for terms in queries), "utf-8")
-        self._run("search", index, lines, limit, warm_up, out)
-        content, count = out.read_bytes(), len(queries)
-        seconds = np.frombuffer(content, ">i8", count) / 1e9
-        offsets = np.concatenate(([0], np.cumsum(np.frombuffer(content, ">i4", count, 8 * count), dtype=np.int64)))
-        hits = int(offsets[-1])
-        position = np.frombuffer(content, ">i4", hits, 12 * count).astype(np.int64)
-        score = np.frombuffer(content, ">f4", hits, 12 * count + 4 * hits).astype(np.float32)
-        return Found(offsets, position, score, seconds)
+    def search(self, index: Path, batches: Sequence[tuple[Sequence[Sequence[str]], int]], *, warm_up: int = 0) -> list[Found]:
+        """For each batch of queries (lists of terms, joined by OR) and its limit, the best documents of every query.
+
+        The first `warm_up` queries of the first batch are searched once before, unmeasured: Java compiles what it has seen run.
+        """
+        arguments: list[object] = []
+        for number, (queries, limit) in enumerate(batches):
+            lines = self.folder / f"queries-{number}.txt"
+            lines.write_text("".join(" ".join(terms) + "\n" for terms in queries), "utf-8")
+            arguments += [lines, limit, self.folder / f"found-{number}.bin"]
+        self._run("search", index, warm_up, *arguments)
+        return [_read(self.folder / f"found-{number}.bin", len(queries)) for number, (queries, _) in enumerate(batches)]
 
     def _run(self, *arguments: object) -> str:
         command = ["java", "-XX:+UseSerialGC", "-Xmx6g", "-cp", f"{self.jar}{os.pathsep}{self.folder}", "LuceneSearch"]
         done = subprocess.run([*command, *map(str, arguments)], check=True, text=True, stdout=subprocess.PIPE)
         return done.stdout
+
+
+def _read(path: Path, queries: int) -> Found:
+    content = path.read_bytes()
+    path.unlink()
+    seconds = np.frombuffer(content, ">i8", queries) / 1e9
+    offsets = np.concatenate(([0], np.cumsum(np.frombuffer(content, ">i4", queries, 8 * queries), dtype=np.int64)))
+    hits = int(offsets[-1])
+    position = np.frombuffer(content, ">i4", hits, 12 * queries).astype(np.int64)
+    score = np.frombuffer(content, ">f4", hits, 12 * queries + 4 * hits).astype(np.float32)
+    return Found(offsets, position, score, seconds)

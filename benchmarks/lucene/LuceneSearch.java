@@ -37,11 +37,11 @@ import org.apache.lucene.util.Version;
  * Indexes and searches texts that are terms with spaces between them, one text a line, with one thread.
  *
  * index TERMS FOLDER                 prints "version documents seconds"
- * search FOLDER QUERIES K WARM_UP OUT  writes, big-endian: the queries' nanoseconds (int64), their numbers of hits (int32), then
- *                                    all documents (int32) and all scores (float32), best first, in the order of the queries
+ * search FOLDER WARM_UP (QUERIES K OUT)...  writes to each OUT, big-endian: the queries' nanoseconds (int64), their numbers of hits
+ *                                    (int32), then all documents (int32) and all scores (float32), best first, in the queries' order
  *
- * Seconds are CPU time of the thread that works, without the compiler and the garbage collector; WARM_UP queries come before, unmeasured.
- * A term that a query repeats counts as often, as the query parser makes it. Documents keep the order of the lines.
+ * Seconds are CPU time of the thread that works, without the compiler and the garbage collector. WARM_UP of the first queries come before,
+ * unmeasured. A term that a query repeats counts as often, as the query parser makes it. Documents keep the order of the lines.
  */
 public final class LuceneSearch {
   private static final String FIELD = "terms";
@@ -49,13 +49,7 @@ public final class LuceneSearch {
   public static void main(String[] arguments) throws IOException {
     switch (arguments[0]) {
       case "index" -> index(Path.of(arguments[1]), Path.of(arguments[2]));
-      case "search" ->
-          search(
-              Path.of(arguments[1]),
-              Path.of(arguments[2]),
-              Integer.parseInt(arguments[3]),
-              Integer.parseInt(arguments[4]),
-              Path.of(arguments[5]));
+      case "search" -> search(arguments);
       default -> throw new IllegalArgumentException("index or search, got " + arguments[0]);
     }
   }
@@ -90,40 +84,55 @@ public final class LuceneSearch {
     System.out.println(Version.LATEST + " " + documents + " " + (cpuNanos() - began) / 1e9);
   }
 
-  private static void search(Path folder, Path queries, int limit, int warmUp, Path out) throws IOException {
+  private static void search(String[] arguments) throws IOException {
     IndexSearcher.setMaxClauseCount(Integer.MAX_VALUE);
-    List<String> lines = Files.readAllLines(queries, StandardCharsets.UTF_8);
-    long[] nanos = new long[lines.size()];
-    List<ScoreDoc[]> found = new ArrayList<>();
-    try (Directory directory = FSDirectory.open(folder);
+    try (Directory directory = FSDirectory.open(Path.of(arguments[1]));
         DirectoryReader reader = DirectoryReader.open(directory)) {
       IndexSearcher searcher = new IndexSearcher(reader);
       searcher.setSimilarity(new BM25Similarity(1.2f, 0.75f));
       searcher.setQueryCache(null); // every query counts as if it were the first
-      for (int i = 0; i < warmUp; i++) {
-        searcher.search(query(lines.get(i % lines.size())), limit);
+      int warmUp = Integer.parseInt(arguments[2]);
+      for (int at = 3; at < arguments.length; at += 3) {
+        List<String> lines = Files.readAllLines(Path.of(arguments[at]), StandardCharsets.UTF_8);
+        int limit = Integer.parseInt(arguments[at + 1]);
+        for (; warmUp > 0 && !lines.isEmpty(); warmUp--) {
+          searcher.search(query(lines.get(warmUp % lines.size())), limit);
+        }
+        search(searcher, lines, limit, Path.of(arguments[at + 2]));
       }
-      for (int i = 0; i < nanos.length; i++) {
-        long began = cpuNanos();
-        found.add(searcher.search(query(lines.get(i)), limit).scoreDocs);
-        nanos[i] = cpuNanos() - began;
+    }
+  }
+
+  private static void search(IndexSearcher searcher, List<String> lines, int limit, Path out) throws IOException {
+    long[] nanos = new long[lines.size()];
+    List<int[]> documents = new ArrayList<>();
+    List<float[]> scores = new ArrayList<>();
+    for (int i = 0; i < nanos.length; i++) {
+      long began = cpuNanos();
+      ScoreDoc[] hits = searcher.search(query(lines.get(i)), limit).scoreDocs;
+      nanos[i] = cpuNanos() - began;
+      documents.add(new int[hits.length]);
+      scores.add(new float[hits.length]);
+      for (int rank = 0; rank < hits.length; rank++) {
+        documents.get(i)[rank] = hits[rank].doc;
+        scores.get(i)[rank] = hits[rank].score;
       }
     }
     try (DataOutputStream output = new DataOutputStream(new BufferedOutputStream(Files.newOutputStream(out), 1 << 20))) {
       for (long value : nanos) {
         output.writeLong(value);
       }
-      for (ScoreDoc[] hits : found) {
+      for (int[] hits : documents) {
         output.writeInt(hits.length);
       }
-      for (ScoreDoc[] hits : found) {
-        for (ScoreDoc hit : hits) {
-          output.writeInt(hit.doc);
+      for (int[] hits : documents) {
+        for (int document : hits) {
+          output.writeInt(document);
         }
       }
-      for (ScoreDoc[] hits : found) {
-        for (ScoreDoc hit : hits) {
-          output.writeFloat(hit.score);
+      for (float[] hits : scores) {
+        for (float score : hits) {
+          output.writeFloat(score);
         }
       }
     }

@@ -18,6 +18,7 @@ from retrieval_fixtures import index_texts, invented_texts, results
 from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.retrieval.analysis import analyze
+from cramlm.retrieval.bm25 import Scoring
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.lucene_norm import LENGTHS, lucene_lengths
 from lucene_peer import Lucene
@@ -106,7 +107,7 @@ def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, 
 @pytest.mark.parametrize(("k1", "b", "limit"), [(1.2, 0.75, 50), (1.2, 0.75, 5000), (0.9, 0.4, 7), (2.0, 1.0, 300), (0.0, 0.0, 100)])
 def test_search_equals_a_sparse_matrix_product(oracle: Oracle, index: Index, k1: float, b: float, limit: int) -> None:
     expected = oracle.scores(k1=k1, b=b)
-    for found, scores in zip(results(index, oracle.queries, limit=limit, k1=k1, b=b), expected, strict=True):
+    for found, scores in zip(results(index, oracle.queries, limit=limit, scoring=Scoring(k1, b)), expected, strict=True):
         assert_equal_up_to_ties(found, scores, limit)
 
 
@@ -137,8 +138,8 @@ def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Pa
     lucene.index(tmp_path / "terms.txt", tmp_path / "index")
     asked = {query: terms for query in oracle.queries if (terms := analyze(query))}
     index = index_texts(texts, tmp_path / "store")
-    for limit in (10, 500):
-        found = lucene.search(tmp_path / "index", list(asked.values()), limit=limit)
+    limits = (10, 500)
+    for limit, found in zip(limits, lucene.search(tmp_path / "index", [(list(asked.values()), k) for k in limits]), strict=True):
         for query, hits in enumerate(results(index, list(asked), limit=limit, norm="lucene")):
             part = slice(found.offsets[query], found.offsets[query + 1])
             positions, scores = found.position[part].tolist(), found.score[part].tolist()

@@ -1,0 +1,105 @@
+"""What bench_retrieval.py judges engines by: terms, queries, exact scores, differences that are more than ties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench_retrieval import TEXTS, compare, cut
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.retrieval.analysis import analyze
+from retrieval_tables import print_tables
+from terms import Queries, TermCorpus
+
+PASSAGES = ["red blue blue", "red green", "blue?", "Größe red-red blue", "文字 green", "red blue green grey", "grey grey grey grey", "…"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    (tmp_path / "corpus.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in PASSAGES), "utf-8")
+    return build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store")
+
+
+@pytest.fixture
+def terms(corpus: Corpus, tmp_path: Path) -> TermCorpus:
+    return TermCorpus.write(corpus, tmp_path / "terms")
+
+
+def test_each_line_holds_the_terms_of_a_passage(corpus: Corpus, terms: TermCorpus) -> None:
+    assert [line.split() for line in terms.lines.read_text("utf-8").splitlines()] == [analyze(document.text) for document in corpus]
+    assert terms.postings == sum(len(set(analyze(document.text))) for document in corpus)
+
+
+def test_queries_that_differ_come_first_and_texts_without_a_known_term_not_at_all(terms: TermCorpus) -> None:
+    queries = terms.queries(TEXTS, ["red, blue", "unheard of", "Blue red!", "green green", "blue", "RED (blue) unheard"])
+    assert queries.texts == ("red, blue", "green green", "blue", "Blue red!", "RED (blue) unheard")
+    assert queries.distinct == 3
+    assert queries.owner.tolist() == [0, 1, 2, 0, 0]
+    assert queries.count.tolist() == [1, 1, 2, 1]
+    part, chosen = queries.sample(2)
+    assert chosen.tolist() == [0, 2]
+    assert part.texts == ("red, blue", "blue", "Blue red!", "RED (blue) unheard")
+    assert part.owner.tolist() == [0, 1, 0, 0]
+    assert part.count.tolist() == [1, 1, 1]
+
+
+def test_scores_are_those_of_the_formula(corpus: Corpus, terms: TermCorpus) -> None:
+    queries = terms.queries(TEXTS, ["blue red blue", "green 文字"])
+    documents = [Counter(analyze(document.text)) for document in corpus]
+    lengths = [document.total() for document in documents]
+    for number, query in enumerate(("blue red blue", "green 文字")):
+        for position, document in enumerate(documents):
+            expected = 0.0
+            for term in analyze(query):
+                frequency = sum(term in other for other in documents)
+                norm = 1.2 * (0.25 + 0.75 * lengths[position] * len(documents) / sum(lengths))
+                expected += np.log1p((len(documents) - frequency + 0.5) / (frequency + 0.5)) * document[term] / (document[term] + norm)
+            found = terms.scores(queries, np.array([number]), np.array([position]), "exact")
+            assert found.tolist() == pytest.approx([expected])
+
+
+def leave(folder: Path, terms: TermCorpus, queries: Queries, found: list[list[int]]) -> Path:
+    """Results as engines.py leaves them."""
+    folder.mkdir()
+    offsets = np.cumsum([0, *map(len, found)])
+    position = np.concatenate([np.array(part) for part in found])
+    score = terms.scores(queries, np.repeat(np.arange(len(found)), np.diff(offsets)), position, "exact").astype(np.float32)
+    for name, array in {"offsets": offsets, "position": position, "score": score}.items():
+        np.save(folder / f"{TEXTS}-2-{name}.npy", array)
+    return folder
+
+
+def test_a_difference_counts_unless_it_is_a_tie_at_the_cut(tmp_path: Path) -> None:
+    (tmp_path / "ties.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in ["red red", "red a", "red b", "blue c d"]), "utf-8")
+    terms = TermCorpus.write(build_corpus(CorpusConfig(files=(str(tmp_path / "ties.jsonl"),)), tmp_path / "store"), tmp_path / "terms")
+    queries = terms.queries(TEXTS, ["red", "red c"])
+    ours = leave(tmp_path / "ours", terms, queries, [[0, 1], [3, 0]])
+    tied = leave(tmp_path / "tied", terms, queries, [[0, 2], [3, 0]])
+    wrong = leave(tmp_path / "wrong", terms, queries, [[0, 1], [3, 2]])
+    agreement = compare(terms, queries, np.arange(2), ours, tied, 2, "exact")
+    assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (2, 2, 0)
+    agreement = compare(terms, queries, np.arange(2), ours, wrong, 2, "exact")
+    assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (1, 2, 1)
+
+
+def test_cut_texts_have_the_words_asked_for() -> None:
+    texts = [" ".join(f"{text}-{word}" for word in range(text)) for text in (5, 31, 40, 400)]
+    assert [len(text.split()) for text in cut(texts, 15)] == [15, 15, 15]
+    assert [len(text.split()) for text in cut(texts, 150)] == [150, 150, 150]
+
+
+def test_a_missing_engine_is_named_under_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    search = {"queries": "texts", "limit": 50, "distinct_seconds": 2.0, "all_seconds": 2.0}
+    building = {"build_seconds": 1.0, "note": "", "bytes": 40, "build_peak_megabytes": 1.0}
+    cramlm = {**building, "searches": [search], "unions": [7]}
+    peer = {**building, "searches": [search | {"distinct_seconds": 1.0, "all_seconds": 3.0}]}
+    counts = {"passages": 4, "words": 9, "postings": 5, "reading_seconds": None, "queries": {"texts": [8, 4]}, "sample": {"texts": [2, 1]}}
+    engines = {"cramlm": cramlm, "bm25s": peer, "lucene": {"missing": "no java"}}
+    print_tables({"task": "chemprot", "corpora": [{"corpus": "real", **counts, "engines": engines}]})
+    printed = capsys.readouterr().out
+    assert "| 50 | bm25s | 12.00 | 6.0x | 4.00 | 2.0x | not compared |" in printed
+    assert "lucene: not measured, no java" in printed
