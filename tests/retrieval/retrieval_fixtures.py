@@ -6,28 +6,48 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from cramlm.artifacts import hash_json
+from cramlm.records import IntArray
 from cramlm.retrieval.analysis import analyze
 from cramlm.retrieval.index import Index, build_index
 
 
 class TextCorpus:
-    """The part of `Corpus` that an index is built from."""
+    """The part of `Corpus` that an index is built from; `cuts` are the sizes of its parts (by default there is one)."""
 
-    def __init__(self, texts: Sequence[str], path: Path = Path("texts")) -> None:
-        encoded = [text.encode() for text in texts]
-        self.offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self.buffer = np.frombuffer(b"".join(encoded), np.uint8)
+    def __init__(self, texts: Sequence[str], path: Path = Path("texts"), cuts: Sequence[int] = ()) -> None:
+        self._texts = [text.encode() for text in texts]
         self.fingerprint = hash_json(list(texts))
         self.path = path
+        bounds = list(accumulate(cuts or [len(texts)], initial=0))
+        assert bounds[-1] == len(texts)
+        self.parts = [TextPart(hash_json(list(texts[start:end])), end - start) for start, end in pairwise(bounds)]
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self._texts)
+
+    def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """The texts at these positions, one after the other, and where each begins."""
+        chosen = [self._texts[position] for position in positions.tolist()]
+        return np.frombuffer(b"".join(chosen), np.uint8), np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """What an index wants to know of a part."""
+
+    content: str
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def index_texts(texts: Sequence[str], store: Path) -> Index:

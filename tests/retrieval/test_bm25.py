@@ -3,20 +3,22 @@ from __future__ import annotations
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from retrieval_fixtures import index_texts, invented_texts, reference_search, results
+from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results
 
 from cramlm.config import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_examples
 from cramlm.errors import UsageError
-from cramlm.retrieval import bm25
+from cramlm.retrieval import bm25, build
 from cramlm.retrieval.analysis import analyze
-from cramlm.retrieval.index import Index
+from cramlm.retrieval.bm25 import Scoring
+from cramlm.retrieval.index import Index, build_index
 from cramlm.retrieval.index_kernels import BLOCK
 
 with warnings.catch_warnings():
@@ -30,8 +32,12 @@ _texts = st.lists(st.lists(_words, max_size=12).map(" ".join), min_size=1, max_s
 
 
 def assert_same(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> None:
-    assert [position for position, _ in found] == [position for position, _ in expected]
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-6)
+    """Equal scores (one unit is 2.4e-7), and equal positions but for those whose scores differ by less than the arithmetic's rounding."""
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-6, abs=1e-6)
+    for (position, _), (wanted, score) in zip(found, expected, strict=True):
+        if position != wanted:
+            others = dict(expected)
+            assert others.get(position, expected[-1][1]) == pytest.approx(score, rel=2e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -44,7 +50,7 @@ def test_results_are_those_of_the_formula_with_every_document_scored(
 ) -> None:
     k1, b = parameters
     with tempfile.TemporaryDirectory() as folder:
-        found = results(index_texts(texts, Path(folder)), queries, limit=limit, k1=k1, b=b)
+        found = results(index_texts(texts, Path(folder)), queries, limit=limit, scoring=Scoring(k1, b))
     for query, hits in zip(queries, found, strict=True):
         assert_same(hits, reference_search(texts, query, limit, k1=k1, b=b))
 
@@ -145,7 +151,7 @@ def test_threads_and_passes_over_the_index_do_not_matter(large: tuple[list[str],
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     one = results(index, queries, limit=30)
     assert results(index, queries, limit=30, threads=3) == one
-    monkeypatch.setattr(bm25, "CANDIDATE_BYTES", 1)  # a tile of queries per pass
+    monkeypatch.setattr(bm25, "CANDIDATE_BYTES", 1)  # the fewest queries per pass
     assert results(index, queries, limit=30, threads=2) == one
 
 
@@ -165,12 +171,38 @@ def test_thousands_of_equal_documents_are_ranked_by_position(tmp_path: Path) -> 
     assert [[position for position, _ in hits] for hits in found] == [list(range(10)), [9000, *range(9)], list(range(10))]
 
 
-def test_the_whole_numbers_agree_with_scoring_in_float64(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cuts", [[23_000], [1, 22_999], [5000, 4096, 0, 10_000, 3904], [9000, 14_000]])
+def test_parts_and_shards_do_not_matter(
+    large: tuple[list[str], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]
+) -> None:
+    texts, index = large
+    monkeypatch.setattr(build, "SHARD", 9000)
+    other = build_index(TextCorpus(texts, cuts=cuts), tmp_path, workers=2)
+    assert len(other.shards) > 1
+    queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
+    assert results(other, queries, limit=30) == results(index, queries, limit=30)
+    assert other.explain("zebra5 quagga", 20_500) == index.explain("zebra5 quagga", 20_500)
+
+
+def test_a_query_of_several_exponents_keeps_its_scores_in_any_batch(large: tuple[list[str], Index]) -> None:
     _, index = large
-    queries = invented_texts(60, seed=8, words=(1, 60), vocabulary=500)
-    quick = results(index, queries, limit=40)
-    monkeypatch.setattr(bm25, "MOST_WORDS", 0)  # no query fits: every posting is scored in float64
-    assert results(index, queries, limit=40) == quick
+    queries = [" ".join(invented_texts(count, seed=8, words=(50, 60), vocabulary=500)) for count in (1, 20, 200, 2000)]
+    queries = index.compile(queries)
+    assert len(list(bm25.split_by_size(queries, index.totals))) > 1
+    alone = [next(index.search_distinct(queries.take(np.array([number])), limit=20)) for number in range(4)]
+    for (number, positions, scores), (_, position, score) in zip(index.search_distinct(queries, limit=20), alone, strict=True):
+        assert (number, positions.tolist(), scores.tolist()) == (number, position.tolist(), score.tolist())
+
+
+def test_lengths_as_lucene_stores_them_change_scores_as_the_formula_says(tmp_path: Path) -> None:
+    texts = ["red " * 3 + "blue " * length for length in (1, 36, 37, 38, 80, 200, 1000)]
+    index = index_texts(texts, tmp_path)
+    stored = [4, 39, 40, 40, 80, 200, 984]  # of 4, 39, 40, 41, 83, 203, 1003 by SmallFloat: above 39 four leading bits are kept
+    average = sum(3 + length for length in (1, 36, 37, 38, 80, 200, 1000)) / 7
+    weight = np.log1p((7 - 7 + 0.5) / 7.5)
+    expected = {position: weight * 3 / (3 + 1.2 * (0.25 + 0.75 * length / average)) for position, length in enumerate(stored)}
+    found = results(index, ["red"], limit=7, scoring=Scoring(norm="lucene"))[0]
+    assert dict(found) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_an_exact_copy_of_a_passage_is_its_first_hit_in_any_script(tmp_path: Path) -> None:
@@ -210,8 +242,14 @@ def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[li
     assert index.explain("nowhere", 0) == []
 
 
-@pytest.mark.parametrize("settings", [{"limit": 0}, {"limit": 1, "k1": -1}, {"limit": 1, "b": 1.5}, {"limit": 1, "k1": float("nan")}])
-def test_settings_out_of_range_are_refused(large: tuple[list[str], Index], settings: dict[str, float]) -> None:
+@pytest.mark.parametrize("settings", [{"k1": -1}, {"b": 1.5}, {"k1": float("nan")}, {"norm": "exactly"}])
+def test_numbers_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="BM25 needs"):
+        Scoring(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"limit": 0}, {"limit": 1, "threads": 0}])
+def test_a_search_for_nothing_or_by_nobody_is_refused(large: tuple[list[str], Index], settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="search needs"):
         large[1].search(["ba"], **settings)
 

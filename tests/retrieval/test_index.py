@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from retrieval_fixtures import TextCorpus, index_texts, invented_texts, results
 from cramlm.artifacts import verify
 from cramlm.errors import ArtifactError
 from cramlm.records import Event
-from cramlm.retrieval import postings
+from cramlm.retrieval import shard
+from cramlm.retrieval.analysis import Vocabulary
 from cramlm.retrieval.index import Index, build_index
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
@@ -33,8 +35,8 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_statistics_count_documents_terms_postings_and_tokens(tmp_path: Path) -> None:
     index = index_texts(["red red blue", "", "blue 文"], tmp_path)
-    counted = {name: index.statistics[name] for name in ("documents", "terms", "postings", "tokens")}
-    assert counted == {"documents": 3, "terms": 3, "postings": 4, "tokens": 5}
+    assert index.statistics == {"documents": 3, "postings": 4, "tokens": 5, "shards": 1}
+    assert index.shards[0][1].terms == 3
     assert index.documents == 3
 
 
@@ -43,36 +45,69 @@ def test_a_corpus_without_any_term_is_indexed_and_finds_nothing(tmp_path: Path) 
     assert results(index, ["red", "!!!"], limit=3) == [[], []]
 
 
-@pytest.mark.parametrize("name", [*postings.TYPES, "statistics"])
+@pytest.mark.parametrize("name", [*shard.TYPES, "statistics"])
 def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
     file = f"{name}.json" if name == "statistics" else f"{name}.npy"
-    whole = index_texts(TEXTS, tmp_path).path
+    index = index_texts(TEXTS, tmp_path)
+    ((_, only),) = index.shards
     for damage in ("flip", "cut", "remove"):
-        copy = tmp_path / damage
-        shutil.copytree(whole, copy)
-        content = bytearray((copy / file).read_bytes())
+        content = (only.path / file).read_bytes()
         if damage == "flip":
-            content[-1] ^= 1
-            (copy / file).write_bytes(content)
+            (only.path / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         elif damage == "cut":
-            (copy / file).write_bytes(content[:-1])
+            (only.path / file).write_bytes(content[:-1])
         else:
-            (copy / file).unlink()
-        for check in (Index.open, verify):
+            (only.path / file).unlink()
+        for check in (lambda: Index.open(index.path), index.verify, lambda: verify(tmp_path)):
             with pytest.raises(ArtifactError, match=file):
-                check(copy)
+                check()
+        (only.path / file).write_bytes(content)
+    assert Index.open(index.path).fingerprint == index.fingerprint
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    index = index_texts(TEXTS, tmp_path)
+    name = index.shards[0][1].path.name
+    shutil.rmtree(index.shards[0][1].path)
+    with pytest.raises(ArtifactError, match=name):
+        Index.open(index.path)
 
 
 def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:
-    index = index_texts(invented_texts(5000, seed=2, words=(90, 110)), tmp_path)
-    large = index.path / "row_terms.npy"
+    index = index_texts(invented_texts(8000, seed=2, words=(120, 140)), tmp_path)
+    ((_, only),) = index.shards
+    large = only.path / "postings.npy"
     assert large.stat().st_size > 1 << 20
-    assert not index.postings.rows.terms.flags.owndata
+    assert not only.blocks.postings.flags.owndata
     content = bytearray(large.read_bytes())
     content[len(content) // 2] ^= 1
     large.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"row_terms\.npy"):
-        verify(index.path)
+    with pytest.raises(ArtifactError, match=r"postings\.npy"):
+        index.verify()
+
+
+def test_a_corpus_that_grew_keeps_its_shards_and_finds_what_a_new_index_finds(tmp_path: Path) -> None:
+    texts = invented_texts(900, seed=4)
+    first = build_index(TextCorpus(texts[:600], cuts=[200, 400]), tmp_path)
+    grown = build_index(TextCorpus(texts, cuts=[200, 400, 100, 200]), tmp_path)
+    assert [entry.fingerprint for _, entry in grown.shards][:1] == [entry.fingerprint for _, entry in first.shards]
+    assert [first for first, _ in grown.shards] == [0, 600]
+    alone = index_texts(texts, tmp_path / "alone")
+    assert results(grown, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
+
+
+def test_a_corpus_that_changed_in_front_gets_shards_of_its_own(tmp_path: Path) -> None:
+    texts = invented_texts(300, seed=4)
+    build_index(TextCorpus(texts, cuts=[100, 200]), tmp_path)
+    changed = build_index(TextCorpus(texts[50:], cuts=[50, 200]), tmp_path)
+    alone = index_texts(texts[50:], tmp_path / "alone")
+    assert results(changed, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
+
+
+def test_a_posting_costs_less_than_three_bytes_in_passages_of_ordinary_length(tmp_path: Path) -> None:
+    index = index_texts(invented_texts(20_000, seed=2, words=(120, 140), vocabulary=20_000), tmp_path)
+    size = sum(file.stat().st_size for _, part in index.shards for file in part.path.glob("*.npy"))
+    assert size < 3 * index.statistics["postings"]
 
 
 def test_an_index_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
@@ -85,7 +120,7 @@ def test_an_index_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: 
 
 def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_texts(TEXTS, tmp_path)
-    monkeypatch.setattr(postings, "ANALYZER", "words-of-tomorrow")
+    monkeypatch.setattr(shard, "ANALYZER", "words-of-tomorrow")
     with pytest.raises(ArtifactError, match=r"words-ngrams.*words-of-tomorrow"):
         Index.open(index.path)
 
@@ -93,20 +128,19 @@ def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path,
 def test_a_vocabulary_that_outgrows_its_tables_keeps_every_term(tmp_path: Path) -> None:
     texts = [" ".join(f"word{number}" for number in range(start, start + 50)) for start in range(0, 100_000, 50)]
     index = index_texts(texts, tmp_path)
-    assert index.statistics["terms"] == 100_000
+    assert index.shards[0][1].terms == 100_000
     found = results(index, ["word0", "word77777", "word99999"], limit=2)
     assert [[position for position, _ in hits] for hits in found] == [[0], [1555], [1999]]
 
 
 def test_terms_that_share_a_hash_key_are_told_apart_when_looked_up(tmp_path: Path) -> None:
     index = index_texts(["elephantine", "rhinoceroses"], tmp_path)
-    arrays = index.postings
-    copy = tmp_path / "colliding"
-    shutil.copytree(index.path, copy)
-    keys = np.full(2, arrays.term_keys[list(arrays.term_ids).index(0)], np.uint64)  # both words under the first one's key
+    ((_, whole),) = index.shards
+    keys = np.full(2, whole.term_keys[list(whole.term_ids).index(0)], np.uint64)  # both words under the first one's key
     for ids in ([0, 1], [1, 0]):
-        colliding = postings.Postings(
-            copy, arrays.fingerprint, arrays.statistics, arrays.rows, arrays.blocks, arrays.lengths, arrays.document_frequencies,
-            arrays.term_offsets, arrays.term_bytes, keys, np.array(ids, np.int32),
-        )  # fmt: skip
-        assert [position for position, _ in results(Index(colliding), ["elephantine"], limit=2)[0]] == [0]
+        colliding = replace(whole, term_keys=keys, term_ids=np.array(ids, np.int32))
+        vocabulary = Vocabulary()
+        vocabulary.tokenise(np.frombuffer(b"elephantine", np.uint8), np.array([0, 11]))
+        number = int(colliding.find_terms(vocabulary)[0])
+        start, end = whole.term_offsets[number : number + 2]
+        assert whole.term_bytes[start:end].tobytes() == b"elephantine"

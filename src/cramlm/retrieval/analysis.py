@@ -108,6 +108,10 @@ class Vocabulary:
         """The terms' UTF-8, one after the other."""
         return self._bytes[: self._offsets[len(self)]]
 
+    def term(self, number: int) -> str:
+        """The term as text."""
+        return self._bytes[self._offsets[number] : self._offsets[number + 1]].tobytes().decode()
+
     def tokenise(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         """Term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and where each document's start (documents + 1,)."""
         documents = len(offsets) - 1

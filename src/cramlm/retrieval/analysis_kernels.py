@@ -11,7 +11,8 @@ document.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from cramlm.retrieval.compiled import jit
 
 # What a code point does (the low 3 bits of its entry in the table) ...
 SEPARATOR, WORD, PAIRS, TRIPLES, MARK, IGNORED = range(6)
@@ -30,8 +31,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PRIME = np.uint64(0x100000001B3)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _LONG = np.uint64(1 << 63)
-
-jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
 
 
 @jit

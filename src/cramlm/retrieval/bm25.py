@@ -3,18 +3,17 @@
     score(q, d) = sum over terms t of q:  count(t, q) * idf(t) * tf / (tf + k1 * (1 - b + b * length(d) / average length))
     idf(t)      = ln(1 + (N - df + 0.5) / (df + 0.5))
 
-in float64 with exact lengths, rounded to float32; ties go to the smaller position (Lucene since version 8, and bm25s with method "lucene";
-Kamphuis et al. 2020). The way of a batch:
+(Lucene since version 8, and bm25s with method "lucene"; Kamphuis et al. 2020). What one occurrence of t in q adds to d is rounded once, to
+2 ** -22 (2 ** -20 for some queries of hundreds of words); the rest is whole numbers. Ties go to the smaller position. The way of
+a batch:
 
-    texts ─► terms, known ones, counted; equal queries made one
-      ─► for each block of 4,096 passages (in a fixed shuffled order): impacts of the batch's postings, once for all queries
-           ─► added up per query in whole numbers; what reaches the query's threshold becomes a candidate
-      ─► candidates scored in float64 ─► the best `limit`
+    texts ─► terms, known ones, counted; equal queries made one (`compile_queries`, with statistics summed over all shards)
+      ─► for each block of 4,096 passages, in a fixed shuffled order: impacts of the batch's postings, once for all queries
+           ─► added up per query; what reaches the query's threshold becomes a candidate (`Batch.scan`, for any part of the blocks)
+      ─► the best `limit` of all candidates (`Batch.merge`)
 
-A passage is dropped only when its estimate proves that `limit` others beat it: estimates are rounded up, by less than one unit per query
-word. Thresholds are first guessed from the blocks seen so far; a query whose guess turns out too high is run again without guesses.
-Queries that the whole numbers cannot carry (tens of thousands of words) or whose candidates overflow (thousands of equal passages) are
-scored in float64 from the start (`search_one`). So results depend on none of the batch, the block order, the threads.
+Thresholds are first guessed from the blocks seen so far. If the merged result proves a guess too high, the query is run again from what is
+proven. So results depend on none of the batch, the order, the shards, the threads or the processes.
 """
 
 from __future__ import annotations
@@ -22,39 +21,77 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.errors import UsageError
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
-from cramlm.retrieval import exact_kernels, index_kernels, kernels
+from cramlm.retrieval import kernels
 from cramlm.retrieval.analysis import Vocabulary
 from cramlm.retrieval.index_kernels import BLOCK
-from cramlm.retrieval.kernels import TILE
-from cramlm.retrieval.postings import Postings
+from cramlm.retrieval.kernels import Found, Plan, Room
+from cramlm.retrieval.lucene_norm import lucene_lengths
+from cramlm.retrieval.shard import Shard
 from cramlm.retrieval.vector_kernels import CHUNK
 
 DENSE_SHARE: Final = 1 / 16  # a term in more than this share of the passages is added as rows of numbers, not posting by posting
 MOST_DENSE: Final = 1000
-UNITS: Final = 65_000  # of the rarest term's largest impact
-MOST_WORDS: Final = 60_000  # in a query, for sums in 32 bits
-MOST_SHIFT: Final = 6  # dense rows may be coarser than sparse impacts by 2 ** this
-CANDIDATE_BYTES: Final = 256 << 20  # bounds the queries per pass over the index
+USUAL: Final = 0.9  # share of the queries
+EXPONENTS: Final = (22, 20, 16, 12, 8, 4)  # a query's scores are in units of 2 ** -the first of these that fits its words into 32 bits
+WIDE_FROM: Final = 16  # queries of this exponent and under are added up in 64 bits, in units of 2 ** -WIDE, and cut to theirs at the end
+WIDE: Final = 26
+MOST_REPEATED: Final = 100  # so often may a word stand in other queries: what is rounded once counts so many times
+MOST_SHIFT: Final = 18  # of coarse units
+COARSE_UNITS: Final = 255 << MOST_SHIFT  # how far they may raise a sum
+MOST_UNITS: Final = 2**32 - 2 * COARSE_UNITS
+CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per pass over the index
 GUESS_AFTER: Final = (1, 2, 8, 32)  # blocks
 
-Keys: TypeAlias = npt.NDArray[np.uint64]  # score bits << 32 | ~position; see exact_kernels
+Norm: TypeAlias = Literal["exact", "lucene"]
+Keys: TypeAlias = npt.NDArray[np.uint64]  # score in units << 32 | ~position
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Queries:
-    """Distinct queries as terms of one index: query q has term[offsets[q]:offsets[q + 1]] (ascending) with `count` in the query.
+class Scoring:
+    """The formula's free numbers. norm "lucene": document lengths as Lucene stores them, in one byte."""
 
-    owner: int64 (texts,), the distinct query that each text became; -1 if no term of it is in the index.
+    k1: float = 1.2
+    b: float = 0.75
+    norm: Norm = "exact"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError if a number is out of range."""
+        if not self.k1 >= 0 or not 0 <= self.b <= 1 or self.norm not in ("exact", "lucene"):
+            given = f"k1 {self.k1}, b {self.b}, norm {self.norm!r}"
+            raise UsageError(f"BM25 needs k1 >= 0, 0 <= b <= 1 and norm 'exact' or 'lucene', got {given}; correct the setting")
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What scoring needs to know of the whole index, and nothing else: the sums over its shards."""
+
+    documents: int
+    tokens: int
+
+    @property
+    def average_length(self) -> float:
+        """Terms per document; 1 for an index without any, so that nothing is divided by 0."""
+        return self.tokens / self.documents if self.tokens else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Distinct queries: query q has term[offsets[q]:offsets[q + 1]] (numbers of `vocabulary`, ascending) with `count` in the query.
+
+    document_frequencies: int64 (terms of the vocabulary,), over all shards; 0 = unknown, and in no query. owner: int64 (texts,), the
+    distinct query that each text became; -1 if no term of it is in the index.
     """
 
+    vocabulary: Vocabulary
+    document_frequencies: IntArray
     offsets: IntArray
     term: Int32Array
     count: IntArray
@@ -64,245 +101,277 @@ class Queries:
         return len(self.offsets) - 1
 
     def take(self, chosen: IntArray) -> Queries:
-        """Some of the queries, in the order given."""
+        """Some of the queries, in the order given; each is its own owner."""
         sizes = np.diff(self.offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(sizes)))
         place = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][chosen] - offsets[:-1], sizes)
-        return Queries(offsets, self.term[place], self.count[place], np.arange(len(chosen)))
+        return Queries(self.vocabulary, self.document_frequencies, offsets, self.term[place], self.count[place], np.arange(len(chosen)))
 
     def sums(self, values: Float64Array) -> Float64Array:
         """Per query, the sum of `values` (one per term)."""
         return np.add.reduceat(values, self.offsets[:-1]) if len(self) else np.zeros(0)
 
 
-def compile_queries(postings: Postings, texts: Sequence[str]) -> Queries:
+def count_documents(vocabulary: Vocabulary, shard: Shard) -> IntArray:
+    """In how many of a shard's documents each term of a batch stands: the first of the two passes."""
+    numbers = shard.find_terms(vocabulary)
+    return np.where(numbers >= 0, shard.document_frequencies[numbers] if shard.terms else 0, 0).astype(np.int64)
+
+
+def compile_queries(shards: Sequence[Shard], texts: Sequence[str]) -> Queries:
     """Texts as the index sees them: unknown terms left out, repeated terms counted, texts with equal terms and counts made one."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     vocabulary = Vocabulary()
     tokens, starts = vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), ends)
-    numbers = postings.find_terms(vocabulary)[tokens].astype(np.int64)
+    terms = max(1, len(vocabulary))
+    frequencies = np.zeros(terms, np.int64)
+    for shard in shards:
+        frequencies[: len(vocabulary)] += count_documents(vocabulary, shard)
     text_of = np.repeat(np.arange(len(texts)), np.diff(starts))
-    known = numbers >= 0
-    pairs, counts = np.unique(text_of[known] * postings.terms + numbers[known], return_counts=True)
-    terms = (pairs % max(1, postings.terms)).astype(np.int32)
-    bounds = np.searchsorted(pairs, np.arange(len(texts) + 1) * postings.terms)
+    known = frequencies[tokens] > 0
+    pairs, counts = np.unique(text_of[known] * terms + tokens[known], return_counts=True)
+    term = (pairs % terms).astype(np.int32)
+    bounds = np.searchsorted(pairs, np.arange(len(texts) + 1) * terms)
     owner = np.full(len(texts), -1, np.int64)
     first: dict[bytes, int] = {}
     chosen: list[int] = []
     for text in range(len(texts)):
         part = slice(bounds[text], bounds[text + 1])
-        if content := terms[part].tobytes() + counts[part].tobytes():
+        if content := term[part].tobytes() + counts[part].tobytes():
             if content not in first:
                 first[content] = len(chosen)
                 chosen.append(text)
             owner[text] = first[content]
-    every = Queries(bounds, terms, counts.astype(np.int64), owner)
+    every = Queries(vocabulary, frequencies, bounds, term, counts.astype(np.int64), owner)
     distinct = every.take(np.array(chosen, np.int64))
-    return Queries(distinct.offsets, distinct.term, distinct.count, owner)
+    return Queries(vocabulary, frequencies, distinct.offsets, distinct.term, distinct.count, owner)
 
 
-def norms(postings: Postings, k1: float, b: float) -> Float64Array:
-    """k1 * (1 - b + b * length / average length) of every document."""
-    lengths: Float64Array = postings.lengths.astype(np.float64)
-    return k1 * (1.0 - b + b * lengths / postings.average_length)
-
-
-def idf(postings: Postings, terms: npt.NDArray[np.integer]) -> Float64Array:
+def inverse_frequency(documents: int, frequencies: IntArray) -> Float64Array:
     """ln(1 + (N - df + 0.5) / (df + 0.5)), always > 0."""
-    frequency: Float64Array = postings.document_frequencies[terms].astype(np.float64)
-    weight: Float64Array = np.log1p((postings.documents - frequency + 0.5) / (frequency + 0.5))
+    frequency: Float64Array = frequencies.astype(np.float64)
+    weight: Float64Array = np.log1p((documents - frequency + 0.5) / (frequency + 0.5))
     return weight
 
 
-def term_weights(postings: Postings, queries: Queries) -> Float64Array:
-    """idf times the count in the query, for every term of every query."""
-    return idf(postings, queries.term) * queries.count
-
-
-def unpack(keys: Keys) -> tuple[IntArray, FloatArray]:
-    """Positions and scores of packed results."""
-    position = (0xFFFFFFFF - (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)).astype(np.int64)
-    return position, (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+def length_norms(lengths: Int32Array, statistics: Statistics, scoring: Scoring) -> Float64Array:
+    """k1 * (1 - b + b * length / average length) of every document."""
+    counted: Float64Array = (lucene_lengths(lengths) if scoring.norm == "lucene" else lengths).astype(np.float64)
+    return scoring.k1 * (1.0 - scoring.b + scoring.b * counted / statistics.average_length)
 
 
 def search(
-    postings: Postings, queries: Queries, *, limit: int, k1: float, b: float, threads: int = 1, emit: Emit = silent
-) -> Iterator[tuple[int, Keys]]:
-    """(query, its best `limit` documents as packed keys, best first) for every distinct query in order; memory is bounded however many
-    there are.
+    shards: Sequence[tuple[int, Shard]],
+    statistics: Statistics,
+    queries: Queries,
+    *,
+    limit: int,
+    scoring: Scoring,
+    threads: int = 1,
+    emit: Emit = silent,
+) -> Iterator[tuple[int, IntArray, FloatArray]]:
+    """(query, positions, scores) of the best `limit` documents of every distinct query, best first, in the order of the queries.
+
+    shards: each with the position of its first passage. Memory is bounded however many queries there are.
 
     Raises:
-        UsageError: if limit, k1, b or threads is out of range.
+        UsageError: if limit or threads is out of range.
     """
-    if limit < 1 or not k1 >= 0 or not 0 <= b <= 1 or threads < 1:
-        given = f"limit {limit}, k1 {k1}, b {b}, threads {threads}"
-        raise UsageError(f"search needs limit >= 1, k1 >= 0, 0 <= b <= 1 and threads >= 1, got {given}; correct the setting")
-    limit = min(limit, postings.documents)
-    per_pass = max(TILE, CANDIDATE_BYTES // (8 * _capacity(limit)))
-    norm = norms(postings, k1, b)
+    if limit < 1 or threads < 1:
+        raise UsageError(f"search needs limit >= 1 and threads >= 1, got limit {limit}, threads {threads}; correct the setting")
+    limit = min(limit, statistics.documents)
+    per_pass = max(64, CANDIDATE_BYTES // (8 * _capacity(limit) * threads))
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, len(queries), per_pass):
             chosen = np.arange(first, min(first + per_pass, len(queries)))
-            results = _Pass(postings, queries.take(chosen), limit, norm, threads, pool, emit).run()
-            yield from zip(chosen.tolist(), results, strict=True)
+            results = _search(shards, statistics, queries.take(chosen), limit, scoring, threads, pool, emit)
+            for query, (positions, scores) in zip(chosen.tolist(), results, strict=True):
+                yield query, positions, scores
+
+
+def _search(
+    shards: Sequence[tuple[int, Shard]],
+    statistics: Statistics,
+    queries: Queries,
+    limit: int,
+    scoring: Scoring,
+    threads: int,
+    pool: ThreadPoolExecutor,
+    emit: Emit,
+) -> list[tuple[IntArray, FloatArray]]:
+    results: list[tuple[IntArray, FloatArray]] = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
+    for exponent, chosen in split_by_size(queries, statistics):
+        pending, least, guess = chosen, np.ones(len(chosen), np.uint32), True
+        while len(pending):
+            batch = Batch(shards, statistics, queries.take(pending), limit, scoring, exponent)
+            shares = [batch.blocks[number::threads] for number in range(threads)]
+            tell = _progress(emit, len(queries), len(batch.blocks))
+            parts = list(
+                pool.map(lambda share, batch=batch, least=least, guess=guess, tell=tell: batch.scan(share, least, guess, tell), shares)
+            )
+            keys, least = merge(parts, limit)
+            for query, best in zip(pending.tolist(), keys, strict=True):
+                results[query] = unpack(best, exponent)
+            again = least > 0
+            pending, least, guess = pending[again], least[again], False
+    return results
+
+
+def merge(parts: Sequence[Found], limit: int) -> tuple[list[Keys], npt.NDArray[np.uint32]]:
+    """(the best `limit` of each query over all parts, best first; where a guessed threshold may have cost one of them, the score that is
+    proven, else 0).
+    """
+    count = len(parts[0].sizes)
+    keys: list[Keys] = []
+    again = np.zeros(count, np.uint32)
+    highest = np.max([part.threshold for part in parts], axis=0)
+    for query in range(count):
+        found = np.concatenate([part.candidates[query, : part.sizes[query]] for part in parts])
+        found.sort()
+        best = found[::-1][:limit]
+        proven = int(best[-1] >> np.uint64(32)) if len(best) == limit else 1
+        if highest[query] > proven:
+            again[query] = proven
+        keys.append(best)
+    return keys, again
+
+
+def unpack(keys: Keys, exponent: int) -> tuple[IntArray, FloatArray]:
+    """Positions and scores."""
+    position = 0xFFFFFFFF - (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return position, ((keys >> np.uint64(32)).astype(np.float64) * 2.0**-exponent).astype(np.float32)
+
+
+def split_by_size(queries: Queries, statistics: Statistics) -> Iterator[tuple[int, IntArray]]:
+    """(exponent of the unit, the queries for it): the finest unit in which no score can leave 32 bits. It is the query's own affair."""
+    weight = inverse_frequency(statistics.documents, queries.document_frequencies)[queries.term]
+    highest, words = queries.sums(weight * queries.count), queries.sums(queries.count.astype(np.float64))
+    most = np.maximum.reduceat(queries.count, queries.offsets[:-1]) if len(queries) else np.zeros(0, np.int64)
+    taken = np.zeros(len(queries), np.bool_)
+    for exponent in EXPONENTS:
+        fits = ~taken & (highest * 2.0**exponent + words <= MOST_UNITS) & ((most <= MOST_REPEATED) | (exponent <= WIDE_FROM))
+        if fits.any():
+            yield exponent, np.flatnonzero(fits)
+        taken |= fits
+    if not taken.all():
+        raise UsageError(f"a query of {int(words[~taken].max()):,} words is too long to search with; cut the text")
 
 
 def _capacity(limit: int) -> int:
     return 2 * limit + 1024
 
 
-class _Pass:
-    """One batch's way through the index; used once."""
+class Batch:
+    """A batch of queries against an index: how its terms are weighed, and the scan of any of the blocks."""
 
     def __init__(
-        self, postings: Postings, queries: Queries, limit: int, norm: Float64Array, threads: int, pool: ThreadPoolExecutor, emit: Emit
+        self, shards: Sequence[tuple[int, Shard]], statistics: Statistics, queries: Queries, limit: int, scoring: Scoring, exponent: int
     ) -> None:
-        self._postings, self._queries, self._limit, self._norm, self._emit = postings, queries, limit, norm, emit
-        self._pool, self._threads = pool, threads
-        self._weights = term_weights(postings, queries)
-        share = max(TILE, -(-len(queries) // (threads * TILE)) * TILE)  # whole tiles
-        self._ranges = [(first, min(first + share, len(queries))) for first in range(0, len(queries), share)]
+        self._shards, self._statistics, self._queries, self._limit, self._scoring = shards, statistics, queries, limit, scoring
+        terms, local = np.unique(queries.term, return_inverse=True)
+        self._terms = terms
+        frequency = queries.document_frequencies[terms]
+        self._drop = WIDE - exponent if exponent <= WIDE_FROM else None
+        self._weight = inverse_frequency(statistics.documents, frequency) * 2.0 ** (exponent + (self._drop or 0))
+        self._choose_dense(frequency, local)
+        self._order(local)
+        places = [(number, block) for number, (_, shard) in enumerate(shards) for block in range(-(-len(shard) // BLOCK))]
+        self.blocks = [places[i] for i in np.random.default_rng(0).permutation(len(places)).tolist()]
 
-    def run(self) -> list[Keys]:
-        results: list[Keys | None] = [None] * len(self._queries)
-        plan = _Plan(self._postings, self._queries)
-        pending = np.flatnonzero(plan.fits)
-        for guesses in (GUESS_AFTER, ()):
-            if len(pending):
-                pending = self._estimate(pending, guesses, results)
-        exact = [query for query, keys in enumerate(results) if keys is None]
-        for query, keys in zip(exact, self._pool.map(self._search_one, exact), strict=True):
-            results[query] = keys
-        return [keys for keys in results if keys is not None]
+    def scan(
+        self,
+        blocks: Sequence[tuple[int, int]],
+        least: npt.NDArray[np.uint32],
+        guess: bool,
+        tell: Callable[[], None] = lambda: None,
+    ) -> Found:
+        """The candidates of all queries in some blocks (shard, block): at least the best `limit` of them, but for what scores under
+        `least`, and what a guess missed. Safe to call in several threads.
+        """
+        queries = self._queries
+        capacity = _capacity(self._limit)
+        found = Found(np.empty((len(queries), capacity), np.uint64), np.zeros(len(queries), np.int64), least.copy())
+        numbers: dict[int, tuple[Int32Array, Float64Array]] = {}
+        room = self._room(blocks)
+        seen = 0
+        for done, (number, block) in enumerate(blocks, 1):
+            first, shard = self._shards[number]
+            if number not in numbers:
+                numbers[number] = self._numbers_of(shard), length_norms(shard.lengths, self._statistics, self._scoring)
+            number_of, norm = numbers[number]
+            slots = slice(block * BLOCK, min((block + 1) * BLOCK, len(shard)))
+            kernels.weigh_block(block, shard.blocks, number_of, self._weight, norm[slots], self._row_of_term, self._shift, room)
+            position = first + shard.order[slots].astype(np.int64)
+            if self._drop is None:
+                kernels.score_block(0, len(queries), self._plan, self._shift, self._limit, position, room, found)
+            else:
+                kernels.score_block_wide(self._plan, self._drop, self._limit, position, room, found)
+            seen += len(position)
+            if guess and done in GUESS_AFTER and done < len(blocks):
+                expected = self._limit * seen / self._statistics.documents
+                kernels.raise_thresholds(min(self._limit, int(expected + 4 * expected**0.5 + 5)), found)
+            tell()
+        return found
 
-    def _estimate(self, chosen: IntArray, guesses: tuple[int, ...], results: list[Keys | None]) -> IntArray:
-        """Run some queries by whole numbers; fills in what is proven, returns what has to run again."""
-        queries = self._queries.take(chosen)
-        part = _Pass(self._postings, queries, self._limit, self._norm, self._threads, self._pool, self._emit)
-        return chosen[part._estimate_all(guesses, chosen, results)]
+    def _numbers_of(self, shard: Shard) -> Int32Array:
+        """For every term of a shard its number in the batch, or -1."""
+        result = np.full(shard.terms, -1, np.int32)
+        found = shard.find_terms(self._queries.vocabulary)[self._terms]
+        there = np.flatnonzero(found >= 0)
+        result[found[there]] = there
+        return result
 
-    def _estimate_all(self, guesses: tuple[int, ...], names: IntArray, results: list[Keys | None]) -> BoolArray:
-        plan = _Plan(self._postings, self._queries)
-        count, limit = len(self._queries), self._limit
-        candidates = np.empty((count, _capacity(limit)), np.uint64)
-        sizes, threshold = np.zeros(count, np.int64), np.ones(count, np.uint32)
-        self._scan(plan, guesses, candidates, sizes, threshold)
-        settled = np.zeros(count, np.bool_)
-        kernels.settle(limit, candidates, sizes, threshold, plan.slack, settled)
-        sizes[~settled] = 0
-        offsets, rows, vocabulary = self._queries.offsets, self._postings.rows, self._postings.terms
+    def _room(self, blocks: Sequence[tuple[int, int]]) -> Room:
+        most = max(
+            (int(np.diff(self._shards[shard][1].blocks.posting_offsets[block : block + 2])[0]) for shard, block in blocks), default=0
+        )
+        terms, rows = len(self._terms), max(1, self._rows)
+        size = most + kernels.UNROLLED * terms
+        return Room(
+            np.zeros(terms, np.uint64), np.zeros(terms, np.uint64), np.empty(size, np.uint16), np.empty(size, np.uint32),
+            np.empty((rows, BLOCK), np.uint32), np.empty((BLOCK // CHUNK, rows, CHUNK), np.uint8), np.empty(rows, np.int64),
+            np.zeros(BLOCK + CHUNK, np.uint32),
+        )  # fmt: skip
 
-        def rescore(first: int, last: int) -> None:
-            exact_kernels.rescore(
-                first, last, offsets, plan.local, self._weights, plan.terms, vocabulary, rows, self._norm, candidates, sizes
-            )
-
-        self._together(rescore, self._ranges)
-        for query in np.flatnonzero(settled).tolist():
-            results[names[query]] = np.sort(candidates[query, : sizes[query]])[::-1][:limit].copy()
-        return ~settled
-
-    def _scan(self, plan: _Plan, guesses: tuple[int, ...], candidates: Keys, sizes: IntArray, threshold: npt.NDArray[np.uint32]) -> None:
-        postings, blocks, documents = self._postings, self._postings.blocks, self._postings.documents
-        norm = self._norm.astype(np.float32)
-        terms = len(plan.terms)
-        first, last = np.empty(terms, np.int64), np.empty(terms, np.int64)
-        begin, length = np.zeros(terms, np.int64), np.zeros(terms, np.int64)
-        numbers = len(blocks.offsets) - 1
-        largest = int(np.diff(postings.rows.offsets[np.minimum(np.arange(numbers + 1) * BLOCK, documents)]).max())
-        impacts = np.empty(largest + 4 * terms, np.uint32)
-        dense = np.empty((BLOCK // CHUNK, plan.dense_rows, CHUNK), np.uint16)
-        bound = np.empty(plan.dense_rows, np.int64)
-        room = [np.empty((TILE, BLOCK + CHUNK), np.uint32) for _ in self._ranges]
-        order = np.random.default_rng(0).permutation(numbers)
-        for done, block in enumerate(order.tolist(), 1):
-            index_kernels.find_runs(plan.terms, block, postings.rows, blocks, first, last)
-            kernels.weigh_block(
-                block,
-                plan.terms,
-                first,
-                last,
-                postings.rows,
-                blocks,
-                plan.weight,
-                norm,
-                plan.row_of_term,
-                begin,
-                length,
-                impacts,
-                dense,
-                bound,
-            )
-
-            def score(start: int, end: int, sums: npt.NDArray[np.uint32], block: int = block) -> None:
-                kernels.score_block(
-                    block, documents, start, end, plan.queries, begin, length, impacts, dense, bound, plan.shift,
-                    threshold, plan.slack, self._limit, candidates, sizes, sums,
-                )  # fmt: skip
-
-            tasks = [(start, end, room[i]) for i, (start, end) in enumerate(self._ranges)]
-            self._together(score, tasks)
-            if done in guesses and done < numbers:
-                expected = self._limit * done / numbers
-                rank = int(expected + 4 * expected**0.5 + 5)
-                kernels.raise_thresholds(rank, self._limit, candidates, sizes, threshold, plan.slack)
-            self._emit(Event("progress", "search", f"{len(self._queries):,} distinct queries", done=done, total=numbers, unit="blocks"))
-
-    def _search_one(self, query: int) -> Keys:
-        part = slice(self._queries.offsets[query], self._queries.offsets[query + 1])
-        keys = np.empty(2 * self._limit + BLOCK, np.uint64)
-        rows, blocks = self._postings.rows, self._postings.blocks
-        size = exact_kernels.search_one(self._queries.term[part], self._weights[part], rows, blocks, self._norm, self._limit, keys)
-        return np.sort(keys[:size])[::-1].copy()
-
-    def _together(self, work: Callable[..., None], tasks: Sequence[tuple[object, ...]]) -> None:
-        if len(tasks) == 1:
-            work(*tasks[0])
-        else:
-            for future in [self._pool.submit(work, *task) for task in tasks]:
-                future.result()
-
-
-class _Plan:
-    """How a batch's terms are weighed: which are dense, in which units, and the order of each query's terms for the kernel."""
-
-    def __init__(self, postings: Postings, queries: Queries) -> None:
-        self.terms, self.local = np.unique(queries.term, return_inverse=True)
-        local = self.local
-        weight = idf(postings, self.terms)
-        frequency = postings.document_frequencies[self.terms]
-        dense = np.flatnonzero(frequency > postings.documents * DENSE_SHARE)
+    def _choose_dense(self, frequency: IntArray, local: IntArray) -> None:
+        """Which terms become rows, and the coarse unit: the finest in which the rows of nearly every query add up within 8 bits."""
+        dense = np.flatnonzero(frequency > self._statistics.documents * DENSE_SHARE) if self._drop is None else np.empty(0, np.int64)
         dense = dense[np.argsort(-frequency[dense], kind="stable")][:MOST_DENSE]
-        self.dense_rows = max(1, len(dense))
-        self.row_of_term = np.full(len(self.terms), -1, np.int64)
-        self.row_of_term[dense] = np.arange(len(dense))
-        units = UNITS / weight.max(initial=1e-9)
-        is_dense = self.row_of_term[local] >= 0
-        count = queries.count.astype(np.float64)
-        words, dense_words = queries.sums(count), queries.sums(np.where(is_dense, count, 0.0))
-        highest = queries.sums(np.where(is_dense, count * weight[local] * units, 0.0))
-        room = 65_535 - 2 * dense_words  # for what a query's dense rows add up to, in 16 bits
-        self.fits = (words <= MOST_WORDS) & (room > 0) & (highest <= room * 2**MOST_SHIFT)
-        self.shift = int(np.ceil(np.log2(np.max(highest[self.fits] / room[self.fits], initial=1.0))))
-        self.weight = (weight * units * np.where(self.row_of_term >= 0, 0.5**self.shift, 1.0)).astype(np.float32)
-        # An estimate is over the true score by less than a unit per word, a large one for dense words; 5 % and 2 more cover float32.
-        self.slack = np.ceil(1.05 * (words - dense_words + dense_words * 2**self.shift) + 2).astype(np.int64)
-        self._order(queries, local, is_dense)
+        self._row_of_term = np.full(len(self._terms), -1, np.int64)
+        self._row_of_term[dense] = np.arange(len(dense))
+        highest = self._queries.sums(np.where(self._row_of_term[local] >= 0, self._queries.count * self._weight[local], 0.0))
+        most = max(np.quantile(highest, USUAL), self._weight[dense].max(initial=0.0)) / 200  # the rest is for rounding up, term by term
+        self._rows, self._shift = len(dense), np.uint32(np.clip(np.ceil(np.log2(max(most, 1.0))), 0, MOST_SHIFT))
 
-    def _order(self, queries: Queries, local: IntArray, is_dense: BoolArray) -> None:
+    def _order(self, local: IntArray) -> None:
+        """Each query's terms for the kernel: sparse ones, those of count 1 first; dense ones, repeated by their count."""
+        queries = self._queries
         query = np.repeat(np.arange(len(queries)), np.diff(queries.offsets))
+        is_dense: BoolArray = self._row_of_term[local] >= 0
         sparse = np.flatnonzero(~is_dense)
         sparse = sparse[np.lexsort((queries.count[sparse] > 1, query[sparse]))]
         dense = np.repeat(np.flatnonzero(is_dense), queries.count[is_dense])
         numbers = np.arange(len(queries) + 1)
         sparse_offsets = np.searchsorted(query[sparse], numbers)
         once = np.bincount(query[sparse][queries.count[sparse] == 1], minlength=len(queries))
-        self.queries = kernels.Plan(
+        self._plan = Plan(
             sparse_offsets,
             sparse_offsets[:-1] + once,
             local[sparse],
             queries.count[sparse],
             np.searchsorted(query[dense], numbers),
-            self.row_of_term[local[dense]],
+            self._row_of_term[local[dense]],
         )
+
+
+def _progress(emit: Emit, queries: int, total: int) -> Callable[[], None]:
+    """A function to call once per block, from any thread."""
+    done = 0
+
+    def tell() -> None:
+        nonlocal done
+        done += 1  # two threads may count as one: this is a progress bar
+        emit(Event("progress", "search", f"{queries:,} distinct queries", done=done, total=total, unit="blocks"))
+
+    return tell

@@ -1,9 +1,9 @@
-"""The index of a corpus: built once, searched by batches of queries.
+"""The index of a corpus: shards built once, searched together by batches of queries.
 
-    corpus.buffer ─► a block of 4,096 passages tokenised ─► rows (term, frequency) ─► postings by (term, passage) ─► appended to files
+    <store>/shards/<key>/       one per run of passages (shard.py), shared by all corpora that hold the run
+    <store>/indexes/<key>/      index.json: the shards of one corpus, in order, and their sums
 
-Building holds the vocabulary and one block in memory, whatever the size of the corpus. The block size is part of the format; scores and
-results do not depend on it.
+Nothing global is stored but sums, so that a corpus that grew needs new shards only. Scores do not depend on how it is cut.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from cramlm.artifacts import hash_json, stage
+from cramlm.artifacts import Artifact, hash_json, open_artifact, stage, verify
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
-from cramlm.retrieval import bm25, index_kernels
-from cramlm.retrieval.analysis import ANALYZER, Vocabulary
-from cramlm.retrieval.index_kernels import BLOCK, MANY_IN_ROW
-from cramlm.retrieval.postings import APPENDED, KIND, STATISTICS, TYPES, ArrayFile, Postings
+from cramlm.retrieval import bm25
+from cramlm.retrieval.analysis import ANALYZER
+from cramlm.retrieval.bm25 import Queries, Scoring, Statistics
+from cramlm.retrieval.build import CODE_FORMAT, Run, build_shard, plan_runs
+from cramlm.retrieval.shard import Shard
 
-CODE_FORMAT: Final = 1  # raise it when the same corpus would give another folder
-K1: Final = 1.2
-B: Final = 0.75
-_TELL_SECONDS = 0.2
+KIND: Final = "index"
+LISTING: Final = "index.json"
+SUMS: Final = ("documents", "postings", "tokens")
+BM25: Final = Scoring()
 
 Status: TypeAlias = Literal["answered", "empty", "failed"]
 
@@ -52,24 +54,34 @@ class Hits:
 class Index:
     """An opened index. Cheap to open, safe to share between threads and processes (it is never written)."""
 
-    def __init__(self, postings: Postings) -> None:
-        self.postings = postings
-        self.path = postings.path
-        self.fingerprint = postings.fingerprint
-        self.statistics = postings.statistics
+    def __init__(self, path: Path, fingerprint: str, listing: dict[str, Any], shards: Sequence[Shard]) -> None:
+        self.path, self.fingerprint, self.statistics = path, fingerprint, listing["sums"]
+        firsts = accumulate((len(shard) for shard in shards), initial=0)
+        self.shards = list(zip(firsts, shards, strict=False))
+        self.corpus_fingerprint = str(listing["corpus"])
+        self.totals = Statistics(int(self.statistics["documents"]), int(self.statistics["tokens"]))
 
     @staticmethod
     def open(path: Path) -> Index:
-        """Raises ArtifactError if the folder is damaged, of another format or by another analyzer."""
-        return Index(Postings.open(path))
+        """Raises ArtifactError if a folder is damaged, missing, of another format or by another analyzer."""
+        artifact = open_artifact(path, kind=KIND)
+        listing = _listing(artifact)
+        shards = []
+        for entry in listing["shards"]:
+            shard = Shard.open(path / entry["path"])
+            if shard.fingerprint != entry["fingerprint"] or len(shard) != entry["documents"]:
+                raise ArtifactError(f"{shard.path}: is not the shard that {path} was made of; build the index again")
+            shards.append(shard)
+        return Index(path, artifact.fingerprint, listing, shards)
 
     @property
     def documents(self) -> int:
-        return self.postings.documents
+        return self.totals.documents
 
-    @property
-    def corpus_fingerprint(self) -> str:
-        return str(self.statistics["corpus"])
+    def verify(self) -> None:
+        """Read every byte of the index. Raises ArtifactError if one is not as it was written."""
+        for path in (self.path, *(shard.path for _, shard in self.shards)):
+            verify(path)
 
     def check_corpus(self, corpus: Corpus) -> None:
         """Raises ArtifactError if this index was built over another corpus."""
@@ -79,153 +91,123 @@ class Index:
                 "build the index again"
             )
 
-    def search(self, queries: Sequence[str], *, limit: int, k1: float = K1, b: float = B, threads: int = 1, emit: Emit = silent) -> Hits:
-        """The `limit` best documents for every query by BM25, as Lucene scores it (see bm25.py); repeated queries cost nothing."""
-        compiled = self.compile(queries)
-        counts = np.zeros(len(compiled) + 1, np.int64)
+    def compile(self, texts: Sequence[str]) -> Queries:
+        """Texts as this index sees them; texts with equal terms are one query."""
+        return bm25.compile_queries([shard for _, shard in self.shards], texts)
+
+    def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Hits:
+        """The `limit` best documents for every text by BM25, as Lucene scores it (see bm25.py); repeated texts cost nothing."""
+        queries = self.compile(texts)
+        counts = np.zeros(len(queries) + 1, np.int64)
         positions: list[IntArray] = [np.empty(0, np.int64)]
         scores: list[FloatArray] = [np.empty(0, np.float32)]
-        for number, position, score in self.search_distinct(compiled, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
+        for number, position, score in self.search_distinct(queries, limit=limit, scoring=scoring, threads=threads, emit=emit):
             counts[number] = len(position)
             positions.append(position)
             scores.append(score)
         starts = np.concatenate(([0], np.cumsum(counts)))
-        owner = compiled.owner  # -1 (no known term) stands for the last count, which is 0
+        owner = queries.owner  # -1 (no known term) stands for the last count, which is 0
         offsets = np.concatenate(([0], np.cumsum(counts[owner])))
         place = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
         status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
         return Hits(offsets, np.concatenate(positions)[place], np.concatenate(scores)[place], status)
 
-    def compile(self, texts: Sequence[str]) -> bm25.Queries:
-        """Texts as this index sees them; texts with equal terms are one query."""
-        return bm25.compile_queries(self.postings, texts)
-
     def search_distinct(
-        self, queries: bm25.Queries, *, limit: int, k1: float = K1, b: float = B, threads: int = 1, emit: Emit = silent
+        self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
     ) -> Iterator[tuple[int, IntArray, FloatArray]]:
         """(number of the distinct query, positions, scores), best first, in the order of the queries; memory is bounded."""
-        for number, keys in bm25.search(self.postings, queries, limit=limit, k1=k1, b=b, threads=threads, emit=emit):
-            yield number, *bm25.unpack(keys)
+        return bm25.search(self.shards, self.totals, queries, limit=limit, scoring=scoring, threads=threads, emit=emit)
 
-    def explain(self, query: str, position: int, *, k1: float = K1, b: float = B) -> list[tuple[str, float]]:
+    def explain(self, query: str, position: int, *, scoring: Scoring = BM25) -> list[tuple[str, float]]:
         """The terms that a query shares with a document and what each adds to the score, heaviest first."""
-        postings = self.postings
-        compiled = bm25.compile_queries(postings, [query])
-        weights = bm25.term_weights(postings, compiled)
-        norm = float(bm25.norms(postings, k1, b)[position])
-        parts = []
-        for term, weight in zip(compiled.term.tolist(), weights.tolist(), strict=True):
-            if frequency := int(index_kernels.frequency_in_row(term, position, postings.rows)):
-                parts.append((postings.term(term), weight * (frequency / (frequency + norm))))
+        queries = self.compile([query])
+        first, shard = next((first, shard) for first, shard in reversed(self.shards) if first <= position)
+        weight = bm25.inverse_frequency(self.documents, queries.document_frequencies)[queries.term] * queries.count
+        slot = int(np.flatnonzero(shard.order == position - first)[0])
+        norm = float(bm25.length_norms(shard.lengths[slot : slot + 1], self.totals, scoring)[0])
+        frequencies = shard.frequencies(slot, shard.find_terms(queries.vocabulary)[queries.term])
+        parts = [
+            (queries.vocabulary.term(term), share * (frequency / (frequency + norm)))
+            for term, share, frequency in zip(queries.term.tolist(), weight.tolist(), frequencies.tolist(), strict=True)
+            if frequency
+        ]
         return sorted(parts, key=lambda part: (-part[1], part[0]))
 
 
-def build_index(corpus: Corpus, store: Path, *, emit: Emit = silent) -> Index:
-    """The index of this corpus: the one in the store if there is one, else built now.
+def build_index(corpus: Corpus, store: Path, *, workers: int = 1, emit: Emit = silent) -> Index:
+    """The index of this corpus: what is in the store, and the rest built now by `workers` threads. Their number changes nothing in it.
 
     Raises:
-        ArtifactError: if the one that is there is damaged. EnvironmentFault: if the disk refuses.
+        ArtifactError: if what is there is damaged. EnvironmentFault: if the disk refuses.
     """
     key = {"code": CODE_FORMAT, "analyzer": ANALYZER, "corpus": corpus.fingerprint}
     target = store / "indexes" / hash_json(key)[:16]
 
     def write(folder: Path) -> None:
-        _Builder(corpus, folder, emit).build()
+        started = time.monotonic()
+        runs = plan_runs(corpus, _kept(store))
+        emit(Event("start", KIND, f"indexing {len(corpus):,} passages", total=len(corpus), unit="passages"))
+        listing = _listing_of(corpus, runs, _build_all(corpus, runs, store / "shards", workers, emit))
+        (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
+        rate = len(corpus) / max(time.monotonic() - started, 1e-9)
+        summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(runs)} shards, {rate:,.0f} passages/s"
+        emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
     return Index.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
-class _Builder:
-    """Writes one index folder; used once."""
-
-    def __init__(self, corpus: Corpus, folder: Path, emit: Emit) -> None:
-        self._corpus, self._folder, self._emit = corpus, folder, emit
-        self._vocabulary = Vocabulary()
-        self._document_frequencies = np.zeros(0, np.int32)
-        self._counts = np.zeros(0, np.int32)  # per term; 0 between blocks
-        self._seen = np.zeros(0, np.int64)  # per term; -1 between blocks
-        self._postings = self._tokens = self._dictionary = 0
-
-    def build(self) -> None:
-        documents = len(self._corpus)
-        self._emit(Event("start", KIND, f"indexing {documents:,} passages", total=documents, unit="passages"))
-        started = told = time.monotonic()
-        assert documents < 1 << 32, "results pack a position into 32 bits"
-        files = {name: ArrayFile(self._folder / f"{name}.npy", TYPES[name]) for name in APPENDED}
-        files["row_offsets"].append(np.zeros(1, np.int64))
-        files["block_offsets"].append(np.zeros(1, np.int64))
-        for first in range(0, documents, BLOCK):
-            last = min(first + BLOCK, documents)
-            self._add_block(first, last, files)
-            if (now := time.monotonic()) - told >= _TELL_SECONDS:
-                told = now
-                self._emit(Event("progress", KIND, f"{len(self._vocabulary):,} terms", done=last, total=documents, unit="passages"))
-        for file in files.values():
-            file.close()
-        self._save_terms()
-        statistics = {
-            "documents": documents,
-            "terms": len(self._vocabulary),
-            "postings": self._postings,
-            "tokens": self._tokens,
-            "analyzer": ANALYZER,
-            "corpus": self._corpus.fingerprint,
+def _listing_of(corpus: Corpus, runs: Sequence[Run], paths: Sequence[Path]) -> dict[str, Any]:
+    shards = [Shard.open(path) for path in paths]
+    entries = [
+        {
+            "path": f"../../shards/{run.name}",
+            "fingerprint": shard.fingerprint,
+            "content": list(run.content),
+            **{name: shard.statistics[name] for name in ("documents", "terms", "postings", "tokens")},
         }
-        (self._folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
-        rate = documents / max(time.monotonic() - started, 1e-9)
-        summary = f"{documents:,} passages, {len(self._vocabulary):,} terms, {self._postings:,} postings, {rate:,.0f} passages/s"
-        self._emit(Event("done", KIND, summary, done=documents, total=documents, unit="passages", data=statistics))
+        for run, shard in zip(runs, shards, strict=True)
+    ]
+    sums = {name: sum(entry[name] for entry in entries) for name in SUMS}
+    return {"corpus": corpus.fingerprint, "sums": {**sums, "shards": len(shards)}, "shards": entries}
 
-    def _add_block(self, first: int, last: int, files: dict[str, ArrayFile]) -> None:
-        offsets = np.asarray(self._corpus.offsets[first : last + 1])
-        text = np.asarray(self._corpus.buffer[offsets[0] : offsets[-1]])
-        tokens, starts = self._vocabulary.tokenise(text, offsets - offsets[0])
-        self._grow()
-        row_terms, row_frequencies = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.int32)
-        row_offsets = np.zeros(last - first + 1, np.int64)
-        size = index_kernels.count_rows(tokens, starts, self._seen, row_terms, row_frequencies, row_offsets)
-        row_terms, row_frequencies = row_terms[:size], row_frequencies[:size]
-        assert size < 1 << 32, "block_starts are uint32"
-        terms = np.empty(size, np.int32)
-        terms = np.sort(terms[: index_kernels.collect_terms(row_terms, self._counts, terms)])
-        self._document_frequencies[terms] += self._counts[terms]
-        term_starts, postings = np.empty(len(terms), np.uint32), np.empty(size, np.uint16)
-        sorted_terms, sorted_frequencies = np.empty(size, np.int32), np.empty(size, np.int32)
-        index_kernels.invert(
-            row_offsets, row_terms, row_frequencies, terms, self._counts, term_starts, postings, sorted_terms, sorted_frequencies
-        )
-        large = np.flatnonzero(sorted_frequencies >= MANY_IN_ROW)
-        self._dictionary += len(terms)
-        files["row_offsets"].append(self._postings + row_offsets[1:])
-        files["row_terms"].append(sorted_terms)
-        files["row_frequencies"].append(np.minimum(sorted_frequencies, MANY_IN_ROW).astype(np.uint8))
-        files["large_places"].append(self._postings + large)
-        files["large_frequencies"].append(sorted_frequencies[large].astype(np.int64))
-        files["block_offsets"].append(np.array([self._dictionary], np.int64))
-        files["block_terms"].append(terms)
-        files["block_starts"].append(term_starts)
-        files["postings"].append(postings)
-        files["lengths"].append(np.diff(starts).astype(np.int32))
-        self._postings += size
-        self._tokens += len(tokens)
 
-    def _grow(self) -> None:
-        if (missing := len(self._vocabulary) - len(self._counts)) > 0:
-            extra = missing + len(self._counts) // 2
-            self._counts = np.concatenate([self._counts, np.zeros(extra, np.int32)])
-            self._seen = np.concatenate([self._seen, np.full(extra, -1, np.int64)])
-            self._document_frequencies = np.concatenate([self._document_frequencies, np.zeros(extra, np.int32)])
+def _build_all(corpus: Corpus, runs: Sequence[Run], shards: Path, workers: int, emit: Emit) -> list[Path]:
+    done = dict.fromkeys((run.name for run in runs), 0)
 
-    def _save_terms(self) -> None:
-        vocabulary = self._vocabulary
-        keys = vocabulary.keys()
-        order = np.argsort(keys, kind="stable")
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "document_frequencies": self._document_frequencies[: len(vocabulary)],
-            "term_offsets": vocabulary.term_offsets,
-            "term_bytes": vocabulary.term_bytes,
-            "term_keys": keys[order],
-            "term_ids": order.astype(np.int32),
-        }
-        for name, array in arrays.items():
-            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+    def tell(event: Event, name: str) -> None:
+        if event.kind == "progress":
+            done[name] = int(event.done)
+            emit(Event("progress", KIND, event.message, done=sum(done.values()), total=len(corpus), unit="passages"))
+
+    def build(run: Run) -> Path:
+        path = build_shard(corpus, run, shards, emit=lambda event: tell(event, run.name))
+        done[run.name] = run.count
+        return path
+
+    with ThreadPoolExecutor(workers) as pool:  # nearly all of the work is in kernels that run side by side
+        return list(pool.map(build, runs))
+
+
+def _kept(store: Path) -> list[tuple[str, ...]]:
+    """The contents of the shards of the store's latest index; one that is not there any more is built again like any other."""
+    listings = sorted((store / "indexes").glob(f"*/{LISTING}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    if not listings:
+        return []
+    try:
+        return [tuple(entry["content"]) for entry in json.loads(listings[-1].read_bytes())["shards"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _listing(artifact: Artifact) -> dict[str, Any]:
+    path = artifact.path
+    if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
+        raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
+    try:
+        listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
+        sums = {name: sum(entry[name] for entry in listing["shards"]) for name in SUMS}
+        if any(listing["sums"][name] != value for name, value in sums.items()):
+            raise ValueError("the sums do not fit the shards")
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
+    return listing

@@ -1,4 +1,4 @@
-"""Building an index block and looking things up in it, compiled. index.py explains the arrays."""
+"""Building a block of an index shard, and walking through one, compiled. shard.py explains the arrays."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -8,44 +8,31 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from cramlm.records import Int32Array, IntArray
+from cramlm.retrieval.compiled import jit
 
 BLOCK = 4096  # passages
 PLACE = np.uint16(BLOCK - 1)  # low bits of a posting: the passage's place in its block; the high 4 bits are the term frequency
-MANY = 15  # a frequency of this or more is spelt out in the passage's row only
-MANY_IN_ROW = 255  # a frequency of this or more is spelt out in the list of large ones only
-
-jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
-
-
-class Rows(NamedTuple):
-    """The index by document: terms ascending in each row, with their frequency.
-
-    offsets: int64 (N + 1,). terms: int32 (postings,). frequencies: uint8, 255 = look in `large_frequencies` where
-    `large_places` (ascending) holds the place.
-    """
-
-    offsets: IntArray
-    terms: Int32Array
-    frequencies: npt.NDArray[np.uint8]
-    large_places: IntArray
-    large_frequencies: IntArray
+MANY = 15  # a frequency of this or more is spelt out in `large_frequencies` only
+MOST_ENTRY_BYTES = 8  # of a dictionary: the step to the next term in up to 5 bytes, its postings in up to 2
 
 
 class Blocks(NamedTuple):
-    """The index by term, within blocks of BLOCK documents.
+    """A shard's postings, within blocks of BLOCK documents.
 
-    offsets: int64 (blocks + 1,), where a block's dictionary begins. terms: int32, the dictionaries, ascending in each block. starts:
-    uint32, where a term's postings begin, counted from the block's first. postings: uint16, by (block, term, document), see PLACE and
-    MANY. A block's postings begin where its first document's row does: both hold each pair (document, term) once.
+    Block i's dictionary is dictionary[dictionary_offsets[i]:dictionary_offsets[i + 1]]: for each of its terms, ascending, the step from
+    the term before (the first: from -1) and the number of postings, as variable-length integers (7 bits a byte, lowest first, the high
+    bit: goes on). Its postings begin at posting_offsets[i], in the order of the dictionary, each term's by document: uint16, see PLACE
+    and MANY. Where a posting says MANY, `large_places` (ascending) holds its place in `postings`, `large_frequencies` the frequency.
     """
 
-    offsets: IntArray
-    terms: Int32Array
-    starts: npt.NDArray[np.uint32]
+    dictionary_offsets: IntArray
+    dictionary: npt.NDArray[np.uint8]
+    posting_offsets: IntArray
     postings: npt.NDArray[np.uint16]
+    large_places: IntArray
+    large_frequencies: Int32Array
 
 
 @jit
@@ -77,7 +64,8 @@ def count_rows(tokens, starts, seen, row_term, row_frequency, row_offsets):
 def collect_terms(row_term, counts, terms):
     """Count postings per term in `counts` (all 0 before), list the distinct terms; returns how many."""
     size = 0
-    for term in row_term:
+    for i in range(len(row_term)):
+        term = row_term[i]
         if counts[term] == 0:
             terms[size] = term
             size += 1
@@ -86,97 +74,111 @@ def collect_terms(row_term, counts, terms):
 
 
 @jit
-def invert(row_offsets, row_term, row_frequency, terms, counts, starts, postings, sorted_term, sorted_frequency):
-    """Postings of a block by (term, document), and its rows again with ascending terms.
+def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictionary, large_places, large_frequencies):
+    """Postings of a block by (term, document), and its dictionary; returns (bytes of the dictionary, how many large frequencies, unsorted).
 
-    `counts` (all terms,) is as `collect_terms` left it, and 0 afterwards; `starts` (terms,) is filled.
+    terms: ascending. `counts` (all terms,) is as `collect_terms` left it, and 0 afterwards.
     """
     place = 0
+    size = 0
+    before = -1
     for i in range(len(terms)):
-        starts[i] = place
         count = counts[terms[i]]
+        size = _write_number(dictionary, size, terms[i] - before)
+        size = _write_number(dictionary, size, count)
+        before = terms[i]
         counts[terms[i]] = place
         place += count
-    documents = len(row_offsets) - 1
-    document_of = np.empty(len(row_term), np.uint16)
-    frequency_of = np.empty(len(row_term), np.int32)
-    for document in range(documents):
+    large = 0
+    for document in range(len(row_offsets) - 1):
         for i in range(row_offsets[document], row_offsets[document + 1]):
             place = counts[row_term[i]]
             counts[row_term[i]] = place + 1
-            document_of[place] = document
-            frequency_of[place] = row_frequency[i]
             postings[place] = document | (min(row_frequency[i], MANY) << 12)
-    cursor = row_offsets[:-1].copy()
+            if row_frequency[i] >= MANY:
+                large_places[large] = place
+                large_frequencies[large] = row_frequency[i]
+                large += 1
     for i in range(len(terms)):
-        term = terms[i]
-        counts[term] = 0
-        end = starts[i + 1] if i + 1 < len(terms) else len(row_term)
-        for j in range(starts[i], end):
-            place = cursor[document_of[j]]
-            cursor[document_of[j]] = place + 1
-            sorted_term[place] = term
-            sorted_frequency[place] = frequency_of[j]
+        counts[terms[i]] = 0
+    return size, large
 
 
 @jit
-def frequency_of(posting, document, term, rows):
-    """The term frequency that a posting stands for."""
-    frequency = np.int64(posting >> 12)
-    return frequency if frequency < MANY else frequency_in_row(term, document, rows)
+def _write_number(target, place, value):
+    while value >= 128:
+        target[place] = (value & 127) | 128
+        value >>= 7
+        place += 1
+    target[place] = value
+    return place + 1
 
 
 @jit
-def frequency_in_row(term, document, rows):
-    """Term frequency by binary search in the document's row; 0 if it is not there."""
-    low, high = rows.offsets[document], rows.offsets[document + 1]
-    end = high
-    while low < high:
-        middle = (low + high) >> 1
-        if rows.terms[middle] < term:
-            low = middle + 1
-        else:
-            high = middle
-    if low == end or rows.terms[low] != term:
-        return 0
-    return row_frequency(low, rows)
+def read_number(source, place):
+    """(the variable-length integer at `place`, the place after it)."""
+    value = np.int64(source[place])
+    place += 1
+    if value < 128:
+        return value, place
+    value &= 127
+    shift = 7
+    while True:
+        byte = np.int64(source[place])
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+        shift += 7
 
 
 @jit
-def row_frequency(place, rows):
-    """Term frequency at a place of the rows."""
-    if rows.frequencies[place] < MANY_IN_ROW:
-        return np.int64(rows.frequencies[place])
-    return rows.large_frequencies[np.searchsorted(rows.large_places, place)]
+def large_frequency(place, large_places, large_frequencies):
+    """Frequency of the posting at `place`, which says MANY."""
+    return np.int64(large_frequencies[np.searchsorted(large_places, place)])
 
 
 @jit
-def find_runs(terms, block, rows, blocks, first, last):
-    """Where each of `terms` (ascending) lies in `blocks.postings` for one block: first and last (exclusive), equal if it is absent.
+def frequencies_in(block, document, terms, blocks, found):
+    """How often each of `terms` (ascending) stands in the document at a place of a block, into `found`."""
+    found[:] = 0
+    place, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
+    start = blocks.posting_offsets[block]
+    term = -1
+    i = 0
+    while place < end and i < len(terms):
+        step, place = read_number(blocks.dictionary, place)
+        count, place = read_number(blocks.dictionary, place)
+        term += step
+        while i < len(terms) and terms[i] < term:
+            i += 1
+        if i < len(terms) and terms[i] == term:
+            for j in range(start, start + count):
+                if np.int64(blocks.postings[j] & PLACE) == document:
+                    frequency = np.int64(blocks.postings[j] >> 12)
+                    found[i] = frequency if frequency < MANY else large_frequency(j, blocks.large_places, blocks.large_frequencies)
+        start += count
 
-    Few terms are looked up one by one, many by walking both lists.
+
+@jit
+def find_keys(keys, ids, term_offsets, term_bytes, wanted_keys, wanted_offsets, wanted_bytes, result):
+    """For each wanted term its number in `ids`, -1 if it is not there. keys: ascending, equal ones next to each other.
+
+    Terms are compared byte by byte, so that a shared key is never an error.
     """
-    low, high = blocks.offsets[block], blocks.offsets[block + 1]
-    documents = len(rows.offsets) - 1
-    base = rows.offsets[block * BLOCK]
-    search = len(terms) * 16 < high - low
-    j = low
-    for i in range(len(terms)):
-        term = terms[i]
-        if search:
-            upper = high
-            while j < upper:
-                middle = (j + upper) >> 1
-                if blocks.terms[middle] < term:
-                    j = middle + 1
-                else:
-                    upper = middle
-        else:
-            while j < high and blocks.terms[j] < term:
-                j += 1
-        if j < high and blocks.terms[j] == term:
-            first[i] = base + blocks.starts[j]
-            last[i] = base + blocks.starts[j + 1] if j + 1 < high else rows.offsets[min(documents, (block + 1) * BLOCK)]
-        else:
-            first[i] = 0
-            last[i] = 0
+    for i in range(len(wanted_keys)):
+        result[i] = -1
+        place = np.searchsorted(keys, wanted_keys[i])
+        size = wanted_offsets[i + 1] - wanted_offsets[i]
+        while place < len(keys) and keys[place] == wanted_keys[i]:
+            start = term_offsets[ids[place]]
+            if term_offsets[ids[place] + 1] - start == size:
+                same = True
+                for j in range(size):
+                    if term_bytes[start + j] != wanted_bytes[wanted_offsets[i] + j]:
+                        same = False
+                        break
+                if same:
+                    result[i] = ids[place]
+                    break
+            place += 1

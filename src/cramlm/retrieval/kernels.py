@@ -1,26 +1,25 @@
-"""Scoring a batch of queries block by block, compiled. bm25.py explains the search, index.py the arrays.
+"""Scoring a batch of queries block by block, compiled. bm25.py explains the search, index_kernels.py the arrays.
 
-Impacts are whole numbers, rounded up, so that a sum of them is never under the true score, and over it by
-less than one unit per query word (`slack`).
+Scores are whole numbers: what a term adds to a passage is rounded once, to a unit of about 2e-7, and everything after that is integer
+addition, so that neither the order of the terms nor the cut of the corpus into blocks, shards and processes can change a score.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, disable-error-code="call-arg"
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, disable-error-code="call-arg, var-annotated"
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cramlm.records import IntArray
-from cramlm.retrieval.index_kernels import BLOCK, PLACE, frequency_of, jit
-from cramlm.retrieval.vector_kernels import CHUNK, add_rows, lowest_bit, reaching
+from cramlm.retrieval.compiled import jit
+from cramlm.retrieval.index_kernels import BLOCK, MANY, PLACE, large_frequency, read_number
+from cramlm.retrieval.vector_kernels import CHUNK, clear, lowest_bit, reaching, reaching_with
 
-TILE = 32  # queries whose sums (BLOCK + CHUNK words each) stay in the second-level cache
-SPENT = np.uint32(0xFFFFFFFF)  # threshold of a query that gave up on this path
-
-_IMPACT = np.uint32(0xFFFF)
-_HALF = np.uint32(16)
+UNROLLED = 4  # postings added per turn
+_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)  # places of unsigned type, so that numba does not ask whether they count from the end
 
 
 class Plan(NamedTuple):
@@ -38,148 +37,193 @@ class Plan(NamedTuple):
     dense_row: IntArray
 
 
+class Room(NamedTuple):
+    """Where a block's weighed postings lie; made once, filled anew for every block.
+
+    A sparse term is a run begin, length of `places` and `impacts`, padded to a multiple of UNROLLED with impacts of 0 at place BLOCK. A
+    dense one is a row of `exact` (rows, BLOCK) and, in coarse units rounded up, of `coarse` (chunks, rows, CHUNK); `bound` (rows,) is its
+    largest coarse impact. sums (BLOCK + CHUNK,) are 0 between queries.
+    """
+
+    begin: npt.NDArray[np.uint64]
+    length: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.uint16]
+    impacts: npt.NDArray[np.uint32]
+    exact: npt.NDArray[np.uint32]
+    coarse: npt.NDArray[np.uint8]
+    bound: IntArray
+    sums: npt.NDArray[np.uint32]
+
+
+class Found(NamedTuple):
+    """What a batch has found so far. candidates (queries, capacity): score << 32 | ~position, unsorted, sizes[q] of them; threshold: the
+    least score that still counts.
+    """
+
+    candidates: npt.NDArray[np.uint64]
+    sizes: IntArray
+    threshold: npt.NDArray[np.uint32]
+
+
 @jit
-def weigh_block(block, terms, first, last, rows, blocks, weight, norm, row_of_term, begin, length, impacts, dense, bound):
+def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
     """Impact of every posting of the batch's terms in this block, computed once for all queries.
 
-    first, last (terms,): the terms' postings, from `find_runs`. weight: idf in units, float32 (terms,).
-    norm: k1 * (1 - b + b * length / average), float32 (documents,).
-    A term without dense row becomes a run begin, length of `impacts`: place << 16 | impact, padded to a multiple of 4 with impacts of 0
-    at place BLOCK. One with a row fills it in `dense` (chunks, rows, CHUNK); `bound` (rows,) is its largest impact.
+    number (terms of the shard,): the term's number in the batch, or -1. weight: idf in units, float64 (terms of the batch,). norm: k1 *
+    (1 - b + b * length / average), float64, for the block's places. shift: a coarse unit is 2 ** shift units.
     """
-    dense[:] = 0
+    exact, coarse, bound = room.exact, room.coarse, room.bound  # named once: reaching into a tuple in a loop costs more than the loop
+    begin, length, places, impacts = room.begin, room.length, room.places, room.impacts
+    postings, dictionary = blocks.postings, blocks.dictionary
+    exact[:] = 0
+    coarse[:] = 0
     bound[:] = 0
-    size = 0
-    for i in range(len(terms)):
-        row = row_of_term[i]
-        begin[i] = size
-        most = np.int64(0)
-        for j in range(first[i], last[i]):
-            place = np.int64(blocks.postings[j] & PLACE)
-            document = block * BLOCK + place
-            frequency = np.float32(frequency_of(blocks.postings[j], document, terms[i], rows))
-            impact = np.int64(weight[i] * frequency / (frequency + norm[document])) + 1
+    length[:] = 0
+    place, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
+    start = blocks.posting_offsets[block]
+    size = np.uint64(0)
+    term = -1
+    while place < end:
+        step, place = read_number(dictionary, place)
+        count, place = read_number(dictionary, place)
+        term += step
+        i = number[term]
+        if i >= 0:
+            unit = weight[i]
+            highest = np.uint16(0)
+            first = np.uint64(start)
+            after = size + np.uint64(count)
+            for j in range(np.uint64(count)):
+                posting = postings[first + j]
+                highest = max(highest, posting)
+                tf = np.float64(posting >> 12)
+                at = posting & PLACE
+                places[size + j] = at
+                impacts[size + j] = np.uint32(unit * (tf / (tf + norm[at])) + 0.5)
+            if highest >> 12 == MANY:
+                for j in range(np.uint64(count)):
+                    if postings[first + j] >> 12 == MANY:
+                        tf = np.float64(large_frequency(first + j, blocks.large_places, blocks.large_frequencies))
+                        impacts[size + j] = np.uint32(unit * (tf / (tf + norm[places[size + j]])) + 0.5)
+            row = row_of_term[i]
             if row >= 0:
-                dense[place >> 6, row, place & 63] = impact
-                most = max(most, impact)
+                most = np.uint32(0)
+                for j in range(size, after):
+                    at = np.uint64(places[j])
+                    exact[row, at] = impacts[j]
+                    coarse[at >> np.uint64(6), row, at & np.uint64(63)] = (impacts[j] >> shift) + np.uint32(1)
+                    most = max(most, impacts[j])
+                bound[row] = (most >> shift) + np.uint32(1)
             else:
-                impacts[size] = np.uint32((place << 16) | impact)
-                size += 1
-        if row >= 0:
-            bound[row] = most
-        while size & 3:
-            impacts[size] = np.uint32(BLOCK << 16)
-            size += 1
-        length[i] = size - begin[i]
+                begin[i] = size
+                size = after
+                while size & _3:
+                    places[size] = BLOCK
+                    impacts[size] = 0
+                    size += _1
+                length[i] = size - begin[i]
+        start += count
 
 
 @jit
-def score_block(
-    block, documents, first_query, last_query, plan, begin, length, impacts, dense, bound, shift,
-    threshold, slack, limit, candidates, candidate_count, sums,
-):  # fmt: skip
-    """Add up a block for queries first_query..last_query and append to `candidates` what reaches their thresholds.
+def score_block(first_query, last_query, plan, shift, limit, position, room, found):
+    """Add up a block for queries first_query..last_query and append to the candidates what reaches their thresholds.
 
-    shift: dense units are 2 ** shift as large. candidates: score << 32 | ~document, unsorted. sums (TILE, BLOCK + CHUNK): room to work in.
+    position: int64, the place in the corpus of each of the block's documents.
     """
-    offset = block * BLOCK
-    chunks = (min(BLOCK, documents - offset) + CHUNK - 1) // CHUNK
-    capacity = candidates.shape[1]
-    bounds = np.empty(TILE, np.int64)
-    for tile in range(first_query, last_query, TILE):
-        queries = min(TILE, last_query - tile)
-        for g in range(queries):
-            _add_sparse(tile + g, plan, begin, length, impacts, sums[g])
-            most = 0
-            for j in range(plan.dense_offsets[tile + g], plan.dense_offsets[tile + g + 1]):
-                most += bound[plan.dense_row[j]]
-            bounds[g] = most << shift
-        for chunk in range(chunks):  # by chunk, then by query: the chunk's dense rows stay in the first-level cache
+    candidates, sizes, threshold = found.candidates, found.sizes, found.threshold
+    sums, places, impacts, begin, length = room.sums, room.places, room.impacts, room.begin, room.length
+    exact, coarse, bound = room.exact, room.coarse, room.bound
+    sparse_offsets, repeated, sparse_term, sparse_count = plan.sparse_offsets, plan.repeated, plan.sparse_term, plan.sparse_count
+    dense_offsets, dense_row = plan.dense_offsets, plan.dense_row
+    chunks = (len(position) + CHUNK - 1) // CHUNK
+    capacity, rows = candidates.shape[1], coarse.shape[1]
+    for query in range(first_query, last_query):
+        for j in range(sparse_offsets[query], repeated[query]):
+            first = begin[sparse_term[j]]
+            for i in range(first, first + length[sparse_term[j]], np.uint64(UNROLLED)):
+                sums[places[i]] += impacts[i]
+                sums[places[i + _1]] += impacts[i + _1]
+                sums[places[i + _2]] += impacts[i + _2]
+                sums[places[i + _3]] += impacts[i + _3]
+        for j in range(repeated[query], sparse_offsets[query + 1]):
+            first = begin[sparse_term[j]]
+            for i in range(first, first + length[sparse_term[j]]):
+                sums[places[i]] += impacts[i] * np.uint32(sparse_count[j])
+        start, end = dense_offsets[query], dense_offsets[query + 1]
+        most = np.int64(0)
+        for j in range(start, end):
+            most += bound[dense_row[j]]
+        least = threshold[query]
+        size = sizes[query]
+        for chunk in range(chunks):
             left = chunk * CHUNK
-            for g in range(queries):
-                query = tile + g
-                least = threshold[query]
-                place = g * (BLOCK + CHUNK) + left
-                if reaching(sums, place, np.uint32(max(0, np.int64(least) - bounds[g]))) == 0:
-                    continue
-                start, end = plan.dense_offsets[query], plan.dense_offsets[query + 1]
-                reached = add_rows(sums, place, dense, chunk * dense.shape[1], plan.dense_row, start, end, np.uint32(shift), least)
-                if reached == 0:
-                    continue
-                size = candidate_count[query]
+            reached = reaching(sums, left, np.uint32(max(0, np.int64(least) - (most << shift))))
+            if reached != 0 and start < end:
+                reached = reaching_with(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
+            if reached != 0:
                 if size + CHUNK > capacity:
-                    size = _compact(candidates[query], size, limit, threshold, slack, query)
-                    if size + CHUNK > capacity:
-                        threshold[query] = SPENT
-                        candidate_count[query] = size
-                        continue
+                    size = _keep_best(candidates[query], size, limit, threshold, query)
+                    least = threshold[query]
                 while reached != 0:
-                    i = np.int64(lowest_bit(reached))
-                    reached &= reached - np.uint64(1)
-                    key = (np.uint64(sums[g, left + i]) << np.uint64(32)) | np.uint64(0xFFFFFFFF - (offset + left + i))
-                    candidates[query, size] = key
-                    size += 1
-                candidate_count[query] = size
+                    i = left + np.int64(lowest_bit(reached))
+                    reached &= reached - _1
+                    score = sums[i]
+                    for j in range(start, end):
+                        score += exact[dense_row[j], i]
+                    if score >= least:
+                        candidates[query, size] = (np.uint64(score) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
+                        size += 1
+            clear(sums, left)
+        sizes[query] = size
 
 
 @jit
-def _add_sparse(query, plan, begin, length, impacts, sums):
-    """The query's runs of postings, added up from 0."""
-    sums[:] = 0
-    middle, end = plan.repeated[query], plan.sparse_offsets[query + 1]
-    for j in range(plan.sparse_offsets[query], middle):
-        term = plan.sparse_term[j]
-        for i in range(begin[term], begin[term] + length[term], 4):
-            a, b, c, d = impacts[i], impacts[i + 1], impacts[i + 2], impacts[i + 3]
-            sums[a >> _HALF] += a & _IMPACT
-            sums[b >> _HALF] += b & _IMPACT
-            sums[c >> _HALF] += c & _IMPACT
-            sums[d >> _HALF] += d & _IMPACT
-    for j in range(middle, end):
-        term = plan.sparse_term[j]
-        count = np.uint32(plan.sparse_count[j])
-        for i in range(begin[term], begin[term] + length[term]):
-            sums[impacts[i] >> _HALF] += (impacts[i] & _IMPACT) * count
+def score_block_wide(plan, drop, limit, position, room, found):
+    """As `score_block` for queries of any length, all of whose terms are sparse: sums of 64 bits, of which scores leave out `drop`."""
+    capacity = found.candidates.shape[1]
+    sums = np.zeros(BLOCK + 1, np.uint64)
+    for query in range(len(found.sizes)):
+        for j in range(plan.sparse_offsets[query], plan.sparse_offsets[query + 1]):
+            first = room.begin[plan.sparse_term[j]]
+            for i in range(first, first + room.length[plan.sparse_term[j]]):
+                sums[room.places[i]] += np.uint64(room.impacts[i]) * np.uint64(plan.sparse_count[j])
+        size = found.sizes[query]
+        for i in range(len(position)):
+            score = sums[i] >> np.uint64(drop)
+            if score >= found.threshold[query]:
+                if size == capacity:
+                    size = _keep_best(found.candidates[query], size, limit, found.threshold, query)
+                found.candidates[query, size] = (score << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
+                size += 1
+        found.sizes[query] = size
+        sums[:] = 0
 
 
 @jit
-def _compact(keys, size, limit, threshold, slack, query):
-    """Raise the query's threshold to what the limit-th best so far proves, and drop what is under it; returns how many are left."""
+def _keep_best(keys, size, limit, threshold, query):
+    """Keep the query's `limit` best candidates, raise its threshold to the last of them; returns how many are left."""
     if size < limit:
         return size
-    best = np.int64(nth_largest(keys, size, limit) >> np.uint64(32)) - np.int64(slack[query])
-    if best <= np.int64(threshold[query]):
-        return size
-    threshold[query] = best
-    kept = 0
-    for i in range(size):
-        if np.int64(keys[i] >> np.uint64(32)) >= best:
-            keys[kept] = keys[i]
-            kept += 1
-    return kept
+    threshold[query] = max(threshold[query], np.uint32(nth_largest(keys, size, limit) >> np.uint64(32)))
+    return limit
 
 
 @jit
-def raise_thresholds(rank, limit, candidates, candidate_count, threshold, slack):
-    """Guess thresholds from the blocks seen so far: the score at `rank` among them. `settle` finds out whether a guess was too high."""
-    for query in range(len(candidate_count)):
-        if threshold[query] != SPENT:
-            candidate_count[query] = _compact(candidates[query], candidate_count[query], min(rank, limit), threshold, slack, query)
-
-
-@jit
-def settle(limit, candidates, candidate_count, threshold, slack, settled):
-    """Whether each query's candidates surely hold its `limit` best; if so, drops those that surely are not among them."""
-    for query in range(len(candidate_count)):
-        size = candidate_count[query]
-        least = np.int64(threshold[query])
-        if least == SPENT or size < limit:
-            settled[query] = least == 1  # nothing was ever dropped
-            continue
-        proven = np.int64(nth_largest(candidates[query], size, limit) >> np.uint64(32)) - np.int64(slack[query])
-        settled[query] = least == 1 or least <= proven
-        if settled[query]:
-            candidate_count[query] = _compact(candidates[query], size, limit, threshold, slack, query)
+def raise_thresholds(rank, found):
+    """Guess thresholds from the blocks seen so far: the score at `rank` among them."""
+    for query in range(len(found.sizes)):
+        size = found.sizes[query]
+        if size >= rank:
+            keys = found.candidates[query]
+            least = max(found.threshold[query], np.uint32(nth_largest(keys, size, rank) >> np.uint64(32)))
+            found.threshold[query] = least
+            kept = 0
+            for i in range(size):
+                if np.uint32(keys[i] >> np.uint64(32)) >= least:
+                    keys[kept] = keys[i]
+                    kept += 1
+            found.sizes[query] = kept
 
 
 @jit

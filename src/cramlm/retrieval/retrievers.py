@@ -9,11 +9,11 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from cramlm.artifacts import verify
 from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.analysis import ANALYZER
+from cramlm.retrieval.bm25 import Scoring
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.random import RandomRetriever
@@ -91,7 +91,7 @@ class Bm25Retriever:
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)
-        verify(self.index.path)  # every byte: a damaged index must not choose documents
+        self.index.verify()  # every byte: a damaged index must not choose documents
         compiled = self.index.compile(texts)
         numbers, first_text = np.unique(compiled.owner, return_index=True)
         text_of = first_text[numbers >= 0]
@@ -103,7 +103,7 @@ class Bm25Retriever:
             """Distinct queries come in the order of their first text, so that on equal ranks the smallest query stays."""
             config = self.config
             for number, positions, scores in self.index.search_distinct(
-                compiled, limit=config.top_k, k1=config.k1, b=config.b, threads=self.threads, emit=tell
+                compiled, limit=config.top_k, scoring=Scoring(config.k1, config.b, config.norm), threads=self.threads, emit=tell
             ):
                 yield int(text_of[number]), positions, scores
 

@@ -1,4 +1,4 @@
-"""Two steps over 64 passages at once, in LLVM's vector types, because numba's loops over them come out 3 to 10 times as slow.
+"""Steps over 64 passages at once, in LLVM's vector types, because numba's loops over them come out 3 to 10 times as slow.
 
 LLVM cuts the vectors to what the processor has (4 registers with AVX-512, 8 with AVX2, 16 with NEON). Places are counted in elements from
 the array's start.
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core.cgutils import alloca_once_value, for_range_slice
+from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
 from numba.extending import intrinsic
 
 CHUNK = 64
 
 _MASK = ir.IntType(CHUNK)
-_WORD, _HALF, _PLACE = ir.IntType(32), ir.IntType(16), ir.IntType(64)
-_WORDS, _HALVES = ir.VectorType(_WORD, CHUNK), ir.VectorType(_HALF, CHUNK)
+_WORD, _BYTE, _PLACE = ir.IntType(32), ir.IntType(8), ir.IntType(64)
+_WORDS, _BYTES = ir.VectorType(_WORD, CHUNK), ir.VectorType(_BYTE, CHUNK)
 
 
 @intrinsic
@@ -32,30 +32,42 @@ def reaching(typing, sums, place, least):
 
 
 @intrinsic
-def add_rows(typing, sums, place, dense, first_row, rows, start, end, shift, least):
-    """Add rows of `dense` (uint16, 64 a row, counted from first_row) to 64 sums in place, each sum of rows shifted left; then as
-    `reaching`.
+def reaching_with(typing, sums, place, coarse, first_row, rows, start, end, shift, least):
+    """As `reaching`, for the sums plus rows of `coarse` (uint8, 64 a row, counted from first_row), each sum of rows shifted left.
 
-    The rows are rows[start:end]; their sum must fit 16 bits.
+    The rows are rows[start:end]. Where their sum leaves 8 bits the bit is set, whatever it is. The sums stay as they are.
     """
 
     def build(context, builder, signature, arguments):
-        values, place, dense_values, first_row, row_numbers, start, end, shift, least = arguments
-        total = alloca_once_value(builder, ir.Constant(_HALVES, None))
+        values, place, coarse_values, first_row, row_numbers, start, end, shift, least = arguments
+        add = get_or_insert_function(builder.module, ir.FunctionType(_BYTES, (_BYTES, _BYTES)), f"llvm.uadd.sat.v{CHUNK}i8")
+        total = alloca_once_value(builder, ir.Constant(_BYTES, None))
         with for_range_slice(builder, start, end, ir.Constant(_PLACE, 1)) as (j, _):
             row = builder.load(_at(context, builder, signature.args[4], row_numbers, j))
             where = builder.mul(builder.add(first_row, row), ir.Constant(_PLACE, CHUNK))
-            addend = _load(builder, _at(context, builder, signature.args[2], dense_values, where), _HALVES)
-            builder.store(builder.add(builder.load(total), addend), total)
+            addend = _load(builder, _at(context, builder, signature.args[2], coarse_values, where), _BYTES)
+            builder.store(builder.call(add, [builder.load(total), addend]), total)
         pointer = _at(context, builder, signature.args[0], values, place)
         wide = builder.shl(builder.zext(builder.load(total), _WORDS), _spread(builder, shift))
-        result = builder.add(_load(builder, pointer, _WORDS), wide)
-        stored = builder.store(result, builder.bitcast(pointer, _WORDS.as_pointer()))
-        stored.align = 4
-        return _compare(builder, result, least)
+        reached = _compare(builder, builder.add(_load(builder, pointer, _WORDS), wide), least)
+        full = builder.icmp_unsigned("==", builder.load(total), ir.Constant(_BYTES, [255] * CHUNK))
+        return builder.or_(reached, builder.bitcast(full, _MASK))
 
-    arguments = (sums, types.intp, dense, types.intp, rows, types.intp, types.intp, types.uint32, types.uint32)
+    arguments = (sums, types.intp, coarse, types.intp, rows, types.intp, types.intp, types.uint32, types.uint32)
     return types.uint64(*arguments), build
+
+
+@intrinsic
+def clear(typing, sums, place):
+    """Set 64 sums to 0."""
+
+    def build(context, builder, signature, arguments):
+        pointer = _at(context, builder, signature.args[0], arguments[0], arguments[1])
+        stored = builder.store(ir.Constant(_WORDS, None), builder.bitcast(pointer, _WORDS.as_pointer()))
+        stored.align = 4
+        return context.get_dummy_value()
+
+    return types.void(sums, types.intp), build
 
 
 @intrinsic

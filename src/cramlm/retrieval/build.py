@@ -1,0 +1,192 @@
+"""Building shards: a run of passages in, a shard folder out.
+
+    passages in a fixed shuffled order ─► a block of 4,096 tokenised ─► rows (term, frequency) ─► postings by (term, passage) ─► files
+
+Building holds the vocabulary of the run and one block in memory. A run is a number of whole parts of the corpus, or a piece of one large
+part, and has at most SHARD passages; so what a shard costs is bounded, and a corpus that grew keeps its shards.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.artifacts import hash_json, stage
+from cramlm.data.corpus import Corpus
+from cramlm.records import Emit, Event, silent
+from cramlm.retrieval import index_kernels
+from cramlm.retrieval.analysis import ANALYZER, Vocabulary
+from cramlm.retrieval.index_kernels import BLOCK, MANY, MOST_ENTRY_BYTES
+from cramlm.retrieval.shard import APPENDED, KIND, STATISTICS, TYPES, ArrayFile
+
+CODE_FORMAT: Final = 2  # raise it when the same run would give another folder
+SHARD: Final = 1 << 18  # passages; larger shards save memory of terms, smaller ones more work for several processes
+_TELL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The passages first..first + count of a corpus; `content` identifies their text: the parts' and which piece of them it is."""
+
+    first: int
+    count: int
+    content: tuple[str, ...]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a shard of it depends on."""
+        return {"code": CODE_FORMAT, "analyzer": ANALYZER, "content": list(self.content)}
+
+    @property
+    def name(self) -> str:
+        """Its shard's folder, within the folder of shards."""
+        return hash_json(self.key)[:16]
+
+
+def plan_runs(corpus: Corpus, kept: Sequence[tuple[str, ...]] = ()) -> list[Run]:
+    """The corpus cut into runs. `kept`: the contents of earlier runs, in order; as many as still fit the beginning of the corpus stay."""
+    parts = [(part.content, len(part)) for part in corpus.parts if len(part)]
+    runs: list[Run] = []
+    number = 0
+    while runs_left := kept[len(runs) :]:
+        content = runs_left[0]
+        taken = parts[number : number + len(content)]
+        is_piece = bool(taken) and content[0].startswith(f"{taken[0][0]}:")  # of a large part, which is cut alike again
+        if not is_piece and tuple(name for name, _ in taken) != content:
+            break
+        runs += _cut(_end(runs), taken)
+        number += len(content)
+    held: list[tuple[str, int]] = []
+    for part in parts[number:]:
+        if held and sum(size for _, size in held) + part[1] > SHARD:
+            runs += _cut(_end(runs), held)
+            held = []
+        held.append(part)
+    return runs + (_cut(_end(runs), held) if held else [])
+
+
+def _end(runs: list[Run]) -> int:
+    return runs[-1].first + runs[-1].count if runs else 0
+
+
+def _cut(first: int, parts: Sequence[tuple[str, int]]) -> list[Run]:
+    """One run, or equal pieces of a part that is too large for one."""
+    count = sum(size for _, size in parts)
+    if count <= SHARD:
+        return [Run(first, count, tuple(name for name, _ in parts))]
+    ((name, _),) = parts
+    pieces = -(-count // SHARD)
+    bounds = [count * piece // pieces for piece in range(pieces + 1)]
+    return [Run(first + start, end - start, (f"{name}:{number}/{pieces}",)) for number, (start, end) in enumerate(pairwise(bounds), 1)]
+
+
+def build_shard(corpus: Corpus, run: Run, shards: Path, *, emit: Emit = silent) -> Path:
+    """The shard of a run, in the folder `shards`: the one that is there, else built now.
+
+    Raises:
+        ArtifactError: if the one that is there is damaged. EnvironmentFault: if the disk refuses.
+    """
+    target = shards / run.name
+
+    def write(folder: Path) -> None:
+        _Builder(corpus, run, folder, emit).build()
+
+    stage(target, kind=KIND, key=run.key, write=write, emit=emit)
+    return target
+
+
+class _Builder:
+    """Writes one shard folder; used once."""
+
+    def __init__(self, corpus: Corpus, run: Run, folder: Path, emit: Emit) -> None:
+        self._corpus, self._run, self._folder, self._emit = corpus, run, folder, emit
+        self._vocabulary = Vocabulary()
+        self._document_frequencies = np.zeros(0, np.int32)
+        self._counts = np.zeros(0, np.int32)  # per term; 0 between blocks
+        self._seen = np.zeros(0, np.int32)  # per term; -1 between blocks
+        self._postings = self._tokens = self._dictionary = 0
+
+    def build(self) -> None:
+        run = self._run
+        order = np.random.default_rng(0).permutation(run.count).astype(np.int32)
+        files = {name: ArrayFile(self._folder / f"{name}.npy", TYPES[name]) for name in APPENDED}
+        for name in ("dictionary_offsets", "posting_offsets"):
+            files[name].append(np.zeros(1, np.int64))
+        told = time.monotonic()
+        for first in range(0, run.count, BLOCK):
+            slots = order[first : first + BLOCK]
+            self._add_block(run.first + slots.astype(np.int64), files)
+            if (now := time.monotonic()) - told >= _TELL_SECONDS:
+                told = now
+                done = first + len(slots)
+                self._emit(Event("progress", KIND, f"{len(self._vocabulary):,} terms", done=done, total=run.count, unit="passages"))
+        for file in files.values():
+            file.close()
+        np.save(self._folder / "order.npy", order, allow_pickle=False)
+        self._save_terms()
+        statistics = {
+            "documents": run.count,
+            "terms": len(self._vocabulary),
+            "postings": self._postings,
+            "tokens": self._tokens,
+            "analyzer": ANALYZER,
+        }
+        (self._folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
+
+    def _add_block(self, positions: npt.NDArray[np.int64], files: dict[str, ArrayFile]) -> None:
+        text, offsets = self._corpus.gather(positions)
+        tokens, starts = self._vocabulary.tokenise(text, offsets)
+        self._grow()
+        row_terms, row_frequencies = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.int32)
+        row_offsets = np.zeros(len(positions) + 1, np.int64)
+        size = index_kernels.count_rows(tokens, starts, self._seen, row_terms, row_frequencies, row_offsets)
+        row_terms, row_frequencies = row_terms[:size], row_frequencies[:size]
+        terms = np.empty(size, np.int32)
+        terms = np.sort(terms[: index_kernels.collect_terms(row_terms, self._counts, terms)])
+        self._document_frequencies[terms] += self._counts[terms]
+        postings, dictionary = np.empty(size, np.uint16), np.empty(MOST_ENTRY_BYTES * len(terms), np.uint8)
+        room = int((row_frequencies >= MANY).sum())
+        places, frequencies = np.empty(room, np.int64), np.empty(room, np.int32)
+        written, _ = index_kernels.invert(
+            row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, places, frequencies
+        )
+        by_place = np.argsort(places)
+        files["large_places"].append(self._postings + places[by_place])
+        files["large_frequencies"].append(frequencies[by_place])
+        files["dictionary"].append(dictionary[:written])
+        files["postings"].append(postings)
+        files["lengths"].append(np.diff(starts).astype(np.int32))
+        self._dictionary += written
+        self._postings += size
+        self._tokens += len(tokens)
+        files["dictionary_offsets"].append(np.array([self._dictionary], np.int64))
+        files["posting_offsets"].append(np.array([self._postings], np.int64))
+
+    def _grow(self) -> None:
+        if (missing := len(self._vocabulary) - len(self._counts)) > 0:
+            extra = missing + len(self._counts) // 2
+            self._counts = np.concatenate([self._counts, np.zeros(extra, np.int32)])
+            self._seen = np.concatenate([self._seen, np.full(extra, -1, np.int32)])
+            self._document_frequencies = np.concatenate([self._document_frequencies, np.zeros(extra, np.int32)])
+
+    def _save_terms(self) -> None:
+        vocabulary = self._vocabulary
+        keys = vocabulary.keys()
+        order = np.argsort(keys, kind="stable")
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "document_frequencies": self._document_frequencies[: len(vocabulary)],
+            "term_keys": keys[order],
+            "term_ids": order.astype(np.int32),
+            "term_sizes": np.diff(vocabulary.term_offsets).astype(np.uint8),
+            "term_bytes": vocabulary.term_bytes,
+        }
+        for name, array in arrays.items():
+            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
