@@ -136,7 +136,7 @@ def select(
 ) -> None:
     """Write the passages that a task asks for, best rank first."""
     from cramlm.config import TaskConfig
-    from cramlm.console import console_events
+    from cramlm.console import console_events, show_selection
     from cramlm.data.task import read_task
     from cramlm.retrieval.catalog import open_catalog
     from cramlm.retrieval.selection import select_documents
@@ -149,6 +149,7 @@ def select(
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
         chosen = select_documents(chosen_by, corpus, task, index=bm25, out=out, seed=seed, store=index, threads=threads, emit=emit)
+    show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
 
 

@@ -140,3 +140,39 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
 def _percentages(test: Mapping[str, Any] | None) -> list[str]:
     keys = ("accuracy", "micro_f1", "macro_f1")
     return ["-"] * len(keys) if test is None else [f"{100 * test[key]:.1f}" for key in keys]
+
+
+def show_selection(report: Mapping[str, Any]) -> None:
+    """A selection's report.json on stdout: where it comes from, what became of queries and documents, what tells it from the corpus."""
+    documents, likeness = report["documents"], report["task_likeness"]
+    total, tokens = documents["selected"], report["tokens"]["estimated"]
+    header = ("source", "passages", "words", "share", "in the corpus", "ratio")
+    show_table(f"{total:,} passages, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens", header, _source_rows(report, total))
+    facts = [["documents", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
+    if report["queries"]["texts"]:
+        facts.insert(0, ["queries", _counts(report["queries"])])
+    facts += [[f"by {part['kind']}", f"{part['selected']:,} of {part['found']:,}"] for part in report.get("retrievers", ())]
+    for name in ("rank", "score"):
+        facts.append([name, "  ".join(f"{share} {report[name][share]:,g}" for share in ("p0", "p10", "p50", "p90", "p100"))])
+    blind, own = likeness["kl_random"], likeness["kl_selection"]
+    facts.append(["KL(task || text)", f"{own:.3f}; of as much text drawn blindly {blind:.3f}: reduced by {blind - own:.3f}"])
+    facts.append(["telling words", ", ".join(row["word"] for row in report["over_represented"])])
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(Text(name, style="bold"), Text(value))
+    Console().print(grid)
+
+
+def _source_rows(report: Mapping[str, Any], total: int) -> list[list[str]]:
+    """Share: of the selection; in the corpus: share of the source's passages that were selected; ratio: to what a blind draw takes."""
+    rows = []
+    for source, count in report["sources"].items():
+        there = report["corpus_sources"][source]
+        ratio = (count / total) / (there / report["corpus_documents"])
+        words = report["source_words"][source]
+        rows.append([source, f"{count:,}", f"{words:,}", f"{count / total:.1%}", f"{count / there:.1%} of {there:,}", f"{ratio:.2f}"])
+    return rows
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

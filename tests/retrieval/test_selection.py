@@ -68,7 +68,10 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
     assert documents["found"] == documents["cut"] + documents["capped"] + documents["dropped"] + documents["selected"]
     assert sum(report["sources"].values()) == documents["selected"] == len(rows)
     assert report["bytes"] == sum(len(row["text"].encode()) for row in rows)
-    assert report["words"] == sum(len(row["text"].split()) for row in rows)
+    assert report["words"] == sum(len(row["text"].split()) for row in rows) == sum(report["source_words"].values())
+    assert report["corpus_sources"] == {"even": 202, "odd": 201}
+    assert report["corpus_documents"] == 403
+    assert report["task_likeness"]["kl_reduction"] > 0
     assert report["rank"]["p0"] == 0
     assert verify(out) == 1
 
@@ -149,6 +152,7 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpu
     assert [(row["position"], row["id"], row["example"]) for row in dropped] == [(400, "d400", "dev-0")]
     assert dropped[0]["reason"]
     assert dropped[0]["match"] in HELD_OUT
+    assert json.loads((tmp_path / "out" / "report.json").read_bytes())["dropped"] == {dropped[0]["reason"]: 1}
 
 
 def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tuple[Corpus, Index], tmp_path: Path) -> None:

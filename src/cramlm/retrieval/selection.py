@@ -1,12 +1,15 @@
 """The slice of the corpus that a task asks for, published as a folder.
 
-training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text, up to the bound
-  (winnow.py) ─► selected.jsonl
+    training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text, up to the bound
+      (winnow.py) ─► selected.jsonl
 
-selected.jsonl      position, id, source, rank, score, query, text; one document per line, in order (of a union: retriever, too)
-dropped.jsonl       position, id, source, reason, match, example: what was left out because it holds held-out text
-report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; sources; ranks
-position.npy, rank.npy, query.npy, score.npy      the same order as arrays (`Selection`)
+    selected.jsonl      position, id, source, rank, score, query, text; one document per line, in order (of a union: retriever, too)
+    dropped.jsonl       position, id, source, reason, match, example: what was left out because it holds held-out text
+    report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; dropped by reason;
+                        documents and words per source; rank and score profile; comparison with the corpus (report.py)
+    position.npy, rank.npy, query.npy, score.npy      the same order as arrays (`Selection`)
+
+The order is that of (rank, position), best first.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, Selection, Task, silent
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
+from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import Means, bound_of, build_retriever, check_bounded
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, winnow
 from cramlm.retriever_config import RetrieverConfig, members_of
@@ -172,8 +176,13 @@ class _Writer:
             "words": self._source_words.total(),
             "bytes": self._bytes,
             "tokens": {"estimated": round(self._tokens), "characters_per_token": CHARACTERS_PER_TOKEN},
+            "dropped": dict(self._dropped.most_common()),
             "sources": dict(self._sources.most_common()),
+            "source_words": {source: self._source_words[source] for source, _ in self._sources.most_common()},
+            "corpus_sources": self._corpus_sources(),
+            "corpus_documents": len(self._corpus),
             **_profile(kept),
+            **compare_with_corpus(self._corpus, kept.position, [example.whole_text for example in self._task.train]),
         }
         if proposal.members:
             report["retrievers"] = [
@@ -188,6 +197,12 @@ class _Writer:
         (self._folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return report
 
+    def _corpus_sources(self) -> dict[str, int]:
+        """Documents of the whole corpus for each source that was selected from."""
+        counts = np.bincount(self._corpus.source, minlength=len(self._corpus.sources)).tolist()
+        of = dict(zip(self._corpus.sources, counts, strict=True))
+        return {source: of[source] for source, _ in self._sources.most_common()}
+
     def _tell(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
         summary = (
@@ -197,7 +212,8 @@ class _Writer:
         if queries["texts"]:
             summary += f"; {queries['answered']:,} queries answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
             summary += f"{queries['failed']} failed"
-        shown = {name: report[name] for name in ("queries", "documents", "words", "tokens")}
+        summary += f"; KL(task || selection) {report['task_likeness']['kl_reduction']:.3f} below a blind draw's"
+        shown = {name: report[name] for name in ("queries", "documents", "words", "tokens", "task_likeness")}
         self._emit(Event("done", KIND, summary, data=shown))
         if queries["empty"]:
             self._emit(Event("warning", KIND, f"{queries['empty']} training texts share no word with the corpus and retrieved nothing"))

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retrieval_fixtures import invented_texts
+from selection_fixtures import write_corpus
+
+from cramlm.retrieval.ngrams import count, divergence, hash_texts
+from cramlm.retrieval.report import PRIOR_WORDS, compare_with_corpus, over_represented
+
+SEA = ["the tide and the harbour and a ship in the reef", "a sailor on the ship saw the reef and the tide", "the harbour of the sailor"]
+OTHER = invented_texts(120, seed=41)
+
+
+def test_a_selection_in_the_words_of_the_task_is_nearer_to_it_than_a_blind_draw(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*OTHER, *SEA])
+    report = compare_with_corpus(corpus, np.arange(120, 123), ["a ship at the reef", "sailor and tide"])
+    likeness = report["task_likeness"]
+    assert likeness["kl_reduction"] > 1
+    assert likeness["kl_reduction"] == pytest.approx(likeness["kl_random"] - likeness["kl_selection"], abs=2e-4)
+    expected = divergence(count(hash_texts(["a ship at the reef", "sailor and tide"])), count(hash_texts(SEA)))
+    assert likeness["kl_selection"] == pytest.approx(expected, abs=1e-4)
+    assert {"the", "ship", "harbour"} <= {row["word"] for row in report["over_represented"]}
+
+
+def test_the_whole_corpus_is_no_nearer_than_a_blind_draw_of_as_much(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, OTHER)
+    report = compare_with_corpus(corpus, np.random.default_rng(1).permutation(120), OTHER[:3])
+    assert report["task_likeness"]["kl_reduction"] == 0
+    assert report["task_likeness"]["random_passages"] == 120
+    assert report["over_represented"] == []
+
+
+def test_the_blind_draw_holds_as_much_text_as_the_selection(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*OTHER, " ".join(OTHER[:6])])
+    report = compare_with_corpus(corpus, np.array([120]), OTHER[:3])  # as long as six others
+    assert 3 <= report["task_likeness"]["random_passages"] <= 12
+
+
+def test_log_odds_are_the_hand_calculated_ones_with_a_prior_of_pooled_counts() -> None:
+    own, other = Counter({"reef": 30, "the": 70, "7": 9}), Counter({"reef": 5, "the": 95, "7": 0})
+    (row,) = over_represented(own, other)
+    prior = PRIOR_WORDS * 35 / 209
+    first, second = 30 + prior, 5 + prior
+    log_odds = math.log(first / (109 + PRIOR_WORDS - first)) - math.log(second / (100 + PRIOR_WORDS - second))
+    assert (row["word"], row["selection"], row["random"]) == ("reef", 30, 5)
+    assert row["log_odds"] == pytest.approx(log_odds, abs=1e-3)
+    assert row["z"] == pytest.approx(log_odds / math.sqrt(1 / first + 1 / second), abs=0.05)
+
+
+def test_a_selection_of_one_word_has_finite_log_odds() -> None:
+    rows = over_represented(Counter({"owl": 5}), Counter())
+    assert all(math.isfinite(row["log_odds"]) for row in rows)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cramlm.console import show_selection
+
+
+def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = dict.fromkeys(("p0", "p10", "p50", "p90", "p100"), 1.5)
+    report: dict[str, Any] = {
+        "queries": {"texts": 7, "distinct": 6, "answered": 7, "empty": 0, "failed": 0},
+        "documents": {"found": 60, "dropped": 2, "capped": 0, "cut": 8, "selected": 50},
+        "dropped": {"shares 13 words": 2},
+        "words": 5000,
+        "tokens": {"estimated": 7000, "characters_per_token": 4.0},
+        "sources": {"[news]": 40, "wiki": 10},
+        "source_words": {"[news]": 4000, "wiki": 1000},
+        "corpus_sources": {"[news]": 100, "wiki": 100},
+        "corpus_documents": 200,
+        "rank": profile,
+        "score": profile,
+        "task_likeness": {"kl_random": 0.7, "kl_selection": 0.6},
+        "over_represented": [{"word": "harbour"}, {"word": "tide"}],
+        "retrievers": [{"kind": "bm25", "found": 55, "selected": 45}, {"kind": "random", "found": 5, "selected": 5}],
+    }
+    show_selection(report)
+    shown = capsys.readouterr().out
+    assert "50 passages, 5,000 words, about 0.01M tokens" in shown
+    news = next(line for line in shown.splitlines() if "[news]" in line)
+    assert [cell.strip() for cell in news.split("│")[1:-1]] == ["[news]", "40", "4,000", "80.0%", "40.0% of 100", "1.60"]
+    for fact in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide"):
+        assert fact in shown
