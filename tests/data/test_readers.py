@@ -271,7 +271,7 @@ TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
 def test_what_pythons_csv_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], separator: str, quoting: Any) -> None:
     path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=separator, quoting=quoting, lineterminator="\n")
+        writer = csv.writer(file, delimiter=separator, quoting=quoting, lineterminator="\r\n")  # so that a "\r" is quoted
         writer.writerow(["text", "label"])
         writer.writerows(table)
     assert rows(path) == table

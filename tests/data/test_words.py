@@ -35,6 +35,27 @@ def test_keys_ignore_case_spacing_and_punctuation_but_nothing_else() -> None:
     assert duplicate_key("...") != duplicate_key("!!!")
 
 
+@pytest.mark.parametrize(
+    "block", [(0x80, 0x600), (0x1E00, 0x3100), (0xA640, 0xA7FF), (0xFB00, 0x10000), (0x1F300, 0x1F700), (0x1D400, 0x1D500)]
+)
+def test_a_few_foreign_characters_in_ascii_are_read_as_among_themselves(block: tuple[int, int]) -> None:
+    # White space at the end changes nothing but the way that is taken: short of it, a foreign character is over a tenth of the text.
+    for character in map(chr, range(*block)):
+        for text in (f"Ab{character}c", f"{character} e{character}{character}F."):
+            assert duplicate_key(text + " " * 200) == duplicate_key(text), ascii(text)
+            assert count_words(text + " " * 200) == count_words(text), ascii(text)
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"])), ascii_text=st.text(st.characters(max_codepoint=127), min_size=1, max_size=60)
+)
+def test_lengths_and_keys_do_not_depend_on_the_share_of_foreign_characters(text: str, ascii_text: str) -> None:
+    mixed = ascii_text * 3 + text + ascii_text
+    assert duplicate_key(mixed + " " * 5000) == duplicate_key(mixed)
+    assert count_words(mixed + " " * 5000) == count_words(mixed)
+    assert count_words(ascii_text) == len(ascii_text.split())
+
+
 def test_a_long_text_is_cut_at_sentence_ends_into_even_passages() -> None:
     text = " ".join(f"Sentence number {n} says that nothing much happened today." for n in range(100))
     spans = cut_passages(text, count_words(text), 200)

@@ -45,8 +45,7 @@ class _BadRowError(ValueError):
 def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
     """The rows of JSON lines; blank lines are no rows."""
     decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
-    names = [column.name for column in columns]
-    simple = [column.kind == "text" and column.required for column in columns]
+    wanted = [(column.name, column.kind != "label", column) for column in columns]
     for number, offset, line in lines:
         if line is None:
             tally.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
@@ -65,12 +64,12 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: 
             if type(record) is not dict:
                 raise _not_an_object(number, record, tally)
             values = []
-            for name, required_text, column in zip(names, simple, columns, strict=True):
+            for name, any_string, column in wanted:
                 value = record.get(name)
-                if not (required_text and type(value) is str):
+                if not (any_string and type(value) is str):
                     value = _spelled(value, column, record, number, tally)
                 values.append(value)
-            if b"\\u" in line and any(value and _SURROGATE.search(value) for value in values):
+            if b"\\" in line and b"\\u" in line and any(value and _SURROGATE.search(value) for value in values):
                 raise _BadRowError("lone surrogate (\\ud800 to \\udfff without its other half)")
         except UnicodeDecodeError as error:
             tally.refuse(number, f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8")

@@ -8,7 +8,7 @@
     statistics.json   what was read, left out and why, and the sha256 of every input file
     rejected.jsonl    bad rows, if there are any: file, line, reason
 
-No text is read. Joining holds about 60 bytes per passage: 10 million take 0.6 GB and some seconds.
+No text is read. 10 million passages with ids of their own take 0.4 GB and 5 CPU seconds.
 """
 
 from __future__ import annotations

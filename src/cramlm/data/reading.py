@@ -36,9 +36,9 @@ from cramlm.config import CorpusConfig
 from cramlm.data.readers import Reader
 from cramlm.data.rows import Column, Rejected, Row
 from cramlm.data.streams import FileStamp, expand_files, stamp_file
-from cramlm.data.words import count_words, cut_passages, duplicate_key
+from cramlm.data.words import MeasuredText, cut_passages
 from cramlm.errors import LockedError
-from cramlm.records import Emit, Event, silent
+from cramlm.records import Emit, Event, IntArray, silent
 
 KIND: Final = "part"
 STAGE: Final = "corpus"  # the stage that a user sees
@@ -165,7 +165,7 @@ class _PartWriter:
         self._text: list[bytes] = []
         self._ids: list[bytes] = []
         self._held = 0
-        self._offsets, self._id_offsets = array("q", [0]), array("q", [0])
+        self._lengths, self._id_lengths = array("q"), array("q")
         self._words, self._source = array("i"), array("i")
         self._sources: dict[str, int] = {}
         self._own_ids, self._own_id_lines = bytearray(), array("q")
@@ -223,39 +223,39 @@ class _PartWriter:
         row_id = own_id.encode() if own_id else b"%b:%d" % (NAMELESS, line)
         if own_id:
             self._note_own_id(row_id, line, counts)
-        words = count_words(text)
+        measured = MeasuredText(text)
+        words = measured.count_words()
         if not words:
             counts.blank += 1
             return
         spans = cut_passages(text, words, self._config.passage_words)
         if len(spans) == 1:
-            self._keep(text, words, row_id, source, counts)
+            self._keep(measured, words, row_id, source, counts)
             return
         counts.cut += 1
         for number, (start, end) in enumerate(spans):
-            passage, passage_id = text[start:end], b"%b#%d" % (row_id, number)
+            passage, passage_id = MeasuredText(text[start:end]), b"%b#%d" % (row_id, number)
             if own_id:
                 self._note_own_id(passage_id, line, counts)
-            self._keep(passage, count_words(passage), passage_id, source, counts)
+            self._keep(passage, passage.count_words(), passage_id, source, counts)
 
     def _note_own_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
         self._own_ids += blake2b(own_id, digest_size=16).digest()
         self._own_id_lines.append(line)
         counts.own_ids += 1
 
-    def _keep(self, text: str, words: int, passage_id: bytes, source: str | None, counts: _FileCounts) -> None:
-        digest = duplicate_key(text)
+    def _keep(self, passage: MeasuredText, words: int, passage_id: bytes, source: str | None, counts: _FileCounts) -> None:
+        digest = passage.duplicate_key()
         if digest in self._seen:
             counts.duplicates += 1
             return
         self._seen.add(digest)
         self._digests += digest
-        data = text.encode()
-        self._text.append(data)
+        self._text.append(passage.data)
         self._ids.append(passage_id)
-        self._held += len(data)
-        self._offsets.append(self._offsets[-1] + len(data))
-        self._id_offsets.append(self._id_offsets[-1] + len(passage_id))
+        self._held += len(passage.data)
+        self._lengths.append(len(passage.data))
+        self._id_lengths.append(len(passage_id))
         self._source.append(self._sources.setdefault(source, len(self._sources)) if source else -len(self._files))
         self._words.append(words)
         counts.passages += 1
@@ -267,8 +267,8 @@ class _PartWriter:
 
     def _save(self) -> None:
         arrays: dict[str, npt.NDArray[Any]] = {
-            "offsets": np.asarray(self._offsets, np.int64),
-            "id_offsets": np.asarray(self._id_offsets, np.int64),
+            "offsets": _offsets(self._lengths),
+            "id_offsets": _offsets(self._id_lengths),
             "source": np.asarray(self._source, np.int32),
             "words": np.asarray(self._words, np.int32),
             "digests": np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -284,3 +284,9 @@ class _PartWriter:
                     file.write(json.dumps({**rejected.as_dict(), "file": number}, ensure_ascii=False) + "\n")
         files = [asdict(counts) for counts in self._files]
         (self._folder / "statistics.json").write_text(json.dumps({"files": files}, indent=1) + "\n", "utf-8")
+
+
+def _offsets(lengths: array[int]) -> IntArray:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(np.asarray(lengths, np.int64), out=offsets[1:])
+    return offsets

@@ -4,7 +4,7 @@ Three jobs share one notion of a letter here. `normal_words` (used to look for h
 passages) keep letters, digits and combining marks, folded by NFKC and case; everything else separates or vanishes. Scripts that put no
 spaces between words (Han, kana, Thai, Lao, Khmer, Myanmar, Tibetan) count every character as a word of its own in `normal_words`, and
 every two characters as one in `count_words`, which measures length. ASCII takes a path through byte tables: about 5 times as fast, and
-most text is ASCII.
+most text is ASCII. `MeasuredText` takes text with a few other characters (quotation marks, an accent here and there) by the same path.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
 # Blocks of scripts written without spaces; halfwidth kana and the ideographs beyond the basic plane included.
 SPACELESS = (
@@ -24,6 +25,9 @@ _SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥።][.!?…]*["'”’»)\]]*\s+|[。！？．][」』”’）]*\s*|\n\s*\n\s*""")
 _ASCII_OTHER = bytes(code for code in range(128) if not chr(code).isalnum())
 _ASCII_TO_SPACE = bytes(32 if code < 128 and not chr(code).isalnum() else code for code in range(256))
+_ASCII = bytes(range(128))
+_ASCII_LOWER = bytes(range(256)).lower()
+_ASCII_IN_WORD = bytes(code >= 128 or not chr(code).isspace() for code in range(256))
 _LONG = 1.5  # a document is cut when it has more than this many times the words of a passage
 
 
@@ -43,27 +47,55 @@ def normal_words(text: str) -> list[str]:
     return spaced.split()
 
 
+class MeasuredText:
+    """A text, its bytes, and how many words and which letters it has."""
+
+    __slots__ = ("_foreign", "data", "text")
+
+    def __init__(self, text: str) -> None:
+        """`text`: without lone surrogates."""
+        self.text = text
+        self.data = text.encode()
+        self._foreign: Collection[_Foreign] | None = ()  # kinds of characters beyond ASCII; None if they are many or hard
+        if not text.isascii():
+            self._foreign = _few_foreign(self.data)
+
+    def count_words(self) -> int:
+        """As the function of that name."""
+        data = self.data
+        if self._foreign is None:
+            return _count_words_of_any_script(self.text)
+        for character in self._foreign:
+            if character.is_space:
+                data = data.replace(character.data, b" ")
+        # One byte per character of the text, 1 in words, as one large number: its bits that follow a 0 begin a word.
+        in_word = int.from_bytes(data.translate(_ASCII_IN_WORD), "little")
+        return (in_word & ~(in_word << 8)).bit_count()
+
+    def duplicate_key(self) -> bytes:
+        """As the function of that name."""
+        if self._foreign is None:
+            letters = _letters_of_any_script(self.text)
+        else:
+            letters = self.data.translate(_ASCII_LOWER, _ASCII_OTHER)
+            for character in self._foreign:
+                if character.letters != character.data:
+                    letters = letters.replace(character.data, character.letters)
+        return blake2b(letters or self.text.strip().encode(), digest_size=16).digest()
+
+
 def duplicate_key(text: str) -> bytes:
     """16 bytes, equal for texts that differ only in case, spacing and punctuation; texts without any letter or digit compare as they
     are.
     """
-    folded = fold(text)
-    letters = folded.encode().translate(None, _ASCII_OTHER)
-    if not folded.isascii():
-        letters = _separators().sub("", letters.decode()).encode()
-    return blake2b(letters or text.strip().encode(), digest_size=16).digest()
+    return MeasuredText(text).duplicate_key()
 
 
 def count_words(text: str) -> int:
     """Length in words: runs between white space; in scripts without spaces two characters are one word (one more per run that holds
     both).
     """
-    words = len(text.split())
-    if text.isascii() or not _SPACELESS_CHARACTER.search(text):
-        return words
-    characters = len(_SPACELESS_CHARACTER.findall(text))
-    bare_runs = sum(1 for run in text.split() if _SPACELESS_CHARACTER.match(run))
-    return words - bare_runs + (characters + 1) // 2
+    return MeasuredText(text).count_words()
 
 
 def cut_passages(text: str, words: int, passage_words: int) -> list[tuple[int, int]]:
@@ -127,6 +159,60 @@ def _between(text: str, start: int, end: int, separator: re.Pattern[str]) -> Ite
             place = match.end()
     if place < end:
         yield place, end
+
+
+class _Foreign(NamedTuple):
+    """A character beyond ASCII that stands for itself, whatever is around it. letters: what of it `duplicate_key` sees."""
+
+    data: bytes
+    letters: bytes
+    is_space: bool
+
+
+def _few_foreign(data: bytes) -> Collection[_Foreign] | None:
+    """The distinct characters beyond ASCII of a text; None if they are more than a tenth of it, or one needs its neighbours to be read."""
+    beyond = data.translate(None, _ASCII)
+    if len(beyond) * 10 > len(data):
+        return None
+    found = []
+    for character in set(beyond.decode()):
+        if (foreign := _foreign(character)) is None:
+            return None
+        found.append(foreign)
+    return found
+
+
+@functools.cache
+def _foreign(character: str) -> _Foreign | None:
+    """None for characters of scripts without spaces, and for those that NFKC may join with the one before (marks, parts of Hangul)."""
+    folded = fold(character)
+    if _joins(character) or _joins(unicodedata.normalize("NFKC", character)[0]) or _SPACELESS_CHARACTER.search(character):
+        return None
+    if fold(folded) != folded:
+        return None  # else the order in which characters are replaced would matter
+    return _Foreign(character.encode(), _letters_of_any_script(character), character.isspace())
+
+
+def _joins(character: str) -> bool:
+    """True for every character that NFKC may join with the one before it or move, and for some others."""
+    code = ord(character)
+    beyond_basic_plane = code > 0xFFFF and not 0x1F000 <= code < 0x1FB00
+    return beyond_basic_plane or 0x1100 <= code < 0x1200 or unicodedata.category(character)[0] == "M"
+
+
+def _letters_of_any_script(text: str) -> bytes:
+    folded = fold(text)
+    letters = folded.encode().translate(None, _ASCII_OTHER)
+    return letters if folded.isascii() else _separators().sub("", letters.decode()).encode()
+
+
+def _count_words_of_any_script(text: str) -> int:
+    words = len(text.split())
+    if text.isascii() or not _SPACELESS_CHARACTER.search(text):
+        return words
+    characters = len(_SPACELESS_CHARACTER.findall(text))
+    bare_runs = sum(1 for run in text.split() if _SPACELESS_CHARACTER.match(run))
+    return words - bare_runs + (characters + 1) // 2
 
 
 @functools.cache
