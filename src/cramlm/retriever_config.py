@@ -65,6 +65,7 @@ class Bm25Config(_Queried):
     kind: Literal["bm25"] = "bm25"
     k1: float = Field(1.2, ge=0)
     b: float = Field(0.75, ge=0, le=1)
+    norm: Literal["exact", "lucene"] = Field("exact", description="document lengths; lucene: as Lucene stores them, in one byte")
 
 
 class RandomConfig(_Retriever):
