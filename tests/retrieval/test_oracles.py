@@ -100,8 +100,9 @@ def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, 
     position = np.array([position for position, _ in found], np.int64)
     score = np.array([score for _, score in found])
     assert len(np.unique(position)) == len(found) == min(limit, int((scores > 0).sum()))
-    np.testing.assert_allclose(score, scores[position], rtol=RELATIVE)
-    np.testing.assert_allclose(score, np.sort(scores)[::-1][: len(found)], rtol=RELATIVE)
+    fine = 1e-7 * scores.max()  # the unit of a query's scores grows with its size, and some here repeat a word 900 times
+    np.testing.assert_allclose(score, scores[position], rtol=RELATIVE, atol=fine)
+    np.testing.assert_allclose(score, np.sort(scores)[::-1][: len(found)], rtol=RELATIVE, atol=fine)
 
 
 @pytest.mark.parametrize(("k1", "b", "limit"), [(1.2, 0.75, 50), (1.2, 0.75, 5000), (0.9, 0.4, 7), (2.0, 1.0, 300), (0.0, 0.0, 100)])
@@ -140,7 +141,7 @@ def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Pa
     index = index_texts(texts, tmp_path / "store")
     limits = (10, 500)
     for limit, found in zip(limits, lucene.search(tmp_path / "index", [(list(asked.values()), k) for k in limits]), strict=True):
-        for query, hits in enumerate(results(index, list(asked), limit=limit, norm="lucene")):
+        for query, hits in enumerate(results(index, list(asked), limit=limit, scoring=Scoring(norm="lucene"))):
             part = slice(found.offsets[query], found.offsets[query + 1])
             positions, scores = found.position[part].tolist(), found.score[part].tolist()
             np.testing.assert_allclose([score for _, score in hits], scores, rtol=2e-6)

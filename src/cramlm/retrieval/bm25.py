@@ -47,6 +47,7 @@ MOST_SHIFT: Final = 18  # of coarse units
 COARSE_UNITS: Final = 255 << MOST_SHIFT  # how far they may raise a sum
 MOST_UNITS: Final = 2**32 - 2 * COARSE_UNITS
 CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per pass over the index
+SAMPLE: Final = 256  # documents
 GUESS_AFTER: Final = (1, 2, 8, 32)  # blocks
 
 Norm: TypeAlias = Literal["exact", "lucene"]
@@ -304,15 +305,23 @@ class Batch:
             kernels.weigh_block(block, shard.blocks, number_of, self._weight, norm[slots], self._row_of_term, self._shift, room)
             position = first + shard.order[slots].astype(np.int64)
             if self._drop is None:
+                if guess and done == 1:  # a few documents first, so that not every document of the first block becomes a candidate
+                    kernels.score_block(0, len(queries), self._plan, self._shift, self._limit, position[:SAMPLE], room, found)
+                    self._guess(len(position[:SAMPLE]), found)
+                    found.sizes[:] = 0
                 kernels.score_block(0, len(queries), self._plan, self._shift, self._limit, position, room, found)
             else:
                 kernels.score_block_wide(self._plan, self._drop, self._limit, position, room, found)
             seen += len(position)
             if guess and done in GUESS_AFTER and done < len(blocks):
-                expected = self._limit * seen / self._statistics.documents
-                kernels.raise_thresholds(min(self._limit, int(expected + 4 * expected**0.5 + 5)), found)
+                self._guess(seen, found)
             tell()
         return found
+
+    def _guess(self, seen: int, found: Found) -> None:
+        """Raise the thresholds to where, by the documents seen so far, surely more than `limit` of all will lie above."""
+        expected = self._limit * seen / self._statistics.documents
+        kernels.raise_thresholds(min(self._limit, int(expected + 4 * expected**0.5 + 5)), found)
 
     def _numbers_of(self, shard: Shard) -> Int32Array:
         """For every term of a shard its number in the batch, or -1."""

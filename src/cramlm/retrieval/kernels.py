@@ -129,7 +129,7 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
 def score_block(first_query, last_query, plan, shift, limit, position, room, found):
     """Add up a block for queries first_query..last_query and append to the candidates what reaches their thresholds.
 
-    position: int64, the place in the corpus of each of the block's documents.
+    position: int64, the place in the corpus of each of the block's documents, or of the first of them only: the others are left out.
     """
     candidates, sizes, threshold = found.candidates, found.sizes, found.threshold
     sums, places, impacts, begin, length = room.sums, room.places, room.impacts, room.begin, room.length
@@ -175,6 +175,8 @@ def score_block(first_query, last_query, plan, shift, limit, position, room, fou
                         candidates[query, size] = (np.uint64(score) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
                         size += 1
             clear(sums, left)
+        for chunk in range(chunks, BLOCK // CHUNK):
+            clear(sums, chunk * CHUNK)
         sizes[query] = size
 
 
