@@ -7,7 +7,7 @@
 2 ** -22 (2 ** -20 for some queries of hundreds of words); the rest is whole numbers. Ties go to the smaller position. The way of
 a batch:
 
-    texts ─► terms, known ones, counted; equal queries made one (`compile_queries`, with statistics summed over all shards)
+    texts ─► terms, known ones, counted; equal queries made one (queries.py, with statistics summed over all shards)
       ─► for each block of 4,096 passages, in a fixed shuffled order: impacts of the batch's postings, once for all queries
            ─► added up per query; what reaches the query's threshold becomes a candidate (`Batch.scan`, for any part of the blocks)
       ─► the best `limit` of all candidates (`Batch.merge`)
@@ -29,10 +29,10 @@ import numpy.typing as npt
 from cramlm.errors import UsageError
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval import kernels
-from cramlm.retrieval.analysis import Vocabulary
 from cramlm.retrieval.index_kernels import BLOCK
 from cramlm.retrieval.kernels import Found, Plan, Room
 from cramlm.retrieval.lucene_norm import lucene_lengths
+from cramlm.retrieval.queries import Float64Array, Queries
 from cramlm.retrieval.shard import Shard
 from cramlm.retrieval.vector_kernels import CHUNK
 
@@ -52,7 +52,6 @@ GUESS_AFTER: Final = (1, 2, 8, 32)  # blocks
 
 Norm: TypeAlias = Literal["exact", "lucene"]
 Keys: TypeAlias = npt.NDArray[np.uint64]  # score in units << 32 | ~position
-Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,72 +80,6 @@ class Statistics:
     def average_length(self) -> float:
         """Terms per document; 1 for an index without any, so that nothing is divided by 0."""
         return self.tokens / self.documents if self.tokens else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """Distinct queries: query q has term[offsets[q]:offsets[q + 1]] (numbers of `vocabulary`, ascending) with `count` in the query.
-
-    document_frequencies: int64 (terms of the vocabulary,), over all shards; 0 = unknown, and in no query. owner: int64 (texts,), the
-    distinct query that each text became; -1 if no term of it is in the index.
-    """
-
-    vocabulary: Vocabulary
-    document_frequencies: IntArray
-    offsets: IntArray
-    term: Int32Array
-    count: IntArray
-    owner: IntArray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def take(self, chosen: IntArray) -> Queries:
-        """Some of the queries, in the order given; each is its own owner."""
-        sizes = np.diff(self.offsets)[chosen]
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
-        place = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][chosen] - offsets[:-1], sizes)
-        return Queries(self.vocabulary, self.document_frequencies, offsets, self.term[place], self.count[place], np.arange(len(chosen)))
-
-    def sums(self, values: Float64Array) -> Float64Array:
-        """Per query, the sum of `values` (one per term)."""
-        return np.add.reduceat(values, self.offsets[:-1]) if len(self) else np.zeros(0)
-
-
-def count_documents(vocabulary: Vocabulary, shard: Shard) -> IntArray:
-    """In how many of a shard's documents each term of a batch stands: the first of the two passes."""
-    numbers = shard.find_terms(vocabulary)
-    return np.where(numbers >= 0, shard.document_frequencies[numbers] if shard.terms else 0, 0).astype(np.int64)
-
-
-def compile_queries(shards: Sequence[Shard], texts: Sequence[str]) -> Queries:
-    """Texts as the index sees them: unknown terms left out, repeated terms counted, texts with equal terms and counts made one."""
-    encoded = [text.encode("utf-8", "replace") for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    vocabulary = Vocabulary()
-    tokens, starts = vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), ends)
-    terms = max(1, len(vocabulary))
-    frequencies = np.zeros(terms, np.int64)
-    for shard in shards:
-        frequencies[: len(vocabulary)] += count_documents(vocabulary, shard)
-    text_of = np.repeat(np.arange(len(texts)), np.diff(starts))
-    known = frequencies[tokens] > 0
-    pairs, counts = np.unique(text_of[known] * terms + tokens[known], return_counts=True)
-    term = (pairs % terms).astype(np.int32)
-    bounds = np.searchsorted(pairs, np.arange(len(texts) + 1) * terms)
-    owner = np.full(len(texts), -1, np.int64)
-    first: dict[bytes, int] = {}
-    chosen: list[int] = []
-    for text in range(len(texts)):
-        part = slice(bounds[text], bounds[text + 1])
-        if content := term[part].tobytes() + counts[part].tobytes():
-            if content not in first:
-                first[content] = len(chosen)
-                chosen.append(text)
-            owner[text] = first[content]
-    every = Queries(vocabulary, frequencies, bounds, term, counts.astype(np.int64), owner)
-    distinct = every.take(np.array(chosen, np.int64))
-    return Queries(vocabulary, frequencies, distinct.offsets, distinct.term, distinct.count, owner)
 
 
 def inverse_frequency(documents: int, frequencies: IntArray) -> Float64Array:
@@ -179,6 +112,23 @@ def search(
     Raises:
         UsageError: if limit or threads is out of range.
     """
+    for query, exponent, keys in search_keys(shards, statistics, queries, limit=limit, scoring=scoring, threads=threads, emit=emit):
+        yield query, *unpack(keys, exponent)
+
+
+def search_keys(
+    shards: Sequence[tuple[int, Shard]],
+    statistics: Statistics,
+    queries: Queries,
+    *,
+    limit: int,
+    scoring: Scoring,
+    threads: int = 1,
+    emit: Emit = silent,
+) -> Iterator[tuple[int, int, Keys]]:
+    """`search`, with (query, exponent of its unit, keys). With the statistics of a whole index and some of its shards, the best keys of
+    all parts together are those of the whole: an exponent does not depend on the shards.
+    """
     if limit < 1 or threads < 1:
         raise UsageError(f"search needs limit >= 1 and threads >= 1, got limit {limit}, threads {threads}; correct the setting")
     limit = min(limit, statistics.documents)
@@ -187,8 +137,8 @@ def search(
         for first in range(0, len(queries), per_pass):
             chosen = np.arange(first, min(first + per_pass, len(queries)))
             results = _search(shards, statistics, queries.take(chosen), limit, scoring, threads, pool, emit)
-            for query, (positions, scores) in zip(chosen.tolist(), results, strict=True):
-                yield query, positions, scores
+            for query, (exponent, keys) in zip(chosen.tolist(), results, strict=True):
+                yield query, exponent, keys
 
 
 def _search(
@@ -200,8 +150,8 @@ def _search(
     threads: int,
     pool: ThreadPoolExecutor,
     emit: Emit,
-) -> list[tuple[IntArray, FloatArray]]:
-    results: list[tuple[IntArray, FloatArray]] = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
+) -> list[tuple[int, Keys]]:
+    results: list[tuple[int, Keys]] = [(0, np.empty(0, np.uint64))] * len(queries)
     for exponent, chosen in split_by_size(queries, statistics):
         pending, least, guess = chosen, np.ones(len(chosen), np.uint32), True
         while len(pending):
@@ -213,7 +163,7 @@ def _search(
             )
             keys, least = merge(parts, limit)
             for query, best in zip(pending.tolist(), keys, strict=True):
-                results[query] = unpack(best, exponent)
+                results[query] = exponent, best
             again = least > 0
             pending, least, guess = pending[again], least[again], False
     return results
@@ -270,6 +220,7 @@ class Batch:
         self, shards: Sequence[tuple[int, Shard]], statistics: Statistics, queries: Queries, limit: int, scoring: Scoring, exponent: int
     ) -> None:
         self._shards, self._statistics, self._queries, self._limit, self._scoring = shards, statistics, queries, limit, scoring
+        self._documents = sum(len(shard) for _, shard in shards)  # of these shards: thresholds are guessed for them alone
         terms, local = np.unique(queries.term, return_inverse=True)
         self._terms = terms
         frequency = queries.document_frequencies[terms]
@@ -320,7 +271,7 @@ class Batch:
 
     def _guess(self, seen: int, found: Found) -> None:
         """Raise the thresholds to where, by the documents seen so far, surely more than `limit` of all will lie above."""
-        expected = self._limit * seen / self._statistics.documents
+        expected = self._limit * seen / self._documents
         kernels.raise_thresholds(min(self._limit, int(expected + 4 * expected**0.5 + 5)), found)
 
     def _numbers_of(self, shard: Shard) -> Int32Array:

@@ -25,8 +25,9 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval import bm25
 from cramlm.retrieval.analysis import ANALYZER
-from cramlm.retrieval.bm25 import Queries, Scoring, Statistics
+from cramlm.retrieval.bm25 import Scoring, Statistics
 from cramlm.retrieval.build import CODE_FORMAT, Run, build_shard, plan_runs
+from cramlm.retrieval.queries import Queries, count_in_shards, make_queries, tokenise_texts
 from cramlm.retrieval.shard import Shard
 
 KIND: Final = "index"
@@ -93,7 +94,8 @@ class Index:
 
     def compile(self, texts: Sequence[str]) -> Queries:
         """Texts as this index sees them; texts with equal terms are one query."""
-        return bm25.compile_queries([shard for _, shard in self.shards], texts)
+        tokens = tokenise_texts(texts)
+        return make_queries(tokens, count_in_shards(tokens, [shard for _, shard in self.shards]))
 
     def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Hits:
         """The `limit` best documents for every text by BM25, as Lucene scores it (see bm25.py); repeated texts cost nothing."""
