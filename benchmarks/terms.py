@@ -85,8 +85,7 @@ class TermCorpus:
         with (folder / "terms.txt").open("wb") as lines, (folder / "tokens.bin").open("wb") as numbers:
             for first in range(0, len(corpus), BLOCK):
                 last = min(first + BLOCK, len(corpus))
-                offsets = np.asarray(corpus.offsets[first : last + 1])
-                tokens, ends = vocabulary.tokenise(np.asarray(corpus.buffer[offsets[0] : offsets[-1]]), offsets - offsets[0])
+                tokens, ends = vocabulary.tokenise(*corpus.gather(np.arange(first, last)))
                 missing = len(vocabulary) - len(frequency)
                 frequency = np.concatenate((frequency, np.zeros(missing, np.int64)))
                 seen = np.concatenate((seen, np.full(missing, -1, np.int64)))

@@ -234,10 +234,13 @@ def predict(
 
 @app.command()
 def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
-    """Check every published file below a folder against its hash."""
+    """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
     from cramlm.artifacts import verify as verify_artifacts
+    from cramlm.data.corpus import verify_corpora
 
-    print(f"{verify_artifacts(path)} folders whole: {path}")
+    folders = verify_artifacts(path)
+    verify_corpora(path)
+    print(f"{folders} folders whole: {path}")
 
 
 @app.command()

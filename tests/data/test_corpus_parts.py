@@ -1,6 +1,8 @@
 """A corpus is what reading its files in order, in one go, would give: however they are grouped, whoever reads them, in any steps."""
 
+import contextlib
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,13 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.artifacts import verify
+from cramlm.artifacts import lock, verify
 from cramlm.config import CorpusConfig
-from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
 from cramlm.data.merge import repetitions
 from cramlm.data.reading import plan_parts, read_part
 from cramlm.data.words import count_words, cut_passages, duplicate_key
-from cramlm.errors import ArtifactError, DataError
+from cramlm.errors import ArtifactError, DataError, LockedError
 from cramlm.records import Document, Event
 
 PASSAGE_WORDS = 20
@@ -87,7 +89,7 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contents=st.lists(st.lists(RECORDS, min_size=1, max_size=8), min_size=1, max_size=5), part_bytes=st.sampled_from([1, 300, 900, 10**9])
 )
@@ -212,6 +214,28 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     assert verify(tmp_path) == 8
 
 
+def test_a_part_that_another_process_reads_is_waited_for(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
+    settings_, store = config(tmp_path / "input"), tmp_path / "store"
+    with contextlib.ExitStack() as reading:
+        reading.enter_context(lock(plan_parts(settings_, part_bytes=1)[0].folder(store)))
+        notes: list[str] = []
+
+        def give_way(event: Event) -> None:
+            if event.kind == "note":
+                notes.append(event.message)
+                reading.close()
+
+        corpus = build_corpus(settings_, store, part_bytes=1, emit=give_way)
+    assert [document.id for document in corpus] == [f"{name}-{n}" for name in "ab" for n in range(5)]
+    assert len(notes) == 1
+    assert "waiting for a part" in notes[0]
+    shutil.rmtree(corpus.path)
+    with lock(corpus.path), pytest.raises(LockedError, match="being built by another process"):
+        build_corpus(settings_, store, part_bytes=1)
+
+
 def test_repeated_ids_in_two_parts_fail_with_both_lines(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", invented("x", 4))
     write(
@@ -301,10 +325,13 @@ def test_a_missing_part_is_named_and_read_again(tmp_path: Path) -> None:
     shutil.rmtree(lost)
     with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
         Corpus.open(corpus.path)
+    with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
+        verify_corpora(tmp_path)
     events: list[Event] = []
     again = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
     assert (again.path, again.fingerprint, list(again)) == (corpus.path, corpus.fingerprint, list(corpus))
     assert [event.kind for event in events] == ["start", "fresh"]
+    verify_corpora(tmp_path)
 
 
 def test_a_damaged_part_is_named_at_opening(tmp_path: Path) -> None:
@@ -318,6 +345,18 @@ def test_a_damaged_part_is_named_at_opening(tmp_path: Path) -> None:
     text.unlink()
     with pytest.raises(ArtifactError, match=r"text.bin: missing"):
         Corpus.open(corpus.path)
+
+
+def test_more_parts_are_opened_than_the_system_allows_at_first(tmp_path: Path) -> None:
+    for n in range(40):
+        write(tmp_path / "input" / f"{n}.jsonl", invented(f"n{n}", 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 30, hard))
+        corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+        assert len([document.id for document in corpus]) == len(corpus.parts) == 40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_another_part_in_the_place_of_one_is_refused(tmp_path: Path) -> None:

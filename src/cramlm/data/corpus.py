@@ -27,7 +27,7 @@ import numpy.typing as npt
 from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage
 from cramlm.config import CorpusConfig
 from cramlm.data.merge import PARTS_FOLDER, TABLE, merge_parts
-from cramlm.data.parts import Part, PartIds, allow_open_parts, decode, gather_texts, read_statistics
+from cramlm.data.parts import Part, PartIds, allow_open_parts, damage_named, decode, gather_texts, read_statistics
 from cramlm.data.reading import PART_BYTES, STAGE, TELL_SECONDS, PartPlan, plan_parts, read_part
 from cramlm.data.workers import available_cores, run_tasks
 from cramlm.errors import ArtifactError, LockedError
@@ -36,7 +36,6 @@ from cramlm.records import Document, Emit, Event, Int32Array, IntArray, silent
 KIND: Final = STAGE
 CODE_FORMAT: Final = 2  # raise it when the same parts would give another folder
 _BYTES_PER_WORKER: Final = 8e6  # a second of reading: below, starting a process costs more than it saves
-_MOST_OPEN_IDS: Final = 64  # parts
 _WAIT_SECONDS: Final = 0.5
 
 
@@ -59,7 +58,7 @@ class Corpus:
     def open(path: Path) -> Corpus:
         """Raises ArtifactError if the folder is not a whole corpus, or one of its parts is missing or damaged."""
         open_artifact(path, kind=KIND)
-        try:
+        with damage_named(path):
             table = json.loads((path / TABLE).read_bytes())
             statistics = read_statistics(path)
             sources = tuple(json.loads((path / "sources.json").read_bytes()))
@@ -69,8 +68,6 @@ class Corpus:
             ends = np.cumsum([0, *(entry["files"] for entry in table["parts"])]).tolist()
             names_of_parts = tuple(tuple(names[start:end]) for start, end in pairwise(ends))
             corpus = Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
-        except (ValueError, KeyError, OSError) as error:
-            raise ArtifactError(f"{path}: damaged corpus ({error}); delete the folder and build it again") from error
         if len(source) != sum(map(len, parts)) or source.min() < 0 or source.max() >= len(sources):
             raise ArtifactError(f"{path / 'source.npy'}: damaged, a source is not listed; delete the folder and build it again")
         return corpus
@@ -86,12 +83,9 @@ class Corpus:
 
     def document(self, position: int) -> Document:
         number, place = self._find(position)
-        opened = self._ids
-        if number not in opened:
-            if len(opened) == _MOST_OPEN_IDS:
-                del opened[next(iter(opened))]
-            opened[number] = PartIds(self.parts[number].path, self._names[number])
-        return Document(opened[number][place], self.text(position), self.sources[self.source[position]])
+        if (ids := self._ids.get(number)) is None:
+            ids = self._ids[number] = PartIds(self.parts[number].path, self._names[number])
+        return Document(ids[place], self.text(position), self.sources[self.source[position]])
 
     def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """The texts at these positions, in the order given: (uint8 (bytes,), int64 (n + 1,) where each begins), both new and writable.
@@ -106,22 +100,6 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         return (self.document(position) for position in range(len(self)))
-
-    @property
-    def buffer(self) -> npt.NDArray[np.uint8]:
-        """All text in one piece; a copy in memory unless the corpus is one whole part."""
-        return self._flat[0]
-
-    @property
-    def offsets(self) -> IntArray:
-        """int64 (N + 1,): document i is buffer[offsets[i]:offsets[i + 1]]."""
-        return self._flat[1]
-
-    @cached_property
-    def _flat(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        if len(self.parts) == 1 and self.parts[0].kept is None:
-            return self.parts[0].buffer, self.parts[0].offsets
-        return self.gather(np.arange(len(self)))
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -168,6 +146,17 @@ def build_corpus(
         with lock(target):  # the corpus is as it was, but someone deleted parts of it
             _read_parts(plans, store, workers, emit)
     return Corpus.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
+
+
+def verify_corpora(path: Path) -> None:
+    """Open every corpus at or below `path`: `artifacts.verify` checks the parts that are there, this that none is missing.
+
+    Raises:
+        ArtifactError: naming a part that is missing, damaged, or not the one that a corpus was built from.
+    """
+    for table in sorted(path.rglob(TABLE)):
+        if (table.parent / MANIFEST).exists() and not any(".tmp-" in name for name in table.relative_to(path).parts):
+            Corpus.open(table.parent)
 
 
 def _open_parts(path: Path, table: Sequence[dict[str, Any]]) -> tuple[Part, ...]:

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.artifacts import hash_json, open_artifact
-from cramlm.data.parts import read_statistics
+from cramlm.data.parts import damage_named, read_statistics
 from cramlm.data.reading import KIND as PART
 from cramlm.data.reading import PartPlan
 from cramlm.data.streams import FileStamp, name_files
-from cramlm.errors import ArtifactError, DataError
+from cramlm.errors import DataError
 from cramlm.records import BoolArray, Int32Array, IntArray
 
 TABLE: Final = "corpus.json"
@@ -101,10 +101,8 @@ def repetitions(digests: _Digests) -> tuple[IntArray, IntArray]:
 def _open_input(plan: PartPlan, store: Path, first_file: int) -> _Input:
     path = plan.folder(store)
     fingerprint = open_artifact(path, kind=PART).fingerprint
-    try:
+    with damage_named(path):
         files = read_statistics(path)["files"]
-    except (ValueError, KeyError) as error:
-        raise ArtifactError(f"{path}: damaged part ({error}); delete the folder and build the corpus again") from error
     assert len(files) == len(plan.stamps)
     return _Input(path, fingerprint, first_file, files)
 

@@ -6,10 +6,11 @@ that it had. A part stays as it was read; what a corpus leaves out of it, becaus
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +19,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import Artifact, hash_json, open_artifact
+from cramlm.artifacts import Artifact, environment_faults, hash_json, open_artifact
 from cramlm.data.reading import KIND, NAMELESS
 from cramlm.errors import ArtifactError
 from cramlm.records import IntArray
 
-_FILES_PER_PART: Final = 8  # open ones: text and offsets here, what an index opens for the same part
+_FILES_PER_PART: Final = 8  # open ones: text, ids and where they begin; and what an index opens for the same passages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +48,9 @@ class Part:
     def open(path: Path, *, first: int, dropped: IntArray) -> Part:
         """Raises ArtifactError if the folder is not a whole part, or has no passages with the numbers `dropped`."""
         artifact = open_artifact(path, kind=KIND)
-        try:
+        with damage_named(path):
             offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
             buffer = map_bytes(path / "text.bin")
-        except (ValueError, KeyError, EOFError) as error:
-            raise ArtifactError(f"{path}: damaged part ({error}); delete the folder and build the corpus again") from error
         check_offsets(path / "offsets.npy", offsets, end=len(buffer))
         kept = None
         if len(dropped):
@@ -79,12 +78,10 @@ class PartIds:
             ArtifactError: if what there is does not fit together.
         """
         self._path, self._names = path, names
-        try:
+        with damage_named(path):
             self._offsets = np.load(path / "id_offsets.npy", mmap_mode="r", allow_pickle=False)
             self._ids = map_bytes(path / "ids.bin")
             counts = [file["passages"] for file in read_statistics(path)["files"]]
-        except (ValueError, KeyError, EOFError) as error:
-            raise ArtifactError(f"{path}: damaged part ({error}); delete the folder and build the corpus again") from error
         check_offsets(path / "id_offsets.npy", self._offsets, end=len(self._ids))
         if len(counts) != len(names) or sum(counts) != len(self._offsets) - 1:
             raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
@@ -128,6 +125,16 @@ def decode(data: bytes, part: Path) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{part}: damaged, a passage is not UTF-8; delete the folder and build the corpus again") from error
+
+
+@contextlib.contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """What a damaged folder makes numpy and json raise, as an ArtifactError; what the system refuses, as an EnvironmentFault."""
+    with environment_faults(path):
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, EOFError) as error:
+            raise ArtifactError(f"{path}: damaged ({error}); delete the folder and build the corpus again") from error
 
 
 def read_statistics(path: Path) -> dict[str, Any]:

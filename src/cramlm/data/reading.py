@@ -24,6 +24,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -50,14 +51,14 @@ _ALONE = 1 / 4  # of the bytes of a part, from which a file is one of its own
 _FLUSH_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartPlan:
     """The files of one part, as they were when it was planned."""
 
     config: CorpusConfig
     stamps: tuple[FileStamp, ...]
 
-    @property
+    @cached_property
     def key(self) -> dict[str, Any]:
         """All that the part's content depends on."""
         return {
@@ -66,7 +67,7 @@ class PartPlan:
             "files": [[str(stamp.path.absolute()), stamp.bytes, stamp.mtime_ns] for stamp in self.stamps],
         }
 
-    @property
+    @cached_property
     def name(self) -> str:
         return hash_json(self.key)[:16]
 

@@ -31,7 +31,7 @@ from cramlm.records import Emit, Event
 
 Tell: TypeAlias = Callable[[int, Event], None]
 Function: TypeAlias = Callable[[Any, Emit], Any]
-_CLEANING_SECONDS: Final = 60.0
+_CLEANING_SECONDS: Final = 10.0
 
 
 def available_cores() -> int:
