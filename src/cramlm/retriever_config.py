@@ -34,6 +34,7 @@ def parse_count(value: Any) -> Any:
     return int(count)
 
 
+QueriesOf: TypeAlias = Literal["text", "phrases"]
 Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
 
@@ -57,6 +58,8 @@ class _Queried(_Retriever):
 
     top_k: int = Field(50, ge=1, description="documents per query; the paper: 50 for high-resource tasks, 500-5000 for low-resource")
     per_query: int | None = Field(None, ge=1, description="at most so many documents of the union are credited to one query")
+    queries: QueriesOf = Field("text", description="text: the whole text; phrases: its key phrases (retrieval/phrases.py), for long texts")
+    query_words: int | None = Field(None, ge=1, description="most words of a query")
 
 
 class Bm25Config(_Queried):

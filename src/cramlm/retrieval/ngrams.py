@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,14 @@ _BLOCK: Final = 2048  # texts hashed at a time
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Token(NamedTuple):
+    """A word (with at least one letter, digit or mark), or a run of other characters that are not space; `space` is what follows it."""
+
+    text: str
+    is_word: bool
+    space: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,16 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
     except (ValueError, OSError) as error:
         raise ArtifactError(f"{path}: damaged n-grams ({error}); delete the folder and run again") from error
     return Ngrams(found, offsets), counts
+
+
+def cut_into_tokens(text: str) -> list[Token]:
+    """The tokens of a text in NFC, in order and in their own case."""
+    data = (text if text.isascii() else unicodedata.normalize("NFC", text)).encode()
+    classes, starts, ends = _character_classes(), np.empty(len(data), np.int64), np.empty(len(data), np.int64)
+    count = ngram_kernels.find_tokens(np.frombuffer(data, np.uint8), 0, len(data), classes, starts, ends)
+    places = zip(starts[:count].tolist(), ends[:count].tolist(), [*starts[1:count].tolist(), len(data)], strict=True) if count else ()
+    tokens = [(data[start:end].decode(), data[end:following].decode()) for start, end, following in places]
+    return [Token(token, classes[ord(token[0])] != ngram_kernels.OTHER and token.strip("_") != "", space) for token, space in tokens]
 
 
 def _quiet_when_fresh(emit: Emit) -> Emit:

@@ -16,6 +16,7 @@ from cramlm.retrieval.analysis import ANALYZER
 from cramlm.retrieval.bm25 import Scoring
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.index import Index
+from cramlm.retrieval.phrases import texts_to_ask
 from cramlm.retrieval.random import RandomRetriever
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
 from cramlm.retrieval.union import UnionRetriever
@@ -92,7 +93,7 @@ class Bm25Retriever:
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)
         self.index.verify()  # every byte: a damaged index must not choose documents
-        compiled = self.index.compile(texts)
+        compiled = self.index.compile(texts_to_ask(texts, corpus, of=self.config.queries, most_words=self.config.query_words))
         numbers, first_text = np.unique(compiled.owner, return_index=True)
         text_of = first_text[numbers >= 0]
 

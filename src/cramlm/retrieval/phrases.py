@@ -1,0 +1,121 @@
+"""What a training text asks: itself, its first words, or its key phrases.
+
+    text ─► tokens (as for n-grams) ─► runs of content words between stop words and punctuation ─► scored ─► the best third ─► query
+
+Key phrases are RAKE's (Rose, Engel, Cramer and Cowley 2010): a word scores degree / frequency, where its frequency counts its
+occurrences in candidate phrases and its degree the words of those phrases (itself too); a phrase scores the sum of its words; of n
+different content words the n / 3 best phrases stay. A hyphen or an apostrophe inside a word does not end a phrase.
+
+**Stop words are counted, not listed**, so that any language works: words in at least a tenth of 2,000 passages taken evenly from the
+corpus, and words in at least three tenths of the training texts (which may be spelt otherwise than the corpus, as Yoruba with and without
+tone marks). For English that is 129 words of the general corpus, nearly all of them function words; a topic that fills a tenth of a
+narrow corpus counts as one, too, and tells its passages apart as little.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from cramlm.data.corpus import Corpus
+from cramlm.retrieval.ngrams import Token, cut_into_tokens
+from cramlm.retriever_config import QueriesOf
+
+STOP_SHARE_OF_CORPUS: Final = 0.1
+STOP_SHARE_OF_TASK: Final = 0.3
+_SAMPLE: Final = 2000
+_FEWEST: Final = 3
+_JOINING: Final = frozenset("-'’‐‑")
+
+
+def texts_to_ask(texts: Sequence[str], corpus: Corpus, *, of: QueriesOf, most_words: int | None) -> list[str]:
+    """A query for every text, in order. most_words: longer ones are cut, phrases at the end of the last that fits (one always does).
+    A text without a key phrase asks as it is.
+    """
+    if of == "text":
+        return list(texts) if most_words is None else [first_words(text, most_words) for text in texts]
+    stop = stop_words(corpus, texts)
+    queries = {text: ", ".join(_fitting(key_phrases(text, stop), most_words)) or text for text in dict.fromkeys(texts)}
+    return [queries[text] for text in texts]
+
+
+def stop_words(corpus: Corpus, texts: Sequence[str]) -> frozenset[str]:
+    """The words that are everywhere in the corpus or the training texts, lower-cased."""
+    positions = np.unique(np.linspace(0, len(corpus) - 1, min(_SAMPLE, len(corpus))).round().astype(np.int64)).tolist()
+    common = _common((corpus.text(position) for position in positions), STOP_SHARE_OF_CORPUS)
+    return frozenset(common | _common(texts, STOP_SHARE_OF_TASK))
+
+
+def key_phrases(text: str, stop: Collection[str]) -> list[str]:
+    """Different key phrases, best first (on ties the one that comes first), lower-cased; none if every word is a stop word."""
+    candidates = _candidates(text.lower(), stop)
+    frequency: Counter[str] = Counter()
+    degree: Counter[str] = Counter()
+    for _, words in candidates:
+        frequency.update(words)
+        degree.update({word: count * len(words) for word, count in Counter(words).items()})
+    scores: dict[str, float] = {}
+    for phrase, words in candidates:
+        scores.setdefault(phrase, sum(degree[word] / frequency[word] for word in words))
+    best = sorted(scores, key=lambda phrase: -scores[phrase])
+    return best[: max(1, len(frequency) // 3)]
+
+
+def first_words(text: str, most: int) -> str:
+    """The text up to its `most`-th word; punctuation does not count."""
+    tokens = cut_into_tokens(text)
+    words = [number for number, token in enumerate(tokens) if token.is_word]
+    return text if len(words) <= most else "".join(token.text + token.space for token in tokens[: words[most]]).rstrip()
+
+
+def _fitting(phrases: list[str], most_words: int | None) -> list[str]:
+    if most_words is None:
+        return phrases
+    fitting: list[str] = []
+    room = most_words
+    for phrase in phrases:
+        room -= sum(token.is_word for token in cut_into_tokens(phrase))
+        if fitting and room < 0:
+            break
+        fitting.append(phrase)
+    return fitting
+
+
+def _candidates(text: str, stop: Collection[str]) -> list[tuple[str, list[str]]]:
+    """(phrase as it stands in the text, its words) of every run of content words, in order."""
+    found: list[tuple[str, list[str]]] = []
+    run: list[Token] = []
+    tokens = cut_into_tokens(text)
+    for number, token in enumerate(tokens):
+        if (token.is_word and token.text not in stop) or (run and _joins(tokens, number, stop)):
+            run.append(token)
+        elif run:
+            found.append(_phrase(run))
+            run = []
+    return [*found, _phrase(run)] if run else found
+
+
+def _joins(tokens: Sequence[Token], number: int, stop: Collection[str]) -> bool:
+    """Whether a token is a hyphen or apostrophe between two content words, without spaces."""
+    if tokens[number].text not in _JOINING or number + 1 == len(tokens):
+        return False
+    following = tokens[number + 1]
+    return not tokens[number - 1].space and not tokens[number].space and following.is_word and following.text not in stop
+
+
+def _phrase(run: Sequence[Token]) -> tuple[str, list[str]]:
+    text = "".join(token.text + (" " if token.space else "") for token in run).strip()
+    return text, [token.text for token in run if token.is_word]
+
+
+def _common(texts: Iterable[str], share: float) -> set[str]:
+    """Words in at least this share of the texts, and in `_FEWEST`: a handful of texts says nothing about what is common."""
+    seen: Counter[str] = Counter()
+    total = 0
+    for text in texts:
+        seen.update({token.text for token in cut_into_tokens(text.lower()) if token.is_word})
+        total += 1
+    return {word for word, count in seen.items() if count >= max(share * total, _FEWEST)}
