@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cramlm.errors import UsageError
 from cramlm.retriever_config import Bm25Config as Bm25Config
-from cramlm.retriever_config import FrozenModel, with_kind
+from cramlm.retriever_config import ElasticsearchConfig, FrozenModel, with_kind
 from cramlm.retriever_config import RandomConfig as RandomConfig
 from cramlm.retriever_config import RetrieverConfig as RetrieverConfig
 
@@ -240,9 +240,12 @@ class RunConfig(FrozenModel):
         names = [phase.name for phase in self.phases]
         if len(set(names)) != len(names):
             raise ValueError(f"phase names must differ, got {names}")
-        if (self.corpus is None) != (self.retriever is None):
+        if isinstance(self.retriever, ElasticsearchConfig):
+            if self.corpus is not None:
+                raise ValueError("the retriever elasticsearch has its documents from its server: give no corpus with it")
+        elif (self.corpus is None) != (self.retriever is None):
             raise ValueError("corpus and retriever come together: give both or neither")
-        if self.corpus is None and any(phase.external for phase in self.phases):
+        if self.retriever is None and any(phase.external for phase in self.phases):
             raise ValueError(
                 "a phase draws external text (external > 0) but no corpus is given; pass --corpus or use the recipe labels-only"
             )

@@ -75,7 +75,7 @@ def run(
         text_stages.report_task(task, folder, emit=emit)
         baseline = text_stages.fit_baseline(config, task, folder, emit=emit)
         plan = text_stages.plan(config, task, folder, clock=clock, emit=emit)
-        corpus = text_stages.corpus(config, shared, emit=emit)
+        corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
         phases = model_stages.schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)

@@ -2,7 +2,7 @@
 
 bm25    every training text asks, the best documents of each      dense   the same by the inner product of sentence embeddings
 dsir    importance resampling towards the task's n-grams          random  the control
-union   several of them in turn
+union   several of them in turn                                   elasticsearch  documents of a search server, by its own BM25
 """
 
 from __future__ import annotations
@@ -89,6 +89,35 @@ class DsirConfig(_Retriever):
     )
 
 
+class ElasticsearchConfig(_Queried):
+    """Documents of an Elasticsearch or OpenSearch index, by its own BM25; every training text is a query. No secret stands here: settings
+    end in a run's folder.
+    """
+
+    kind: Literal["elasticsearch"] = "elasticsearch"
+    url: str = Field(description="scheme, host and port: https://host:9200", pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
+    index: str = Field(min_length=1, description="one index, or an alias of one")
+    text_field: str = Field("text", min_length=1, description="of type text, with _source")
+    id_field: str | None = Field(None, description="None = _id")
+    source_field: str | None = Field(None, description="says where a document came from; None = the index's name")
+    queries: Literal["text"] = Field("text", description="the whole text; key phrases need a corpus at hand to count stop words in")
+    max_clauses: int = Field(1024, ge=1, description="terms of a query; the server's own bound is 1,024 by default")
+    batch: int = Field(50, ge=1, le=1000, description="queries per request")
+    timeout: float = Field(120.0, gt=0, description="seconds for a request")
+    retries: int = Field(6, ge=0, le=20, description="after the first attempt; pauses double from 0.5 s")
+    api_key_env: str | None = Field(None, description="environment variable with an API key")
+    login_env: str | None = Field(None, description="environment variable with user:password, where there are no API keys")
+    ca_certs: str | None = Field(None, description="file with the certificates to trust, for servers that sign their own")
+
+    @model_validator(mode="after")
+    def _fits_the_server(self) -> ElasticsearchConfig:
+        if self.top_k > 10_000:
+            raise ValueError(f"top_k {self.top_k} is over 10,000, the window of an index (index.max_result_window)")
+        if self.api_key_env is not None and self.login_env is not None:
+            raise ValueError("api_key_env and login_env are two ways to sign in; give one")
+        return self
+
+
 MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig, Field(discriminator="kind")]
 
 
@@ -109,24 +138,27 @@ class UnionConfig(_Retriever):
         return self
 
 
-RetrieverConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig | UnionConfig, Field(discriminator="kind")]
-RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | DsirConfig | UnionConfig] = TypeAdapter(RetrieverConfig)
+RetrieverConfig: TypeAlias = Annotated[
+    Bm25Config | RandomConfig | DsirConfig | UnionConfig | ElasticsearchConfig, Field(discriminator="kind")
+]
+RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | DsirConfig | UnionConfig | ElasticsearchConfig] = TypeAdapter(RetrieverConfig)
 """Plain data -> the retriever's config; raises pydantic's ValidationError."""
 
 
-def members_of(config: RetrieverConfig) -> tuple[MemberConfig, ...]:
+def members_of(config: RetrieverConfig) -> tuple[MemberConfig | ElasticsearchConfig, ...]:
     """The retrievers that do the work: a union's, else the one itself."""
     return config.retrievers if isinstance(config, UnionConfig) else (config,)
 
 
 def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
     """The kinds that would give the whole corpus: those that list all of it, where neither they nor their union are bounded."""
-    listing = [member for member in members_of(config) if not isinstance(member, Bm25Config)]
+    listing = [member for member in members_of(config) if not isinstance(member, _Queried)]
     return () if config.bounded else tuple(member.kind for member in listing if not member.bounded)
 
 
 def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """A retriever's plain data changed to another kind: the knobs that the new kind has too stay, the others go."""
-    models = {model.model_fields["kind"].default: model for model in (Bm25Config, RandomConfig, DsirConfig, UnionConfig)}
+    kinds = (Bm25Config, RandomConfig, DsirConfig, UnionConfig, ElasticsearchConfig)
+    models = {model.model_fields["kind"].default: model for model in kinds}
     known = models[kind].model_fields if kind in models else table
     return {name: value for name, value in table.items() if name in known} | {"kind": kind}

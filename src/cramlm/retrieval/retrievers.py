@@ -19,9 +19,19 @@ from cramlm.retrieval.index import Index
 from cramlm.retrieval.phrases import texts_to_ask
 from cramlm.retrieval.random import RandomRetriever
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
+from cramlm.retrieval.server_corpus import ElasticsearchRetriever
 from cramlm.retrieval.union import UnionRetriever
 from cramlm.retrieval.winnow import Bound
-from cramlm.retriever_config import Bm25Config, DsirConfig, MemberConfig, RandomConfig, RetrieverConfig, UnionConfig, unbounded
+from cramlm.retriever_config import (
+    Bm25Config,
+    DsirConfig,
+    ElasticsearchConfig,
+    MemberConfig,
+    RandomConfig,
+    RetrieverConfig,
+    UnionConfig,
+    unbounded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,8 @@ def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
             bounds = [bound_of(member) for member in config.retrievers]
             shares = config.shares or (1.0,) * len(parts)
             return UnionRetriever(tuple(zip(parts, bounds, strict=True)), shares)
+        case ElasticsearchConfig():
+            return ElasticsearchRetriever(config, means.store)
         case _:
             return _member(config, means)
 

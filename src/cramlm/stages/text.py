@@ -20,7 +20,8 @@ from cramlm.model.tokenization import Tokenizer, train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import RETRIEVER, Bm25Config, RetrieverConfig, members_of
+from cramlm.retrieval.server_corpus import server_corpus
+from cramlm.retriever_config import RETRIEVER, Bm25Config, ElasticsearchConfig, RetrieverConfig, members_of
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
 from cramlm.training import budget
 from cramlm.training.planning import count_parameters, measure_speed, paper_flops
@@ -81,8 +82,10 @@ def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emi
     return Plan(retriever, precision, threads, budget.Speed(**data["speed"]))
 
 
-def corpus(config: RunConfig, store: Path, *, emit: Emit) -> Corpus | None:
-    """The raw text, read once for all runs."""
+def corpus(config: RunConfig, task: Task, store: Path, *, emit: Emit) -> Corpus | None:
+    """The raw text, read once for all runs; from a search server, what the training texts find there."""
+    if isinstance(config.retriever, ElasticsearchConfig):
+        return server_corpus(config.retriever, [example.whole_text for example in task.train], store, emit=emit)
     return None if config.corpus is None else build_corpus(config.corpus, store, emit=emit)
 
 

@@ -1,0 +1,147 @@
+"""A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that answers the requests which the retriever sends, with
+scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails when told to.
+
+It keeps the shapes of the real answers (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, Mapping[str, Any] | str, Mapping[str, str]]  # status, body, headers
+
+
+@dataclasses.dataclass
+class SearchServer:
+    """documents: _id -> _source. `interrupt` may answer a request (path, body) instead of the server; `asked` is what came in."""
+
+    documents: dict[str, dict[str, Any]]
+    index: str = "articles"
+    text_field: str = "text"
+    field_type: str = "text"
+    max_clauses: int = 1024
+    product: str = "Elasticsearch"
+    indices: tuple[str, ...] = ()
+    interrupt: Callable[[str, Any], Answer | None] = lambda path, body: None
+    spoil: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda question, answer: answer
+    asked: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    headers: list[Mapping[str, str]] = dataclasses.field(default_factory=list)
+    url: str = ""
+
+    def answer(self, method: str, path: str, body: Any) -> Answer:
+        """What a server says."""
+        self.asked.append((path, body))
+        if (interrupted := self.interrupt(path, body)) is not None:
+            return interrupted
+        endpoint = path.rpartition("/")[2]
+        if method == "GET" and path.startswith(f"/{self.index}/_mapping/field/"):
+            mapping = {self.text_field: {"full_name": self.text_field, "mapping": {self.text_field: {"type": self.field_type}}}}
+            known = mapping if endpoint == self.text_field else {}
+            return 200, {name: {"mappings": known} for name in self.indices or (self.index,)}, {}
+        if path == f"/{self.index}/_mtermvectors":
+            return 200, {"docs": [self.spoil(asked, self._terms(asked)) for asked in body["docs"]]}, {}
+        if path == f"/{self.index}/_msearch":
+            answers = [self.spoil(asked, self._search(asked)) for asked in body[1::2]]
+            return 200, {"took": 1, "responses": answers}, {}
+        if path == "/_mget":
+            return 200, {"docs": [self._get(asked) for asked in body["docs"]]}, {}
+        return 404, {"error": {"type": "index_not_found_exception", "reason": f"no such index [{path}]"}, "status": 404}, {}
+
+    def texts(self) -> list[str]:
+        values = [source.get(self.text_field, "") for source in self.documents.values()]
+        return [value if isinstance(value, str) else " ".join(value) for value in values]
+
+    def _terms(self, asked: Any) -> dict[str, Any]:
+        texts = [set(text.lower().split()) for text in self.texts()]
+        terms = {}
+        for term, count in Counter(asked["doc"][self.text_field].lower().split()).items():
+            frequency = sum(term in text for text in texts)
+            terms[term] = {"term_freq": count} | ({"doc_freq": frequency, "ttf": frequency} if frequency else {})
+        vectors = {self.text_field: {"terms": terms}} if terms else {}
+        return {"_index": self.index, "_version": 0, "found": True, "took": 1, "term_vectors": vectors}
+
+    def _search(self, asked: Any) -> dict[str, Any]:
+        clauses = asked["query"]["bool"]["should"]
+        if len(clauses) > self.max_clauses:
+            reason = f"maxClauseCount is set to {self.max_clauses}"
+            return {"error": {"type": "search_phase_execution_exception", "reason": reason, "root_cause": []}, "status": 400}
+        weights = {clause["term"][self.text_field]["value"]: clause["term"][self.text_field]["boost"] for clause in clauses}
+        names = list(self.documents)
+        hits = [{"_index": self.index, "_id": names[place], "_score": score} for score, place in self._best(weights)[: asked["size"]]]
+        shards = {"total": 2, "successful": 2, "skipped": 0, "failed": 0}
+        return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}, "status": 200}
+
+    def _best(self, weights: Mapping[str, int]) -> list[tuple[float, int]]:
+        documents = [Counter(text.lower().split()) for text in self.texts()]
+        average = sum(document.total() for document in documents) / len(documents)
+        scored = []
+        for place, document in enumerate(documents):
+            norm, score = 1.2 * (0.25 + 0.75 * document.total() / average), 0.0
+            for term in weights.keys() & document.keys():
+                frequency = sum(term in other for other in documents)
+                idf = math.log1p((len(documents) - frequency + 0.5) / (frequency + 0.5))
+                score += weights[term] * idf * document[term] / (document[term] + norm)
+            if score:
+                scored.append((score, place))
+        return sorted(scored, key=lambda hit: (-hit[0], hit[1]))
+
+    def _get(self, asked: Any) -> dict[str, Any]:
+        source = self.documents.get(asked["_id"])
+        if source is None:
+            return {"_index": asked["_index"], "_id": asked["_id"], "found": False}
+        wanted = {name: source[name] for name in source if any(field.startswith(name) for field in asked["_source"])}
+        return {"_index": asked["_index"], "_id": asked["_id"], "found": True, "_source": wanted}
+
+
+@contextmanager
+def serving(server: SearchServer) -> Iterator[SearchServer]:
+    """The server at `server.url`, on a port of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply("GET", None)
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                content = gzip.decompress(content)
+            lines = "ndjson" in self.headers["content-type"]
+            self._reply("POST", [json.loads(line) for line in content.splitlines()] if lines else json.loads(content))
+
+        def _reply(self, method: str, body: Any) -> None:
+            server.headers.append(dict(self.headers))
+            status, answer, headers = server.answer(method, self.path, body)
+            content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(status)
+            kind = "text/html" if isinstance(answer, str) else "application/json"
+            product = {"x-elastic-product": server.product} if server.product == "Elasticsearch" else {}
+            for name, value in {"content-type": kind, "content-length": str(len(content)), **product, **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """No lines on the terminal."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from search_server import Answer, SearchServer, serving
+
+from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.records import Document, Event
+from cramlm.retrieval.elasticsearch import Failure, ServerHits, fetch_documents, search_elasticsearch
+from cramlm.retriever_config import ElasticsearchConfig
+
+pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")
+
+DOCUMENTS = {
+    "a": {"text": "the kinase inhibits the receptor", "source": "journal"},
+    "b": {"text": "the river bank", "source": "atlas"},
+    "c": {"text": ["aspirin reduces pain", "the dose of aspirin"]},
+    "d": {"text": "the receptor of the cell and the kinase of the cell"},
+    "e": {"title": "nothing here"},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[SearchServer]:
+    with serving(SearchServer({name: dict(source) for name, source in DOCUMENTS.items()})) as running:
+        yield running
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
+    return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "timeout": 10, "retries": 3} | changes)
+
+
+def search(server: SearchServer, queries: list[str], pauses: list[float], *, limit: int = 10, **changes: Any) -> dict[int, Any]:
+    """Names of the documents by query, or the reason of its failure; every query must be answered once."""
+    answers: dict[int, Any] = {}
+    for number, hits in search_elasticsearch(settings(server, **changes), queries, limit=limit, pause=pauses.append):
+        assert number not in answers
+        answers[number] = hits.reason if isinstance(hits, Failure) else [name for _, name in hits.documents]
+    assert sorted(answers) == list(range(len(queries)))
+    return answers
+
+
+def requests(server: SearchServer, endpoint: str) -> list[Any]:
+    return [body for path, body in server.asked if path.endswith(endpoint)]
+
+
+def test_every_query_gets_its_documents_best_first_and_equal_queries_are_asked_once(server: SearchServer, pauses: list[float]) -> None:
+    queries = ["receptor kinase", "aspirin", "unheard of", "KINASE  receptor", "river", ""]
+    assert search(server, queries, pauses) == {0: ["a", "d"], 1: ["c"], 2: ["d", "c"], 3: ["a", "d"], 4: ["b"], 5: []}
+    assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 2]
+    assert pauses == []
+
+
+def test_scores_come_with_the_documents_and_repeated_terms_count(server: SearchServer) -> None:
+    (_, once), (_, twice) = search_elasticsearch(settings(server), ["aspirin pain", "aspirin aspirin pain pain"], limit=5)
+    assert isinstance(once, ServerHits)
+    assert isinstance(twice, ServerHits)
+    idf, norm = math.log1p(4.5 / 1.5), 1.2 * (0.25 + 0.75 * 7 / (26 / 5))
+    assert once.score.tolist() == pytest.approx([idf * 2 / (2 + norm) + idf * 1 / (1 + norm)], rel=0.2)
+    assert twice.score.tolist() == pytest.approx([2 * once.score[0]])
+
+
+def test_statistics_are_asked_of_all_shards_and_texts_are_not_sent_with_the_hits(server: SearchServer, pauses: list[float]) -> None:
+    search(server, ["river"], pauses, limit=7)
+    ((header, body),) = requests(server, "_msearch")
+    assert header == {"search_type": "dfs_query_then_fetch"}
+    assert (body["size"], body["_source"]) == (7, False)
+
+
+def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer, pauses: list[float]) -> None:
+    server.max_clauses = 3
+    told: list[Event] = []
+    asked = "the receptor of the river bank unknown"  # the: 4 documents, receptor 2, of 2, river 1, bank 1, unknown 0
+    answers = list(search_elasticsearch(settings(server, max_clauses=3), [asked], limit=5, emit=told.append, pause=pauses.append))
+    assert isinstance(answers[0][1], ServerHits)
+    (lines,) = requests(server, "_msearch")
+    assert [clause["term"]["text"]["value"] for clause in lines[1]["query"]["bool"]["should"]] == ["bank", "river", "unknown"]
+    assert [event.message for event in told if event.kind == "note"] == [
+        "1 texts have over 3 terms each, the server's bound; their most frequent ones were left out"
+    ]
+
+
+def test_a_query_that_the_server_refuses_is_a_failure_with_its_reason_at_once(server: SearchServer, pauses: list[float]) -> None:
+    server.max_clauses = 2
+    answers = search(server, ["river bank unknown", "aspirin"], pauses, max_clauses=1024)
+    assert answers == {0: "failed (400: search_phase_execution_exception: maxClauseCount is set to 2)", 1: ["c"]}
+    assert pauses == []
+
+
+BUSY: Answer = (429, {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}, "status": 429}, {})
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [(BUSY, [0.5, 1.0]), ((503, "<html>no upstream</html>", {}), [0.5, 1.0]), ((502, {}, {"retry-after": "7"}), [7.0, 7.0])],
+    ids=["queue full", "proxy", "retry-after"],
+)
+def test_a_busy_server_is_asked_again_after_longer_and_longer_pauses(
+    server: SearchServer, pauses: list[float], busy: Answer, expected: list[float]
+) -> None:
+    server.interrupt = lambda path, body: busy if path.endswith("_msearch") and len(requests(server, "_msearch")) <= 2 else None
+    assert search(server, ["river", "aspirin"], pauses) == {0: ["b"], 1: ["c"]}
+    assert pauses == expected
+
+
+def test_only_the_queries_that_were_refused_are_asked_again(server: SearchServer, pauses: list[float]) -> None:
+    def reject_once(question: Any, answer: dict[str, Any]) -> dict[str, Any]:
+        first = len(requests(server, "_msearch")) == 1
+        return {"error": {"type": "es_rejected_execution_exception"}, "status": 429} if first and "river" in str(question) else answer
+
+    server.spoil = lambda question, answer: reject_once(question, answer) if "query" in question else answer
+    assert search(server, ["river", "aspirin"], pauses) == {0: ["b"], 1: ["c"]}
+    assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 1]
+
+
+@pytest.mark.parametrize("partial", [{"timed_out": True}, {"_shards": {"total": 2, "successful": 1, "failed": 1}}], ids=["time", "shard"])
+def test_half_an_answer_is_none(server: SearchServer, pauses: list[float], partial: dict[str, Any]) -> None:
+    server.spoil = lambda question, answer: answer | partial if "river" in str(question.get("query")) else answer
+    answers = search(server, ["river", "aspirin"], pauses)
+    assert answers == {0: "only some of the shards answered, asked 4 times", 1: ["c"]}
+    assert pauses == [0.5, 1.0, 2.0]
+
+
+def test_queries_of_a_batch_that_is_never_answered_fail_and_the_others_are_answered(server: SearchServer, pauses: list[float]) -> None:
+    server.interrupt = lambda path, body: BUSY if path.endswith("_msearch") and "river" in str(body) else None
+    answers = search(server, ["river", "bank", "aspirin"], pauses)
+    assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), asked 4 times"
+    assert answers[2] == ["c"]
+
+
+def test_texts_that_the_server_cannot_analyse_fail(server: SearchServer, pauses: list[float]) -> None:
+    server.spoil = lambda question, answer: {"_index": "articles", "error": {"reason": "immense"}} if "river" in str(question) else answer
+    assert search(server, ["river", "aspirin"], pauses) == {0: "failed (no status: None: immense), asked 4 times", 1: ["c"]}
+
+
+def test_documents_come_in_order_with_their_own_ids_and_sources(server: SearchServer) -> None:
+    server.documents["b"]["text"], server.documents["b"]["doi"] = "the river bank", "10/b"
+    keys = [("articles", name) for name in ("c", "b", "gone", "e")]
+    found = list(fetch_documents(settings(server, id_field="doi", source_field="source"), keys))
+    assert [key for key, _ in found] == keys
+    assert [document for _, document in found] == [
+        Document("c", "aspirin reduces pain\nthe dose of aspirin", "articles"),
+        Document("10/b", "the river bank", "atlas"),
+        Failure("gone: deleted since it was found"),
+        Failure("e: no text in _source.text"),
+    ]
+
+
+def test_fields_may_be_nested_or_dotted() -> None:
+    documents = {"a": {"body": {"text": "the river"}}, "b": {"body.text": "the bank"}, "c": {"body": "flat"}}
+    with serving(SearchServer(documents, text_field="body.text")) as server:
+        found = [document for _, document in fetch_documents(settings(server, text_field="body.text"), [("i", name) for name in "abc"])]
+    assert found[:2] == [Document("a", "the river", "i"), Document("b", "the bank", "i")]
+    assert isinstance(found[2], Failure)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_field": "body"}, "text_field 'body' .* must be of type text, is not there"),
+        ({"index": "missing"}, "404: index_not_found_exception: no such index.*check retriever.index"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_is_asked(
+    server: SearchServer, pauses: list[float], changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        search(server, ["river"], pauses, **changes)
+    assert len(server.asked) == 1
+
+
+def test_an_index_must_be_one_and_its_field_text(server: SearchServer, pauses: list[float]) -> None:
+    server.indices = ("articles-1", "articles-2")
+    with pytest.raises(UsageError, match=r"must name one index .*stands for articles-1, articles-2"):
+        search(server, ["river"], pauses)
+    server.indices, server.field_type = (), "keyword"
+    with pytest.raises(UsageError, match="must be of type text, is keyword"):
+        search(server, ["river"], pauses)
+
+
+def test_a_server_that_is_not_there_is_named(pauses: list[float]) -> None:
+    with pytest.raises(EnvironmentFault, match=r"http://127.0.0.1:9: no answer \(ConnectionError.*check retriever.url"):
+        list(search_elasticsearch(ElasticsearchConfig(url="http://127.0.0.1:9", index="a", retries=1), ["x"], limit=1, pause=pauses.append))
+    assert pauses == [0.5]
+
+
+def test_a_server_that_refuses_the_key_is_not_asked_again(server: SearchServer, pauses: list[float]) -> None:
+    server.interrupt = lambda path, body: (401, {"error": {"type": "security_exception", "reason": "missing"}, "status": 401}, {})
+    with pytest.raises(UsageError, match=r"401: security_exception: missing.*api_key_env or retriever.login_env"):
+        search(server, ["river"], pauses)
+    assert pauses == []
+
+
+@pytest.mark.parametrize(("setting", "header"), [("api_key_env", "ApiKey a:secret"), ("login_env", "Basic YTpzZWNyZXQ=")])
+def test_secrets_come_from_the_environment(
+    server: SearchServer, pauses: list[float], monkeypatch: pytest.MonkeyPatch, setting: str, header: str
+) -> None:
+    with pytest.raises(EnvironmentFault, match=f"retriever.{setting} names .* SEARCH_SECRET, which is not set"):
+        search(server, ["river"], pauses, **{setting: "SEARCH_SECRET"})
+    monkeypatch.setenv("SEARCH_SECRET", "a:secret")
+    assert search(server, ["river"], pauses, **{setting: "SEARCH_SECRET"}) == {0: ["b"]}
+    assert {name.lower(): value for name, value in server.headers[-1].items()}["authorization"] == header
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"url": "https://me:secret@host:9200"}, {"url": "host:9200"}, {"top_k": 10_001}, {"api_key_env": "A", "login_env": "B"}],
+)
+def test_settings_that_would_leak_or_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ElasticsearchConfig(**{"url": "https://host:9200", "index": "articles"} | wrong)
+
+
+def test_servers_of_other_makers_answer_too(server: SearchServer, pauses: list[float]) -> None:
+    server.product = "OpenSearch"
+    assert search(server, ["river"], pauses) == {0: ["b"]}
+
+
+def test_without_the_package_one_line_says_what_to_install(server: SearchServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "elastic_transport", None)
+    with pytest.raises(EnvironmentFault, match=r"pip install 'cramlm\[elasticsearch\]'"):
+        list(search_elasticsearch(settings(server), ["river"], limit=1))
+
+
+@pytest.mark.skipif("ELASTICSEARCH_URL" not in os.environ, reason="needs a server in $ELASTICSEARCH_URL that may be written to")
+def test_a_real_server_answers_as_the_stand_in_does() -> None:
+    """Writes and deletes the index cramlm-contract-test."""
+    from elastic_transport import NodeConfig, Transport
+    from elastic_transport.client_utils import url_to_node_config
+
+    node: NodeConfig = url_to_node_config(os.environ["ELASTICSEARCH_URL"], use_default_ports_for_scheme=True)
+    transport, index = Transport([node]), "cramlm-contract-test"
+    json_headers = {"content-type": "application/json", "accept": "application/json"}
+    bulk = [line for name, source in DOCUMENTS.items() for line in ({"index": {"_index": index, "_id": name}}, source)]
+    mapping = {"mappings": {"properties": {"text": {"type": "text", "analyzer": "whitespace"}}}, "settings": {"number_of_shards": 2}}
+    transport.perform_request("DELETE", f"/{index}", headers=json_headers)
+    try:
+        transport.perform_request("PUT", f"/{index}", body=mapping, headers=json_headers)
+        transport.perform_request("POST", "/_bulk?refresh=true", body=bulk, headers=json_headers | {"content-type": "application/x-ndjson"})
+        config = ElasticsearchConfig(url=os.environ["ELASTICSEARCH_URL"], index=index)
+        queries = ["receptor kinase", "aspirin", "river", "nowhere", "aspirin aspirin pain"]
+        real = dict(search_elasticsearch(config, queries, limit=10))
+        with serving(SearchServer(dict(DOCUMENTS), index=index)) as server:
+            expected = dict(search_elasticsearch(settings(server), queries, limit=10))
+        for number in range(len(queries)):
+            found, known = real[number], expected[number]
+            assert isinstance(found, ServerHits)
+            assert isinstance(known, ServerHits)
+            assert set(found.documents) == set(known.documents)
+        keys = [(index, name) for name in ("c", "b", "gone", "e")]
+        assert [type(document) for _, document in fetch_documents(config, keys)] == [Document, Document, Failure, Failure]
+    finally:
+        transport.perform_request("DELETE", f"/{index}", headers=json_headers)

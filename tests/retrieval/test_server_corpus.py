@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from search_server import SearchServer, serving
+from selection_fixtures import lines, make_task
+
+from cramlm.config import CorpusConfig, load_config
+from cramlm.data.corpus import build_corpus
+from cramlm.data.task import read_task
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.records import Event
+from cramlm.retrieval.retrievers import Means, build_retriever
+from cramlm.retrieval.selection import select_documents
+from cramlm.retrieval.server_corpus import server_corpus
+from cramlm.retriever_config import ElasticsearchConfig
+from cramlm.stages import text as text_stages
+from tiny_task import tiny_config, write_task
+
+pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")
+
+LONG = " ".join(f"Sentence {number} speaks of the old harbour and of its boats." for number in range(80))
+DOCUMENTS = {
+    "kinase": {"text": "the kinase inhibits the receptor"},
+    "river": {"text": "the river bank"},
+    "cell": {"text": "the receptor of the cell and a kinase of the cell"},
+    "harbour": {"text": LONG},
+    "copy": {"text": "the river bank"},
+    "held out": {"text": "seven clever owls watch the quick brown fox jump over the lazy dog every night of the year"},
+}
+QUERIES = ["receptor kinase", "the river", "kinase receptor", "nowhere", "harbour boats", "clever owls"]
+
+
+@pytest.fixture
+def server() -> Iterator[SearchServer]:
+    with serving(SearchServer({name: dict(source) for name, source in DOCUMENTS.items()})) as running:
+        yield running
+
+
+def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
+    return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "retries": 0, "top_k": 2} | changes)
+
+
+def test_what_the_texts_find_becomes_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
+    config = settings(server)
+    corpus = server_corpus(config, QUERIES, tmp_path)
+    proposal = build_retriever(config, Means(None, tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
+    assert (proposal.queries.texts, proposal.queries.distinct, proposal.queries.answered, proposal.queries.empty) == (6, 4, 5, 1)
+    names = [corpus.document(position).id for position in proposal.ranking.position.tolist()]
+    ranks = dict(zip(names, proposal.ranking.rank.tolist(), strict=True))
+    queries = dict(zip(names, proposal.ranking.query.tolist(), strict=True))
+    assert {name.partition("#")[0] for name in names} == {"kinase", "river", "cell", "harbour", "held out"}  # the copy went
+    assert (ranks["kinase"], queries["kinase"]) == (0, 0)
+    assert (ranks["cell"], queries["cell"]) == (1, 0)
+    assert len({rank for name, rank in ranks.items() if name.startswith("harbour")}) == 1
+    assert len([name for name in names if name.startswith("harbour#")]) > 1
+    assert np.all(np.diff(proposal.ranking.rank) >= 0)
+
+
+def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(server: SearchServer, tmp_path: Path) -> None:
+    held_out = "Seven clever owls watch the quick brown fox jump over the lazy dog every night of the year"
+    task, config = make_task(QUERIES, dev=[held_out]), settings(server)
+    corpus = server_corpus(config, QUERIES, tmp_path / "store")
+    select_documents(config, corpus, task, index=None, out=tmp_path / "out", seed=1, store=tmp_path / "store")
+    selected = {row["id"]: (row["rank"], row["query"]) for row in lines(tmp_path / "out" / "selected.jsonl")}
+    assert (selected["kinase"], selected["cell"]) == ((0, 0), (1, 0))
+    assert [row["id"] for row in lines(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
+    asked = len(server.asked)
+    again = server_corpus(config.model_copy(update={"batch": 7, "max_documents": 2}), QUERIES, tmp_path / "store")
+    assert again.fingerprint == corpus.fingerprint
+    assert len(server.asked) == asked
+    server_corpus(settings(server, top_k=1), QUERIES, tmp_path / "store")
+    assert len(server.asked) > asked
+
+
+def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchServer, tmp_path: Path) -> None:
+    many = [f"river {number}" for number in range(200)]
+    broken = {"error": {"type": "search_phase_execution_exception", "reason": "shard lost"}, "status": 400}
+    server.spoil = lambda question, answer: broken if "'7'" in str(question.get("query")) else answer
+    told: list[Event] = []
+    server_corpus(settings(server, batch=100), many, tmp_path, emit=told.append)
+    done = next(event for event in told if event.kind == "done" and event.stage == "selection")
+    assert done.data["queries"] == {"texts": 200, "distinct": 199, "answered": 199, "empty": 0, "failed": 1}
+    assert done.data["failures"] == {"failed (400: search_phase_execution_exception: shard lost)": 1}
+    server.spoil = lambda question, answer: broken if "'1'" in str(question.get("query")) or "'2'" in str(question) else answer
+    with pytest.raises(DataError, match=r"1 of 20 queries failed \(more than 1%\): .*shard lost"):
+        server_corpus(settings(server, batch=100), many[:20], tmp_path)
+
+
+def test_a_field_without_text_and_an_index_without_a_hit_are_said(server: SearchServer, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training text finds a document in 'articles'"):
+        server_corpus(settings(server), ["nowhere"], tmp_path)
+    for source in server.documents.values():
+        source["abstract"] = source.pop("text")
+    server.spoil = lambda question, answer: answer
+    server.texts = lambda: [str(source["abstract"]) for source in server.documents.values()]  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"documents cannot be read .*no text in _source.text; check retriever.text_field"):
+        server_corpus(settings(server), QUERIES, tmp_path)
+
+
+def test_of_a_long_text_its_first_words_may_ask(server: SearchServer, tmp_path: Path) -> None:
+    corpus = server_corpus(settings(server, query_words=1), ["river receptor kinase", "harbour kinase"], tmp_path)
+    assert {document.id.partition("#")[0] for document in corpus} == {"river", "harbour"}
+
+
+def test_another_corpus_is_refused(server: SearchServer, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps({"text": "another text", "id": "x"}) + "\n", "utf-8")
+    other = build_corpus(CorpusConfig(files=(str(tmp_path / "other.jsonl"),)), tmp_path)
+    with pytest.raises(ArtifactError, match=r"holds .*, which is not among what http://127.0.0.1:\d+ found"):
+        build_retriever(settings(server), Means(None, tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
+
+
+def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: Path) -> None:
+    data = tiny_config(write_task(tmp_path / "data"))
+    server.documents = {"a": {"text": "the old ship in the harbour"}, "b": {"text": "a path to the summit"}}
+    retriever = settings(server).model_dump(mode="json")
+    with pytest.raises(UsageError, match="give no corpus with it"):
+        load_config(data | {"retriever": retriever})
+    config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
+    task = read_task(config.task, seed=1, emit=lambda event: None)
+    corpus = text_stages.corpus(config, task, tmp_path / "store", emit=lambda event: None)
+    assert corpus is not None
+    assert {document.id for document in corpus} == {"a", "b"}
