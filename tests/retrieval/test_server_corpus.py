@@ -84,7 +84,7 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
     server.spoil = lambda question, answer: broken if "'7'" in str(question.get("query")) else answer
     told: list[Event] = []
     server_corpus(settings(server, batch=100), many, tmp_path, emit=told.append)
-    done = next(event for event in told if event.kind == "done" and event.stage == "selection")
+    done = next(event for event in told if event.kind == "done" and event.stage == "server")
     assert done.data["queries"] == {"texts": 200, "distinct": 199, "answered": 199, "empty": 0, "failed": 1}
     assert done.data["failures"] == {"failed (400: search_phase_execution_exception: shard lost)": 1}
     server.spoil = lambda question, answer: broken if "'1'" in str(question.get("query")) or "'2'" in str(question) else answer

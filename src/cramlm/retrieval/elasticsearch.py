@@ -34,7 +34,7 @@ from cramlm.retriever_config import ElasticsearchConfig
 if TYPE_CHECKING:
     from elastic_transport import Transport
 
-STAGE: Final = "selection"
+STAGE: Final = "server"  # the stage that events belong to
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _DOCUMENTS: Final = 500  # per _mget

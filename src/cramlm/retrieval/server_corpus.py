@@ -26,12 +26,12 @@ from cramlm.config import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, silent
-from cramlm.retrieval.elasticsearch import DocumentKey, Failure, fetch_documents, search_elasticsearch
+from cramlm.retrieval.elasticsearch import STAGE, DocumentKey, Failure, fetch_documents, search_elasticsearch
 from cramlm.retrieval.phrases import first_words
-from cramlm.retrieval.ranking import MOST_FAILED, STAGE, Proposal, QueryCounts, Ranking, cap_per_query
+from cramlm.retrieval.ranking import MOST_FAILED, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.retriever_config import ElasticsearchConfig
 
-KIND: Final = "server"
+KIND: Final = STAGE
 CODE_FORMAT: Final = 1  # raise it when the same answers would give another folder
 _WAYS: Final = {"batch", "timeout", "retries", "api_key_env", "login_env", "ca_certs"}  # how to ask, not what
 _BOUNDS: Final = {"max_documents", "max_tokens", "per_query"}  # what is kept of the answer, later
@@ -93,7 +93,7 @@ def _answers(settings: ElasticsearchConfig, texts: Sequence[str], store: Path, e
         best, counts, reasons = _search(settings, texts if most is None else [first_words(text, most) for text in texts], emit)
         _write(settings, best, counts, reasons, folder, emit)
 
-    return stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit, name=STAGE)
+    return stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
 
 
 def _search(
