@@ -60,6 +60,8 @@ def test_another_kind_keeps_the_knobs_that_it_has_too() -> None:
         (UNION | {"shares": [1, 0]}, "shares"),
         (UNION | {"retrievers": [{"kind": "bm25"}]}, "retrievers"),
         (UNION | {"retrievers": [UNION, UNION]}, "retrievers"),
+        (UNION | {"retrievers": [{"kind": "bm25", "near_duplicates": 0.8}, {"kind": "random"}]}, "on the union"),
+        ({"kind": "bm25", "near_duplicates": 1.2}, "near_duplicates"),
     ],
 )
 def test_a_bad_retriever_is_one_line_that_names_the_knob(retriever: dict[str, Any], expected: str) -> None:

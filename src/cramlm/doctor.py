@@ -10,7 +10,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-EXTRAS = {"bm25s": "the oracle of the retrieval tests ([dev])", "pytest": "the test suite ([dev])"}
+EXTRAS = {
+    "datasketch": "removal of near-duplicates ([dedup])",
+    "bm25s": "the oracle of the retrieval tests ([dev])",
+    "pytest": "the test suite ([dev])",
+}
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "pyarrow", "zstandard", "scikit-learn", "pydantic")
 
 

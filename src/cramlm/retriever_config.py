@@ -47,6 +47,13 @@ class _Retriever(FrozenModel):
         None, ge=1, description="keep the best-ranked up to so many tokens, like 50M; estimated from characters (retrieval/winnow.py)"
     )
 
+    near_duplicates: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="drop passages whose word 5-grams have this Jaccard similarity to those of a better one; cramlm[dedup]",
+    )
+
     @property
     def bounded(self) -> bool:
         """Whether the size of the slice is set."""
@@ -135,6 +142,8 @@ class UnionConfig(_Retriever):
     def _members_agree(self) -> UnionConfig:
         if self.shares is not None and len(self.shares) != len(self.retrievers):
             raise ValueError(f"{len(self.shares)} shares for {len(self.retrievers)} retrievers; give one each or none")
+        if any(member.near_duplicates is not None for member in self.retrievers):
+            raise ValueError("near_duplicates compares all passages of a selection: set it on the union, not on a member")
         return self
 
 

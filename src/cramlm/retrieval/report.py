@@ -8,8 +8,7 @@ Over-represented words: log-odds of a word in the selection against the blind dr
 `PRIOR_WORDS` words, ordered by their z-score (Monroe, Colaresi and Quinn 2008), so that a word seen twice by chance does not lead the
 list; words at least twice as likely as in the draw come before the others.
 
-Both look at no more than `MOST_PASSAGES` of the selection, evenly over its ranks: the reduction of 8,773 and of 28,548 passages changed by
-0.003 between 2,000 and 20,000.
+Both look at no more than `MOST_PASSAGES` of the selection, evenly over its ranks; the reduction is then right to about 0.005.
 """
 
 from __future__ import annotations

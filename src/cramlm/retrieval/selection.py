@@ -1,10 +1,10 @@
 """The slice of the corpus that a task asks for, published as a folder.
 
-    training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text, up to the bound
-      (winnow.py) ─► selected.jsonl
+    training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text and, if asked, without
+      near-duplicates, up to the bound (winnow.py) ─► selected.jsonl
 
     selected.jsonl      position, id, source, rank, score, query, text; one document per line, in order (of a union: retriever, too)
-    dropped.jsonl       position, id, source, reason, match, example: what was left out because it holds held-out text
+    dropped.jsonl       position, id, source, reason; with match and example, or twin (a position) and similarity
     report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; dropped by reason;
                         documents and words per source; rank and score profile; comparison with the corpus (report.py)
     position.npy, rank.npy, query.npy, score.npy      the same order as arrays (`Selection`)
@@ -28,6 +28,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.data.words import count_words
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, Selection, Task, silent
+from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
 from cramlm.retrieval.report import compare_with_corpus
@@ -59,9 +60,11 @@ def select_documents(
 
     Raises:
         UsageError: if a retriever lacks its index or its bound. DataError: if nothing is selected, or too many queries failed.
-        ArtifactError: if the index belongs to another corpus or is damaged.
+        EnvironmentFault: if a package is missing. ArtifactError: if the index belongs to another corpus or is damaged.
     """
     check_bounded(config)
+    if config.near_duplicates is not None:
+        require_datasketch()
     retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads))
     key = {
         "code": CODE_FORMAT,
@@ -100,6 +103,7 @@ class _Writer:
 
     def __init__(self, config: RetrieverConfig, corpus: Corpus, task: Task, folder: Path, emit: Emit) -> None:
         self._corpus, self._task, self._folder, self._emit = corpus, task, folder, emit
+        self._duplicates = None if config.near_duplicates is None else NearDuplicates(corpus, config.near_duplicates)
         self._kinds = [member.kind for member in members_of(config)]
         self._places: list[int] = []
         self._sources: Counter[str] = Counter()
@@ -119,7 +123,8 @@ class _Writer:
             (self._folder / "selected.jsonl").open("w", encoding="utf-8") as selected,
             (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped,
         ):
-            for item in winnow(ranking, self._corpus, [*self._task.dev, *self._task.test], bound):
+            held_out = [*self._task.dev, *self._task.test]
+            for item in winnow(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
                 match item:
                     case Kept():
                         self._keep(item, ranking, selected)
@@ -162,8 +167,7 @@ class _Writer:
             id=document.id,
             source=document.source,
             reason=dropped.reason,
-            match=dropped.match,
-            example=dropped.example,
+            **dropped.details,
         )
         self._dropped[dropped.reason] += 1
 
@@ -205,9 +209,10 @@ class _Writer:
 
     def _tell(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
+        reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
         summary = (
             f"{documents['selected']:,} documents, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
-            f"{documents['dropped']} dropped for held-out text"
+            f"{documents['dropped']} dropped ({reasons or 'no held-out text found'})"
         )
         if queries["texts"]:
             summary += f"; {queries['answered']:,} queries answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "

@@ -1,6 +1,6 @@
 """From a ranking to the documents that stay: read in order, without held-out text, up to the bound.
 
-    Ranking ─► chunks, each read in the order of the corpus ─► held-out text ─► the bound ─► Kept and Dropped, in order of the ranking
+    Ranking ─► chunks, each read in the order of the corpus ─► held-out text ─► near-duplicates ─► the bound ─► Kept and Dropped, in order
 
 Chunks bound the memory and change nothing else: what stays is the longest beginning of the ranking, without what is dropped, that the
 bound allows.
@@ -14,7 +14,7 @@ tenth; with vocabularies of 4,096 to 30,000 it was 3.4 to 5.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.hygiene import HeldOut
 from cramlm.data.words import SPACELESS
 from cramlm.records import Document, Example
+from cramlm.retrieval.duplicates import NearDuplicates
 from cramlm.retrieval.ranking import Ranking
 
 CHARACTERS_PER_TOKEN: Final = 4.0
@@ -49,13 +50,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """reason: a few words. match: what it shares with the example of dev or test."""
+    """reason: a few words. details: plain JSON, what it matched."""
 
     place: int
     document: Document
     reason: str
-    match: str
-    example: str
+    details: Mapping[str, str | int | float]
 
 
 def estimate_tokens(text: str) -> float:
@@ -64,7 +64,9 @@ def estimate_tokens(text: str) -> float:
     return (len(text) - alone) / CHARACTERS_PER_TOKEN + alone
 
 
-def winnow(ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound: Bound) -> Iterator[Kept | Dropped]:
+def winnow(
+    ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound: Bound, *, duplicates: NearDuplicates | None = None
+) -> Iterator[Kept | Dropped]:
     """What stays and what is dropped, in order; ends when the bound is reached. At least one document stays, however long."""
     forbidden = HeldOut(held_out)
     kept, tokens, start = 0, 0.0, 0
@@ -77,7 +79,10 @@ def winnow(ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound:
         for place, position in zip(chunk, positions.tolist(), strict=True):
             document = documents[position]
             if (overlap := overlaps.get(position)) is not None:
-                yield Dropped(place, document, overlap.reason, overlap.match, overlap.split_example_id)
+                yield Dropped(place, document, overlap.reason, {"match": overlap.match, "example": overlap.split_example_id})
+                continue
+            if duplicates is not None and (twin := duplicates.twin(position, document.text)) is not None:
+                yield Dropped(place, document, "near-duplicate", {"twin": twin[0], "similarity": round(twin[1], 4)})
                 continue
             cost = estimate_tokens(document.text)
             if kept and bound.tokens is not None and tokens + cost > bound.tokens:

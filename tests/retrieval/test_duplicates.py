@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from retrieval_fixtures import invented_texts
+from selection_fixtures import lines, make_task, write_corpus
+
+from cramlm.errors import EnvironmentFault
+from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
+from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import RandomConfig
+
+BASE = invented_texts(60, seed=61, words=(60, 90))
+
+
+def changed(text: str, words: int) -> str:
+    """The text with so many words at its end replaced."""
+    kept = text.split()[:-words]
+    return " ".join([*kept, *(f"new{number}" for number in range(words))])
+
+
+def test_shingles_are_runs_of_five_words_whatever_their_case_and_punctuation() -> None:
+    assert shingles("One two, THREE four five six!") == {"one two three four five", "two three four five six"}
+    assert shingles("Too short.") == {"too short"}
+    assert shingles("") == {""}
+    assert jaccard({"a", "b", "c"}, {"b", "c", "d"}) == 0.5
+
+
+@given(st.floats(0.01, 1))
+def test_the_table_finds_a_pair_at_the_threshold_and_uses_at_most_128_permutations(threshold: float) -> None:
+    rows, bands = bands_for(threshold)
+    assert rows * bands <= 128
+    assert rows == 1 or 1 - (1 - threshold**rows) ** bands >= 0.999
+
+
+def test_what_is_dropped_is_what_comparing_all_pairs_drops(tmp_path: Path) -> None:
+    texts = [text for number, text in enumerate(BASE) for text in (text, changed(text, 1 + number % 20))]
+    corpus = write_corpus(tmp_path, texts)
+    duplicates = NearDuplicates(corpus, 0.8)
+    found = [duplicates.twin(position, corpus.text(position)) for position in range(len(corpus))]
+    kept: list[int] = []
+    for position, twin in enumerate(found):
+        same = [earlier for earlier in kept if jaccard(shingles(texts[position]), shingles(texts[earlier])) >= 0.8]
+        if same:
+            assert twin == (same[0], jaccard(shingles(texts[position]), shingles(texts[same[0]])))
+        else:
+            assert twin is None
+            kept.append(position)
+    assert 5 < len(texts) - len(kept) < 60
+
+
+def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*BASE, *(changed(text, 2) for text in BASE[:20])])
+    config = RandomConfig(max_documents=60, near_duplicates=0.8)
+    selection = select_documents(config, corpus, make_task(["x"]), index=None, out=tmp_path / "out", seed=1)
+    dropped = lines(tmp_path / "out" / "dropped.jsonl")
+    assert len(selection) == 60
+    assert {row["reason"] for row in dropped} == {"near-duplicate"}
+    for row in dropped:
+        assert abs(row["position"] - row["twin"]) == 60
+        assert row["twin"] in selection.position
+        assert row["position"] not in selection.position
+        assert 0.8 <= row["similarity"] < 1
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert report["dropped"] == {"near-duplicate": len(dropped)}
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_corpus(tmp_path, BASE[:2])
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "datasketch", raising=False)
+    sys.path_importer_cache.clear()
+    config = RandomConfig(max_documents=1, near_duplicates=0.8)
+    with pytest.raises(EnvironmentFault, match=r"pip install 'cramlm\[dedup\]'"):
+        select_documents(config, corpus, make_task(["x"]), index=None, out=tmp_path / "out", seed=1)
