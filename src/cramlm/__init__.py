@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from cramlm.config import RunConfig
     from cramlm.deploy.predictor import Predictor
     from cramlm.errors import CramError
+    from cramlm.estimator import CramClassifier
     from cramlm.pipeline import Run
     from cramlm.pipeline import run as fit
     from cramlm.records import Prediction
 
 __version__ = "0.1.0"
-__all__ = ["CramError", "Prediction", "Predictor", "Run", "RunConfig", "fit", "recipes"]
+__all__ = ["CramClassifier", "CramError", "Prediction", "Predictor", "Run", "RunConfig", "fit", "recipes"]
 
 _HOMES = {
+    "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
     "Prediction": ("cramlm.records", "Prediction"),
     "Predictor": ("cramlm.deploy.predictor", "Predictor"),

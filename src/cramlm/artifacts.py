@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError
+from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
 from cramlm.records import Emit, Event
 
 MANIFEST = "manifest.json"
@@ -110,6 +110,23 @@ def publish_file(target: Path, content: bytes) -> None:
             _fsync(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def refuse_foreign(target: Path, *, kind: str) -> None:
+    """Refuse a place that a user named for a folder of `kind` where something else lies: publishing there would replace it.
+
+    Raises:
+        UsageError: if it is a file, or a folder that is neither empty nor an earlier one of this kind.
+    """
+    with environment_faults(target):
+        if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+            return
+    try:
+        found = _read_manifest(target).kind
+    except CramError:
+        found = "something else"
+    if found != kind:
+        raise UsageError(f"{target}: holds {found}, which would be replaced; choose another place, or remove it")
 
 
 def open_artifact(path: Path, *, kind: str) -> Artifact:

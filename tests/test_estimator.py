@@ -1,0 +1,255 @@
+"""The contract of a scikit-learn classifier, on runs of a second; scikit-learn's own tools are the callers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import cramlm
+from cramlm.artifacts import lock, verify
+from cramlm.deploy.predictor import Predictor
+from cramlm.errors import CramError, DataError, UsageError
+from cramlm.estimator import CramClassifier
+from tiny_task import write_task
+
+ROWS = {"max_length": 32, "batch_size": 256, "batch_unit": "tokens", "checkpoint_every": 1000, "dropout": 0.1}
+SETTINGS = {
+    "threads": 1,
+    "precision": "fp32",
+    "tokens_per_second": 10_000.0,
+    "baseline.enabled": False,
+    "tokenizer.vocab_size": 200,
+    "encoder.layers": 1,
+    "encoder.hidden": 32,
+    "encoder.heads": 2,
+    "encoder.intermediate": 32,
+    "encoder.max_positions": 64,
+    **{f"phases[0].{name}": value for name, value in {**ROWS, "steps": 40}.items()},
+}
+WITH_CORPUS = {
+    **SETTINGS,
+    "retriever.max_documents": 60,
+    **{f"phases[1].{name}": value for name, value in {**ROWS, "steps": 20}.items()},
+}
+
+
+class Data:
+    """The tiny task in memory; labels are integers whose order as text is another."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = write_task(folder)
+        rows = {split: [json.loads(line) for line in Path(paths[split]).read_text().splitlines()] for split in ("train", "test")}
+        self.corpus = paths["corpus"]
+        self.X, self.X_test = ([row["text"] for row in rows[split]] for split in ("train", "test"))
+        self.y, self.y_test = ([{"sea": 10, "hill": 9}[row["label"]] for row in rows[split]] for split in ("train", "test"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return Data(tmp_path_factory.mktemp("data"))
+
+
+def tiny(**changes: Any) -> CramClassifier:
+    return CramClassifier(**{"budget": None, "seed": 3, "settings": SETTINGS, **changes})
+
+
+@pytest.fixture(scope="module")
+def fitted(data: Data, tmp_path_factory: pytest.TempPathFactory) -> CramClassifier:
+    """Fitted with a corpus, in a folder that stays."""
+    folder = tmp_path_factory.mktemp("fitted")
+    classifier = tiny(corpus=data.corpus, settings=WITH_CORPUS, out=folder / "runs", store=folder / "store")
+    assert classifier.fit(data.X, data.y) is classifier
+    return classifier
+
+
+def test_it_learns_and_answers_with_the_classes_it_was_given(fitted: CramClassifier, data: Data) -> None:
+    assert fitted.classes_.tolist() == [9, 10]
+    answers = fitted.predict(data.X_test)
+    assert answers.dtype == fitted.classes_.dtype
+    assert fitted.score(data.X_test, data.y_test) == np.mean(answers == data.y_test) > 0.8
+
+
+def test_columns_of_probabilities_follow_the_classes_and_not_their_names(fitted: CramClassifier, data: Data) -> None:
+    probabilities = fitted.predict_proba(data.X_test)
+    assert probabilities.shape == (len(data.X_test), 2)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
+    predictor = Predictor.load(fitted.run_.export)
+    assert predictor.labels == ("10", "9")
+    np.testing.assert_array_equal(probabilities, predictor.probabilities(data.X_test)[:, ::-1])
+
+
+def test_the_run_is_an_ordinary_one_without_test_file_and_with_a_dev_split_of_its_own(fitted: CramClassifier, data: Data) -> None:
+    split = json.loads((fitted.run_.path / "split.json").read_bytes())
+    assert (len(split["train"]) + len(split["dev"]), len(split["test"])) == (len(data.X), 0)
+    assert len(split["dev"]) == 4
+    assert (fitted.run_.path / "selection" / "selected.jsonl").is_file()
+    assert verify(fitted.run_.path) > 5
+
+
+def test_the_same_fit_again_finds_its_run_and_another_gets_a_folder_of_its_own(fitted: CramClassifier, data: Data) -> None:
+    weights = fitted.run_.export / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    again = clone(fitted).fit(np.array(data.X), np.array(data.y, dtype=object))
+    assert again.run_.path == fitted.run_.path
+    assert weights.stat().st_mtime_ns == before
+    other = tiny(out=fitted.out, seed=4).fit(data.X, data.y)
+    assert other.run_.path.parent == fitted.run_.path.parent
+    assert other.run_.path != fitted.run_.path
+
+
+def test_saved_it_is_a_plain_folder_with_the_same_answers(fitted: CramClassifier, data: Data, tmp_path: Path) -> None:
+    saved = fitted.save(tmp_path / "model")
+    assert verify(saved) == 1
+    np.testing.assert_array_equal(Predictor.load(saved).probabilities(data.X_test)[:, ::-1], fitted.predict_proba(data.X_test))
+    fitted.save(tmp_path / "model")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("mine")
+    with pytest.raises(UsageError, match="letters: holds something else, which would be replaced"):
+        fitted.save(tmp_path / "letters")
+    assert (tmp_path / "letters" / "dear.txt").read_text() == "mine"
+
+
+def test_a_pickle_holds_the_place_of_the_run_and_no_weights(fitted: CramClassifier, data: Data) -> None:
+    content = pickle.dumps(fitted)
+    assert len(content) < 20_000 < (fitted.run_.export / "model.safetensors").stat().st_size
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.predict(data.X_test), fitted.predict(data.X_test))
+
+
+def test_a_temporary_run_is_refused_by_pickle_and_goes_with_its_estimator(data: Data) -> None:
+    classifier = tiny().fit(data.X, data.y)
+    folder = classifier.run_.path
+    assert folder.is_dir()
+    with pytest.raises(UsageError, match="pass out='runs' before fit"):
+        pickle.dumps(classifier)
+    pickle.loads(pickle.dumps(clone(classifier)))
+    del classifier
+    assert not folder.exists()
+
+
+def test_it_works_at_the_end_of_a_pipeline_under_cross_validation(data: Data) -> None:
+    lowered = FunctionTransformer(lambda texts: [text.lower() for text in texts])
+    scores = cross_val_score(Pipeline([("lower", lowered), ("classify", tiny())]), data.X, data.y, cv=2, error_score="raise")
+    assert scores.shape == (2,)
+    assert np.isfinite(scores).all()
+
+
+def test_a_search_sets_its_parameters_and_indexes_the_corpus_once(data: Data, tmp_path: Path) -> None:
+    classifier = tiny(corpus=data.corpus, settings=WITH_CORPUS, store=tmp_path / "store")
+    grid = [{"recipe": ["tlm"]}, {"recipe": ["labels-only"], "settings": [SETTINGS]}]  # labels-only ignores the corpus
+    search = GridSearchCV(classifier, grid, cv=2, refit=True, error_score="raise").fit(data.X, data.y)
+    assert search.cv_results_["mean_test_score"].max() > 0.5
+    assert search.predict(data.X_test[:2]).shape == (2,)
+    assert len(list((tmp_path / "store" / "indexes").glob("*/manifest.json"))) == 1
+
+
+def test_parameters_are_read_set_and_cloned() -> None:
+    classifier = CramClassifier(corpus=["a.jsonl"], budget="1m")
+    assert classifier.get_params() == {
+        "budget": "1m",
+        "corpus": ["a.jsonl"],
+        "dev_fraction": 0.1,
+        "out": None,
+        "recipe": None,
+        "seed": 13,
+        "settings": None,
+        "store": None,
+        "verbose": False,
+    }
+    assert clone(classifier.set_params(seed=1, settings={"threads": 1})).get_params() == classifier.get_params()
+    with pytest.raises(ValueError, match="Invalid parameter"):
+        classifier.set_params(retriever="bm25")
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [("très bien", "007"), (True, False), (1.0, 2.0), (-1, 1), (np.str_("b"), np.str_("a"))],
+    ids=lambda pair: type(pair[0]).__name__,
+)
+def test_labels_of_any_sortable_type_come_back_as_they_were(classes: tuple[Any, Any], data: Data) -> None:
+    y = [classes[label == 10] for label in data.y]
+    classifier = tiny(settings={**SETTINGS, "phases[0].steps": 4}).fit(tuple(data.X), y)
+    assert classifier.classes_.tolist() == sorted(classes)
+    assert set(classifier.predict(data.X_test).tolist()) <= set(classes)
+
+
+def test_before_fit_it_says_so() -> None:
+    for ask in (lambda: tiny().predict(["a"]), lambda: tiny().predict_proba(["a"]), lambda: tiny().save("x")):
+        with pytest.raises(NotFittedError):
+            ask()
+
+
+TEXTS = ["a ship", "a hill", "a wave", "a ridge"]
+Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda x, y: (x[:3], y), "X and y have inconsistent numbers of samples: 3 texts, 4 labels"),
+        (lambda x, y: (x, ["a"] * 4), "one class only \\(.*a.*\\)"),
+        (lambda x, y: ([*x[:2], None, x[3]], y), "X\\[2\\] is missing \\(None\\); drop it"),
+        (lambda x, y: (np.array([x[0], float("nan"), *x[2:]], dtype=object), y), "X\\[1\\] is missing \\(nan\\)"),
+        (lambda x, y: ([*x[:3], 5], y), "X\\[3\\] is int \\('5'\\), not a text"),
+        (lambda x, y: ([*x[:3], "  "], y), "X\\[3\\] is blank"),
+        (lambda x, y: ([*x[:3], "\ud800"], y), "X\\[3\\]: character 0 is a lone surrogate"),
+        (lambda x, y: (x[0], y), "X is a str; pass a list of strings"),
+        (lambda x, y: (np.array(x).reshape(2, 2), y), "X has 2 dimensions, expected 1"),
+        (lambda x, y: ([], []), "X holds no texts"),
+        (lambda x, y: (x, [*y[:3], None]), "y\\[3\\] is missing"),
+        (lambda x, y: (x, [0, 1, 0, float("nan")]), "y\\[3\\] is missing"),
+        (lambda x, y: (x, [0, 1, 0, "b"]), "y mixes text and other labels"),
+        (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
+        (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),
+    ],
+)
+def test_bad_input_is_refused_by_its_place_before_anything_is_written(change: Change, complaint: str, tmp_path: Path) -> None:
+    texts, labels = change(TEXTS, ["sea", "hill", "sea", "hill"])
+    with pytest.raises(ValueError, match=complaint) as refused:
+        tiny(out=tmp_path / "runs").fit(texts, labels)
+    assert isinstance(refused.value, DataError)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"recipe": "magic"}, "recipe 'magic' is not one of tlm"),
+        ({"recipe": "tlm"}, "the recipe tlm retrieves from raw text; pass corpus="),
+        ({"dev_fraction": 0.9}, "dev_fraction"),
+        ({"settings": {"encoder.depth": 3}}, "encoder.depth"),
+        ({"budget": "soon"}, "budget 'soon' is not a positive time"),
+    ],
+)
+def test_parameters_are_checked_when_it_is_fitted(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(CramError, match=complaint):
+        tiny(**{"out": tmp_path / "runs", **changes}).fit(TEXTS, [0, 1, 0, 1])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_fit_waits_while_another_process_builds_the_same(data: Data, tmp_path: Path) -> None:
+    classifier = tiny(out=tmp_path / "runs").fit(data.X, data.y)
+    answers: list[Any] = []
+    with lock(classifier.run_.path / "run"):
+        waiting = threading.Thread(target=lambda: answers.append(clone(classifier).fit(data.X, data.y)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+    waiting.join(30)
+    assert answers[0].run_.path == classifier.run_.path
+
+
+def test_it_is_a_public_name() -> None:
+    assert cramlm.CramClassifier is CramClassifier
