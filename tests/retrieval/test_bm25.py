@@ -125,6 +125,14 @@ def test_a_query_of_50_000_words_equals_the_reference(tmp_path: Path) -> None:
     assert_same(results(index_texts(texts, tmp_path), [query], limit=20)[0], reference_search(texts, query, 20))
 
 
+@pytest.mark.parametrize("words", [20, 120, 900])
+def test_queries_of_many_common_words_equal_the_reference(tmp_path: Path, words: int) -> None:
+    texts = invented_texts(3000, seed=11, words=(40, 60), vocabulary=60)  # nearly every word is in more than a sixteenth of the texts
+    index = index_texts(texts, tmp_path)
+    for query in invented_texts(3, seed=12, words=(words, words), vocabulary=60):
+        assert_same(results(index, [query], limit=30)[0], reference_search(texts, query, 30))
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Index]:
     """Six blocks of passages; the first 200 of each speak of a thing of their own, so that thresholds guessed from the block that comes

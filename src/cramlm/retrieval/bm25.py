@@ -44,8 +44,8 @@ WIDE_FROM: Final = 16  # queries of this exponent and under are added up in 64 b
 WIDE: Final = 26
 MOST_REPEATED: Final = 100  # so often may a word stand in other queries: what is rounded once counts so many times
 MOST_SHIFT: Final = 18  # of coarse units
-COARSE_UNITS: Final = 255 << MOST_SHIFT  # how far they may raise a sum
-MOST_UNITS: Final = 2**32 - 2 * COARSE_UNITS
+MOST_WORDS: Final = 2000  # in other queries: rounding up to coarse units may raise a sum by one for each
+MOST_UNITS: Final = 2**32 - (MOST_WORDS << MOST_SHIFT)
 CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per pass over the index
 SAMPLE: Final = 256  # documents
 GUESS_AFTER: Final = (1, 2, 8, 32)  # blocks
@@ -201,7 +201,8 @@ def split_by_size(queries: Queries, statistics: Statistics) -> Iterator[tuple[in
     most = np.maximum.reduceat(queries.count, queries.offsets[:-1]) if len(queries) else np.zeros(0, np.int64)
     taken = np.zeros(len(queries), np.bool_)
     for exponent in EXPONENTS:
-        fits = ~taken & (highest * 2.0**exponent + words <= MOST_UNITS) & ((most <= MOST_REPEATED) | (exponent <= WIDE_FROM))
+        short = (most <= MOST_REPEATED) & (words <= MOST_WORDS) | (exponent <= WIDE_FROM)
+        fits = ~taken & short & (highest * 2.0**exponent + words <= MOST_UNITS)
         if fits.any():
             yield exponent, np.flatnonzero(fits)
         taken |= fits
@@ -295,14 +296,17 @@ class Batch:
         )  # fmt: skip
 
     def _choose_dense(self, frequency: IntArray, local: IntArray) -> None:
-        """Which terms become rows, and the coarse unit: the finest in which the rows of nearly every query add up within 8 bits."""
+        """Which terms become rows, and the coarse unit: the finest in which the rows of nearly every query add up within 8 bits; where the
+        queries are too long for that, the finest in which a row fits 8 bits, as what is rounded up counts once for each row.
+        """
         dense = np.flatnonzero(frequency > self._statistics.documents * DENSE_SHARE) if self._drop is None else np.empty(0, np.int64)
         dense = dense[np.argsort(-frequency[dense], kind="stable")][:MOST_DENSE]
         self._row_of_term = np.full(len(self._terms), -1, np.int64)
         self._row_of_term[dense] = np.arange(len(dense))
         highest = self._queries.sums(np.where(self._row_of_term[local] >= 0, self._queries.count * self._weight[local], 0.0))
-        most = max(np.quantile(highest, USUAL), self._weight[dense].max(initial=0.0)) / 200  # the rest is for rounding up, term by term
-        self._rows, self._shift = len(dense), np.uint32(np.clip(np.ceil(np.log2(max(most, 1.0))), 0, MOST_SHIFT))
+        finest = int(np.ceil(np.log2(max(self._weight[dense].max(initial=0.0) / 250, 1.0))))
+        usual = int(np.ceil(np.log2(max(np.quantile(highest, USUAL) / 200, 1.0))))  # the rest is for rounding up, term by term
+        self._rows, self._shift = len(dense), np.uint32(max(finest, usual) if usual <= MOST_SHIFT else finest)
 
     def _order(self, local: IntArray) -> None:
         """Each query's terms for the kernel: sparse ones, those of count 1 first; dense ones, repeated by their count."""
@@ -312,6 +316,7 @@ class Batch:
         sparse = np.flatnonzero(~is_dense)
         sparse = sparse[np.lexsort((queries.count[sparse] > 1, query[sparse]))]
         dense = np.repeat(np.flatnonzero(is_dense), queries.count[is_dense])
+        coarse = np.where(is_dense, queries.count * (np.floor(self._weight[local] / 2.0**self._shift) + 1), 0.0)
         numbers = np.arange(len(queries) + 1)
         sparse_offsets = np.searchsorted(query[sparse], numbers)
         once = np.bincount(query[sparse][queries.count[sparse] == 1], minlength=len(queries))
@@ -322,6 +327,7 @@ class Batch:
             queries.count[sparse],
             np.searchsorted(query[dense], numbers),
             self._row_of_term[local[dense]],
+            queries.sums(coarse) > 254,
         )
 
 

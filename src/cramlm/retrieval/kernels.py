@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.records import IntArray
+from cramlm.records import BoolArray, IntArray
 from cramlm.retrieval.compiled import jit
 from cramlm.retrieval.index_kernels import BLOCK, MANY, PLACE, large_frequency, read_number
-from cramlm.retrieval.vector_kernels import CHUNK, clear, lowest_bit, reaching, reaching_with
+from cramlm.retrieval.vector_kernels import CHUNK, clear, lowest_bit, reaching, reaching_with, reaching_with_many
 
 UNROLLED = 4  # postings added per turn
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)  # places of unsigned type, so that numba does not ask whether they count from the end
@@ -26,7 +26,8 @@ class Plan(NamedTuple):
     """A batch of queries as the kernels read it; terms are numbered within the batch.
 
     Query q's sparse terms: sparse_term[sparse_offsets[q]:sparse_offsets[q + 1]], from repeated[q] on those with a count above 1.
-    Rows of its dense ones: dense_row[dense_offsets[q]:dense_offsets[q + 1]], repeated by their count.
+    Rows of its dense ones: dense_row[dense_offsets[q]:dense_offsets[q + 1]], repeated by their count; many_dense[q] if their coarse impacts
+    may add up to more than 8 bits.
     """
 
     sparse_offsets: IntArray
@@ -35,6 +36,7 @@ class Plan(NamedTuple):
     sparse_count: IntArray
     dense_offsets: IntArray
     dense_row: IntArray
+    many_dense: BoolArray
 
 
 class Room(NamedTuple):
@@ -155,12 +157,16 @@ def score_block(first_query, last_query, plan, shift, limit, position, room, fou
         for j in range(start, end):
             most += bound[dense_row[j]]
         least = threshold[query]
+        many = plan.many_dense[query]
         size = sizes[query]
         for chunk in range(chunks):
             left = chunk * CHUNK
             reached = reaching(sums, left, np.uint32(max(0, np.int64(least) - (most << shift))))
             if reached != 0 and start < end:
-                reached = reaching_with(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
+                if many:
+                    reached = reaching_with_many(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
+                else:
+                    reached = reaching_with(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
             if reached != 0:
                 if size + CHUNK > capacity:
                     size = _keep_best(candidates[query], size, limit, threshold, query)
