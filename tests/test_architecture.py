@@ -34,7 +34,7 @@ LEVELS = [
     {"stages"},
     {"pipeline", "recipes"},
     {""},  # `import cramlm`, whose names come from all of the above
-    {"console", "doctor"},
+    {"console", "doctor", "options"},
     {"cli", "estimator", "comparison"},
     {"__main__"},
 ]

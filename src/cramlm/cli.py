@@ -11,14 +11,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cramlm.errors import CramError, Stopped, UsageError
+from cramlm.errors import CramError, Stopped
+from cramlm.options import checked, resolve_corpus, resolve_retriever, resolve_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,7 +70,7 @@ def fit(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    resolved = _resolve(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed)
+    resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed)
     from cramlm.pipeline import run  # after the config was checked: this loads torch
 
     with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as emit:
@@ -97,7 +98,7 @@ def config(
     from cramlm.config import to_toml
 
     task = {"train": train or "train.jsonl", "dev": dev, "test": test}
-    print(to_toml(_resolve(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], budget=budget, seed=seed)), end="")
+    print(to_toml(resolve_run(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], budget=budget, seed=seed)), end="")
 
 
 @app.command()
@@ -112,7 +113,7 @@ def index(
     from cramlm.retrieval.catalog import build_catalog
 
     with console_events() as emit:
-        build_catalog(_corpus_config(corpus, text_column=text_column, on_bad_row=on_bad_row), out, emit=emit)
+        build_catalog(resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row), out, emit=emit)
     print(out)
 
 
@@ -142,9 +143,9 @@ def select(
     from cramlm.retrieval.selection import select_documents
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    task_config = _checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
+    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
     given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
-    chosen_by = _retriever_config(given, set_)
+    chosen_by = resolve_retriever(given, set_)
     with console_events() as emit:
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
@@ -233,6 +234,50 @@ def predict(
 
 
 @app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines reach needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+    token: Annotated[str | None, typer.Option(envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model (default: PyTorch's choice).")] = None,
+    batch_window_ms: Annotated[float, typer.Option(min=0, max=1000, help="How long an idle server waits for more texts.")] = 0.0,
+    max_texts: Annotated[int, typer.Option(help="Texts in one request.")] = 64,
+    max_characters: Annotated[int, typer.Option(help="Characters of one text.")] = 20_000,
+    max_body_bytes: Annotated[int, typer.Option(help="Bytes of one request.")] = 1_000_000,
+    queue_texts: Annotated[int, typer.Option(help="Texts that may wait; more are refused with 429.")] = 1024,
+    max_wait: Annotated[float, typer.Option(help="Seconds that a request may wait to be computed before 429.")] = 2.0,
+    read_timeout: Annotated[float, typer.Option(help="Seconds that a client has to send a request.")] = 10.0,
+) -> None:
+    """Answer over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
+    from cramlm.deploy.server import serve as serve_model
+    from cramlm.deploy.server_limits import Limits
+
+    limits = Limits(
+        body_bytes=max_body_bytes,
+        texts=max_texts,
+        characters=max_characters,
+        queue_texts=queue_texts,
+        wait_seconds=max_wait,
+        read_seconds=read_timeout,
+    )
+    code = serve_model(
+        model, host=host, port=port, token=token, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=_announce
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the page (default: report.html in the run's folder).")] = None,
+) -> None:
+    """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
+    from cramlm.deploy.report.page import write_report
+
+    print(write_report(run, out))
+
+
+@app.command()
 def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
     """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
     from cramlm.artifacts import verify as verify_artifacts
@@ -276,84 +321,15 @@ def main() -> NoReturn:
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
 
 
+def _announce(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get("CRAMLM_DEBUG"):
         traceback.print_exc()
     print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
-
-
-def _resolve(
-    recipe: str | None,
-    config_file: Path | None,
-    overrides: list[str] | None,
-    *,
-    task: dict[str, Any],
-    corpus: list[str] | None,
-    budget: str | None,
-    seed: int | None,
-) -> Any:
-    """The config that the flags mean: a recipe or a file, then the flags that were given, then every --set."""
-    from cramlm import recipes
-    from cramlm.config import apply_overrides, load_config, parse_duration, read_toml
-
-    if budget is not None:
-        parse_duration(budget)
-    given = {name: value for name, value in task.items() if value is not None}
-    if config_file is not None:
-        if recipe is not None:
-            raise UsageError("--config and --recipe exclude each other: a config file is a resolved recipe; drop one")
-        data = read_toml(config_file)
-        defaults = {"text_column": "text", "label_column": "label", "on_bad_row": "fail"}
-        data.setdefault("task", {}).update({name: value for name, value in given.items() if value != defaults.get(name)})
-        if corpus:
-            data.setdefault("corpus", {})["files"] = list(corpus)
-        data.update({name: value for name, value in (("budget", budget), ("seed", seed)) if value is not None})
-    else:
-        if "train" not in given:
-            raise UsageError("no training data; pass --train FILE (or --config run.toml)")
-        name = recipe or "tlm"
-        if name not in recipes.RECIPES:
-            raise UsageError(f"--recipe {name!r} is not one of {', '.join(recipes.RECIPES)}")
-        if name != "labels-only":
-            if not corpus:
-                raise UsageError(f"the recipe {name} retrieves from raw text; pass --corpus FILES, or --recipe labels-only")
-            given["corpus"] = corpus
-        given |= {key: value for key, value in (("budget", budget), ("seed", seed)) if value is not None}
-        build = recipes.RECIPES[name]
-        data = _checked(lambda: build(**given)).model_dump(mode="json", exclude_unset=False)
-    return load_config(apply_overrides(data, overrides or []), origin=str(config_file or "command line"))
-
-
-def _retriever_config(given: Mapping[str, Any], overrides: list[str] | None) -> Any:
-    """The retriever that the flags mean: BM25, changed by what was given, then by every --set retriever.KNOB=VALUE."""
-    from cramlm.config import apply_overrides
-    from cramlm.retriever_config import RETRIEVER
-
-    table = {"kind": "bm25"} | {name: value for name, value in given.items() if value is not None}
-    data = apply_overrides({"retriever": table}, overrides or [])
-    if strange := sorted(set(data) - {"retriever"}):
-        raise UsageError(f"--set {strange[0]}: select knows the knobs of retriever only, like retriever.k1=1.5")
-    return _checked(lambda: RETRIEVER.validate_python(data["retriever"]))
-
-
-def _corpus_config(files: list[str], *, text_column: str, on_bad_row: str) -> Any:
-    from cramlm.config import CorpusConfig
-
-    values: dict[str, Any] = {"files": tuple(files), "text_column": text_column, "on_bad_row": on_bad_row}
-    return _checked(lambda: CorpusConfig(**values))
-
-
-def _checked(build: Callable[[], Any]) -> Any:
-    """`build()`, with a value that a config refuses turned into a usage error."""
-    from pydantic import ValidationError
-
-    from cramlm.config import explain_validation_error
-
-    try:
-        return build()
-    except ValidationError as error:
-        raise UsageError(explain_validation_error(error)) from error
 
 
 @contextmanager

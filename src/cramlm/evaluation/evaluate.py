@@ -74,10 +74,18 @@ def predict_probabilities(
         DivergedError: if a logit is not finite.
     """
     assert labels == model.labels, f"{labels} labels asked of a model with {model.labels}"
-    logits = predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens).astype(np.float64)
+    return probabilities_of(predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
+
+
+def probabilities_of(logits: FloatArray) -> FloatArray:
+    """Softmax of logits (n, labels), computed in float64; float32, (n, labels).
+
+    Raises:
+        DivergedError: if a logit is not finite.
+    """
     if not np.isfinite(logits).all():
         raise DivergedError("the model's answers are not finite numbers; train it again with a lower learning rate")
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
     return probabilities
 

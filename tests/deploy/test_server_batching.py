@@ -1,0 +1,123 @@
+"""The queue and the model's thread, in this process, with a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cramlm.deploy.predictor import Predictor
+from cramlm.deploy.server_batching import Batcher, BusyError, NotReadyError, answer
+from cramlm.deploy.server_limits import Limits
+from cramlm.deploy.server_metrics import Metrics
+from cramlm.errors import DivergedError
+from cramlm.model.hf import LoadedModel, load_classifier
+from cramlm.model.tokenization import Tokenizer
+from serving import export_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    return export_tiny(tmp_path_factory.mktemp("batched") / "export", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedModel:
+    return load_classifier(folder)
+
+
+@contextmanager
+def batching(loaded: LoadedModel, *, window_seconds: float = 0.0, limits: Limits = Limits()) -> Iterator[Batcher]:  # noqa: B008
+    """A started batcher of the running loop, its model there."""
+    there = threading.Event()
+    batcher = Batcher(lambda: loaded, limits=limits, metrics=Metrics(), window_seconds=window_seconds, loaded=lambda _: there.set())
+    with pytest.raises(NotReadyError, match="loading"):
+        batcher.submit(["too early"], [None])
+    batcher.start(asyncio.get_running_loop())
+    assert there.wait(10)
+    while batcher.model is None:
+        pass
+    try:
+        yield batcher
+    finally:
+        assert batcher.close(seconds=10)
+
+
+def alone(texts: Sequence[str]) -> list[None]:
+    return [None] * len(texts)
+
+
+def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: LoadedModel, folder: Path, texts: list[str]) -> None:
+    requests = [texts[start : start + size] for start, size in ((0, 1), (1, 3), (4, 10), (14, 26))] * 5
+
+    async def ask() -> list[np.ndarray]:
+        with batching(loaded, window_seconds=0.05) as batcher:
+            answers = await asyncio.gather(*(batcher.submit(request, alone(request)) for request in requests))
+        return [each.probabilities for each in answers]
+
+    predictor = Predictor.load(folder)
+    for request, got in zip(requests, asyncio.run(ask()), strict=True):
+        np.testing.assert_allclose(got, predictor.probabilities(request), atol=1e-5)
+
+
+def test_a_cancelled_request_makes_room_at_once(loaded: LoadedModel) -> None:
+    async def ask() -> int:
+        with batching(loaded, window_seconds=60, limits=Limits(texts=4, queue_texts=4)) as batcher:
+            first = batcher.submit(["a"] * 4, [None] * 4)
+            with pytest.raises(BusyError):
+                batcher.submit(["b"], [None])
+            first.cancel()
+            await asyncio.sleep(0)
+            second = batcher.submit(["b"] * 4, [None] * 4)
+            assert batcher.outstanding == 1
+            batcher.drain()
+            with pytest.raises(NotReadyError, match="draining"):
+                batcher.submit(["c"], [None])
+            await asyncio.to_thread(batcher.close, seconds=10)  # which ends the window
+            return len((await second).probabilities)
+
+    assert asyncio.run(ask()) == 4
+
+
+def test_what_waited_too_long_is_refused_instead_of_computed(loaded: LoadedModel) -> None:
+    async def ask() -> list[object]:
+        with batching(loaded, window_seconds=0.3, limits=Limits(wait_seconds=0.1)) as batcher:
+            late = batcher.submit(["a"], [None])
+            await asyncio.sleep(0.25)
+            fresh = batcher.submit(["b"], [None])
+            return await asyncio.gather(late, fresh, return_exceptions=True)
+
+    late, fresh = asyncio.run(ask())
+    assert isinstance(late, BusyError)
+    assert not isinstance(fresh, BaseException)
+
+
+def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(loaded: LoadedModel) -> None:
+    async def ask() -> list[object]:
+        with batching(loaded, window_seconds=0.1) as batcher:
+            requests = [["fine"], ["\ud83d"], ["fine too"]]
+            return await asyncio.gather(*(batcher.submit(each, [None]) for each in requests), return_exceptions=True)
+
+    one, bad, other = asyncio.run(ask())
+    assert isinstance(bad, Exception)
+    assert not isinstance(one, BaseException)
+    assert not isinstance(other, BaseException)
+
+
+def test_lengths_are_those_of_the_whole_texts_with_special_tokens(loaded: LoadedModel) -> None:
+    texts = ["water", "water " * 45, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
+    pairs = [None, None, None, None, None, "river " * 40]
+    assert answer(loaded, texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
+
+
+def test_a_model_whose_numbers_are_not_finite_answers_nothing(folder: Path) -> None:
+    broken = load_classifier(folder)
+    for parameter in broken.model.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(DivergedError):
+        answer(broken, ["a"], [None])
