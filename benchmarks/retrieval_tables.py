@@ -46,8 +46,15 @@ def _print_batches(corpus: dict[str, Any]) -> None:
                 continue
             every, distinct = every * scale[0], distinct * scale[1]
             agreement = {row["limit"]: row for row in figures.get("agreement", [])}.get(limit)
-            sets = (f"{agreement[key]:,}" if agreement else "not compared" for key in ("peer_union", "only_in_one", "beyond_ties"))
-            _print_row(limit, name, f"{every:.2f}", f"{every / own:.1f}x", f"{distinct:.2f}", f"{distinct / own:.1f}x", *sets)
+            _print_row(limit, name, f"{every:.2f}", f"{every / own:.1f}x", f"{distinct:.2f}", f"{distinct / own:.1f}x", *_sets(agreement))
+
+
+def _sets(agreement: dict[str, Any] | None) -> list[str]:
+    """How the sets compare. Behind pairs beyond ties, how far the farthest is from the cut, relatively."""
+    if agreement is None:
+        return ["not compared"] * 3
+    gap = f" (up to {agreement['largest_gap']:.0e})" if agreement["beyond_ties"] else ""
+    return [f"{agreement['peer_union']:,}", f"{agreement['only_in_one']:,}", f"{agreement['beyond_ties']:,}{gap}"]
 
 
 def _print_single(corpus: dict[str, Any]) -> None:
