@@ -1,6 +1,6 @@
 """The whole method in order: `run(config, out=...)`. The only file that knows the order.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> schedule -> phases -> evaluation -> export
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> schedule -> phases -> evaluation -> export -> report
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
 killed one began, says "fresh" where nothing changed, and names the knob that makes a stage run again. Corpus and index are shared
@@ -20,6 +20,8 @@ from typing import Any
 from cramlm.artifacts import lock, publish_file
 from cramlm.config import RunConfig, parse_duration, to_toml
 from cramlm.data.task import read_task
+from cramlm.deploy.report.machine import describe_machine
+from cramlm.deploy.report.page import refresh_report
 from cramlm.errors import Stopped
 from cramlm.records import Emit, Event, silent
 from cramlm.stages import model as model_stages
@@ -70,6 +72,7 @@ def run(
         publish_file(folder / "run.toml", to_toml(config).encode())
         clock = Clock(time.monotonic(), None if config.budget is None else parse_duration(config.budget))
         text_stages.prepare_torch(config)
+        emit(Event("note", "machine", describe_machine()))
 
         task = read_task(config.task, seed=config.seed, emit=emit)
         text_stages.report_task(task, folder, emit=emit)
@@ -82,6 +85,7 @@ def run(
         trained = model_stages.train(config, plan, phases, task, selection, tokenizer, folder, emit=emit, stop=stop)
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
+        refresh_report(folder, emit=emit)
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
     return Run(folder, config.model_copy(update={"phases": phases}), scores)
 

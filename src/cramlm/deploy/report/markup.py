@@ -16,6 +16,7 @@ from cramlm.retrieval.analysis import analyze
 SHOWN_CHARACTERS = 320
 MOST_CHARACTERS = 6000
 _LABEL_CHARACTERS = 80
+_LEAD = 60  # characters shown before the first mark
 _WORD = re.compile(r"\w+")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -50,17 +51,22 @@ def inline(text: str, *, limit: int = _LABEL_CHARACTERS) -> str:
 
 
 def passage(text: str, *, terms: Collection[str] = (), limit: int = SHOWN_CHARACTERS, most: int = MOST_CHARACTERS) -> str:
-    """A text from data; words that are among `terms` (of the analyser) are marked. What exceeds `limit` opens on demand, up to `most`."""
+    """A text from data; words that are among `terms` (of the analyser) are marked. Of a long one about `limit` characters are shown, those
+    with most marks (the first, without marks); what is before and after opens on demand, `most` characters in all.
+    """
     whole = _BLANK_LINES.sub("\n", clean(text).strip())
+    shown, left_out = whole[:most], max(0, len(whole) - most)
+    marks = _marks(shown, terms)
     if len(whole) <= limit * 1.2:
-        return f"<bdi>{_marked(whole, terms)}</bdi>"
-    cut = whole.rfind(" ", limit // 2, limit)
-    cut = limit if cut < 0 else cut
-    rest, left_out = whole[cut:most], max(0, len(whole) - most)
-    end = f' <span class="quiet">… and {left_out:,} characters more, left out here</span>' if left_out else ""
+        return f"<bdi>{_marked(shown, marks, 0, len(shown))}</bdi>"
+    start, end = _window(shown, marks, limit)
+    before = f"<details class=rest><summary>{start:,} characters before …</summary>" if start else ""
+    after = f"<details class=rest><summary>… {len(whole) - end:,} more characters</summary>"
+    cut = f' <span class="quiet">… and {left_out:,} characters more, left out here</span>' if left_out else ""
     return (
-        f"<bdi>{_marked(whole[:cut], terms)}</bdi><details class=rest><summary>… {len(whole) - cut:,} more characters</summary>"
-        f"<bdi>{_marked(rest, terms)}</bdi>{end}</details>"
+        (f"{before}<bdi>{_marked(shown, marks, 0, start)}</bdi></details> " if start else "")
+        + f"<bdi>{_marked(shown, marks, start, end)}</bdi>"
+        + (f"{after}<bdi>{_marked(shown, marks, end, len(shown))}</bdi>{cut}</details>" if end < len(whole) else "")
     )
 
 
@@ -128,17 +134,39 @@ def _cell(cell: Cell | str, kind: str) -> str:
     return f'<td class="{kind} bar"{order}><i style="--share:{width:.4f}"></i><span>{cell.markup}</span></td>'
 
 
-def _marked(text: str, terms: Collection[str]) -> str:
-    if not terms:
-        return html.escape(text)
+def _marks(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
+    """Spans of the words all of whose terms are among `terms`, in order."""
     known: dict[str, bool] = {}
-    parts, end = [], 0
-    for match in _WORD.finditer(text):
+    spans = []
+    for match in _WORD.finditer(text) if terms else ():
         word = match[0]
         if word not in known:
             found = analyze(word)
             known[word] = bool(found) and all(term in terms for term in found)
         if known[word]:
-            parts += [html.escape(text[end : match.start()]), "<mark>", html.escape(word), "</mark>"]
-            end = match.end()
-    return "".join(parts) + html.escape(text[end:])
+            spans.append(match.span())
+    return spans
+
+
+def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[int, int]:
+    """Where the part to show begins and ends: the first `limit` characters with most marks, cut between words where there are any."""
+    best, start = sum(end <= limit for _, end in marks), 0
+    for place, (first, _) in enumerate(marks):
+        if (held := sum(end <= first + limit - _LEAD for _, end in marks[place:])) > best:
+            best, start = held, max(0, first - _LEAD)
+    start = min(start, max(0, len(text) - limit))
+    if start:
+        space = text.find(" ", start, start + _LEAD)
+        start = start if space < 0 else space + 1
+    end = text.rfind(" ", start + limit // 2, start + limit) if start + limit < len(text) else len(text)
+    return start, min(start + limit, len(text)) if end < 0 else end
+
+
+def _marked(text: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> str:
+    """text[start:end], escaped, with the marks that lie in it."""
+    parts = []
+    for first, last in marks:
+        if start <= first and last <= end:
+            parts += [html.escape(text[start:first]), "<mark>", html.escape(text[first:last]), "</mark>"]
+            start = last
+    return "".join(parts) + html.escape(text[start:end])

@@ -90,7 +90,7 @@ def retrieved_text(run: RunFacts, neighbours: Neighbours | None) -> str:
     parts = [
         facts(told),
         _source_table(report),
-        _profile(run),
+        _profile(run, asked=queries["texts"] > 0),
         _telling_words(report.get("over_represented", ())),
         _samples(run, neighbours),
     ]
@@ -143,16 +143,18 @@ def _source_table(report: Json) -> str:
     return table("Where the passages come from", header, rows) + (note(f"{more:,} more sources are left out here.") if more else "")
 
 
-def _profile(run: RunFacts) -> str:
+def _profile(run: RunFacts, *, asked: bool) -> str:
     kept = read_selection(run.path / "selection")
     rank, score = kept.rank.astype(np.float64), kept.score.astype(np.float64)
     best = int((kept.rank == 0).sum())
     ranks = (
-        f"{best:,} of {len(kept):,} passages are the first answer to a query; half of them have rank {np.median(rank) + 1:.0f} or better."
+        f"{best:,} of {len(kept):,} passages are the first answer to a query; half of all have rank {np.median(rank) + 1:.0f} or better."
     )
     scores = f"Half of the passages score {np.median(score):.3g} or more; the lowest {score.min():.3g}, the highest {score.max():.3g}."
+    by_score = _histogram("Score of each passage", scores, score, "score of the query that ranks it best" if asked else "score")
+    if not asked or len(np.unique(rank)) == 1:  # a chart of the ranks would say nothing
+        return f'<div class="above">{by_score}</div>{note(f"{ranks} {scores}" if asked else scores)}'
     by_rank = _histogram("Best rank of each passage", ranks, rank + 1, "best rank over all queries, 1 = first", whole=True)
-    by_score = _histogram("Score of each passage", scores, score, "score of that query")
     return f'<div class="pair"><div>{by_rank}{note(ranks)}</div><div>{by_score}{note(scores)}</div></div>'
 
 

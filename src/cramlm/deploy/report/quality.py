@@ -26,17 +26,18 @@ def scores(run: RunFacts) -> str:
         return section("scores", "Scores", missing("The model is not evaluated yet."))
     split = "test" if "test" in run.own_scores else "dev"
     chosen, models = chosen_baseline(run), run.scores["models"]
-    rows = []
-    for name, entry in models.items():
-        low, high = entry[split]["intervals"]["macro_f1"]
-        rows.append(Estimate(_name(run, name), entry[split]["macro_f1"], low, high, emphasised=name == run.config.name))
-    told = "; ".join(f"{row.name} {100 * row.value:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f})" for row in rows)
-    chart = interval_chart(f"Macro-F1 on {split}, with 95 % intervals", told, rows)
+    charts = [_score_chart(run, models, split, f"Macro-F1 on {split}, with 95 % intervals")]
+    if leak_free := run.own_scores.get("test_leak_free"):
+        charts.append(_score_chart(run, models, "test_leak_free", f"The same on the {leak_free['rows']:,} test rows not in train"))
     words = (
         "Intervals are bootstraps over rows: how much a score would move with other texts of the same kind. Variants and settings were "
         "chosen on dev; test was scored once."
     )
-    parts = [f'<div class="pair">{chart}<div>{note(words)}{_leaks(run)}</div></div>', _score_table(run, models, chosen)]
+    told = f"{_leaks(run)}{note(words)}"
+    side = (
+        f'<div class="pair">{"".join(charts)}</div>{told}' if len(charts) > 1 else f'<div class="pair">{charts[0]}<div>{told}</div></div>'
+    )
+    parts = [side, _score_table(run, models, chosen)]
     if len(models) == 1:
         parts.append(missing("No baseline was fitted to compare with."))
     return section("scores", "Scores", *parts)
@@ -66,6 +67,16 @@ def _name(run: RunFacts, name: str) -> str:
     return f"{name} (chosen on dev)" if name == chosen_baseline(run) else name
 
 
+def _score_chart(run: RunFacts, models: Mapping[str, Json], split: str, title: str) -> str:
+    rows = []
+    for name, entry in models.items():
+        if split in entry:
+            low, high = entry[split]["intervals"]["macro_f1"]
+            rows.append(Estimate(_name(run, name), entry[split]["macro_f1"], low, high, emphasised=name == run.config.name))
+    told = "; ".join(f"{row.name} {100 * row.value:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f})" for row in rows)
+    return interval_chart(title, told, rows)
+
+
 def _leaks(run: RunFacts) -> str:
     leak_free = run.own_scores.get("test_leak_free")
     if leak_free is None:
@@ -84,7 +95,7 @@ def _score_table(run: RunFacts, models: Mapping[str, Json], chosen: str | None) 
         own = f"<b>{inline(_name(run, name))}</b>" if name in (run.config.name, chosen) else inline(name)
         rows.append([Cell(own), *_figures(entry, "dev", ("macro_f1",)), *(_figures(entry, "test", _METRICS) if has_test else ())])
         if "test_leak_free" in entry:
-            label = f"<span class=sub>{inline(name)}, on the {entry['test_leak_free']['rows']:,} test rows not in train</span>"
+            label = f"<span class=sub>{inline(name)}, {entry['test_leak_free']['rows']:,} rows not in train</span>"
             rows.append([Cell(label), Cell(""), *_figures(entry, "test_leak_free", _METRICS)])
     header = ["model", "dev macro-F1", *((f"test {name}" for name in _METRICS.values()) if has_test else ())]
     return table("Every model, in percent", header, rows)
