@@ -1,0 +1,80 @@
+"""The page at `/` in a real browser; skipped where there is none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramlm.deploy.server_page import PAGE_HEADERS, page
+from cramlm.model.tokenization import Tokenizer
+from serving import LABELS, export_tiny, serving
+
+TOKEN = "correct-horse-battery"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+OFFLINE = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[str]:
+    with serving(export_tiny(tmp_path_factory.mktemp("paged") / "<i>export", tokenizer), "--token", TOKEN) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=list(OFFLINE))
+        yield launched
+        launched.close()
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_shows_a_name_as_text() -> None:
+    content = page("<script>alert(1)</script>", guarded=False).decode()
+    assert "<script>alert" not in content
+    assert content.count("&lt;script&gt;alert(1)") == 2
+    assert "://" not in content
+    assert "innerHTML" not in content
+    assert "unsafe" not in PAGE_HEADERS["content-security-policy"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_person_labels_texts_on_the_page(url: str, browser: Any, scheme: str, tmp_path: Path) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 380, "height": 800})
+    try:
+        tab = context.new_page()
+        said: list[str] = []
+        asked: list[str] = []
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(url)
+        tab.get_by_label("Texts").fill("<img src=x onerror=alert(1)> river\n\nkinase " + "water " * 60)
+        tab.get_by_role("button", name="Label").click()
+        tab.get_by_text("the token is missing or wrong").wait_for()
+        tab.get_by_label("Token").fill(TOKEN)
+        tab.keyboard.press("Enter")
+        tab.get_by_text("2 answered in").wait_for()
+        answers = tab.get_by_role("article")
+        assert answers.count() == 2
+        assert answers.first.get_by_text("<img src=x onerror=alert(1)> river").is_visible()
+        assert answers.nth(1).get_by_text("its end was left out").is_visible()
+        assert answers.first.get_by_role("term").count() == len(LABELS)
+        assert answers.first.get_by_text("très <b>bien</b>").first.is_visible()
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
+        assert dark == (scheme == "dark")
+        assert all(address.startswith((url, "data:")) for address in asked), asked
+        assert not [line for line in said if "401" not in line], said
+        tab.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
+    finally:
+        context.close()
