@@ -35,10 +35,11 @@ LEVELS = [
     {"pipeline", "recipes"},
     {""},  # `import cramlm`, whose names come from all of the above
     {"console", "doctor", "options"},
+    {"commands"},
     {"cli", "estimator", "comparison"},
     {"__main__"},
 ]
-WITHOUT_TORCH = ("errors", "records", "retriever_config", "config", "artifacts", "data", "retrieval", "recipes", "console", "cli")
+WITHOUT_TORCH = ("errors", "records", "retriever_config", "config", "artifacts", "data", "retrieval", "recipes", "console", "commands", "cli")
 TRANSFORMERS_ONLY_IN = {"model/hf.py"}
 NEVER_IMPORTED = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER_CALLED = {"torch.load", "torch.save", "torch.jit.load", "torch.jit.save", "joblib.load", "joblib.dump"}

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from cramlm.commands import add_commands
 from cramlm.errors import CramError, Stopped
 from cramlm.options import checked, resolve_corpus, resolve_retriever, resolve_run
 
@@ -217,10 +218,10 @@ def predict(
     """Label texts: a JSON line each with label and probabilities, in the order of the input."""
     from cramlm.artifacts import publish_file
     from cramlm.data.task import read_examples
-    from cramlm.deploy.predictor import Predictor
+    from cramlm.deploy.onnx_predictor import load_predictor
 
     examples = read_examples(file, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
-    predictor = Predictor.load(model)
+    predictor = load_predictor(model)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
         json.dumps({"id": example.id, "label": answer.label, "probabilities": dict(answer.probabilities)}, ensure_ascii=False) + "\n"
@@ -295,6 +296,9 @@ def doctor() -> None:
 
     for name, value in report():
         print(f"{name:<14} {value}")
+
+
+add_commands(app)
 
 
 def main() -> NoReturn:

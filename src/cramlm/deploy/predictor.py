@@ -9,18 +9,16 @@ global is touched: PyTorch keeps its threads and its random state.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cramlm.errors import DataError, UsageError
+from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
+from cramlm.errors import DataError
 from cramlm.evaluation.evaluate import evaluate_examples, predict_probabilities
 from cramlm.evaluation.metrics import Scores
 from cramlm.model.device import Precision
 from cramlm.model.hf import LoadedModel, load_classifier
 from cramlm.records import Example, FloatArray, Prediction
-
-STREAM_BATCH = 1024
 
 
 class Predictor:
@@ -49,7 +47,7 @@ class Predictor:
         Raises:
             UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
         """
-        return [self._prediction(row) for row in self.probabilities(texts, pairs)]
+        return predictions(self.probabilities(texts, pairs), self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
@@ -59,10 +57,7 @@ class Predictor:
         Raises:
             UsageError: as `predict`, or if texts and pairs end at different places.
         """
-        _refuse_one_string(texts, pairs)
-        if batch < 1:
-            raise UsageError(f"batch is {batch}; take at least 1 text at a time")
-        return self._stream(iter(texts), None if pairs is None else iter(pairs), batch)
+        return predict_stream(self.predict, texts, pairs, batch=batch)
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1.
@@ -70,11 +65,7 @@ class Predictor:
         Raises:
             UsageError, DataError: as `predict`.
         """
-        _refuse_one_string(texts, pairs)
-        if pairs is not None and len(pairs) != len(texts):
-            raise UsageError(f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (None where there is none)")
-        _check_strings("text", texts)
-        _check_strings("pair", [pair for pair in pairs or () if pair is not None])
+        check_texts(texts, pairs)
         loaded = self._loaded
         sequences = loaded.tokenizer.sequences(texts, pairs, max_length=self.max_length, cut="truncate")
         return predict_probabilities(
@@ -104,24 +95,3 @@ class Predictor:
             loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision
         )
         return scores
-
-    def _stream(self, texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[Prediction]:
-        while chunk := list(itertools.islice(texts, batch)):
-            yield from self.predict(chunk, None if pairs is None else list(itertools.islice(pairs, len(chunk))))
-        if pairs is not None and next(pairs, self) is not self:
-            raise UsageError("there are more pairs than texts; give one for each text")
-
-    def _prediction(self, probabilities: FloatArray) -> Prediction:
-        return Prediction(self.labels[int(probabilities.argmax())], dict(zip(self.labels, probabilities.tolist(), strict=True)))
-
-
-def _refuse_one_string(texts: object, pairs: object) -> None:
-    for name, value in (("texts", texts), ("pairs", pairs)):
-        if isinstance(value, str | bytes):
-            raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
-
-
-def _check_strings(name: str, values: Sequence[object]) -> None:
-    for place, value in enumerate(values, start=1):
-        if not isinstance(value, str):
-            raise DataError(f"{name} {place}: is {type(value).__name__} ({str(value)[:30]!r}), not a string; convert it, or leave it out")

@@ -24,9 +24,10 @@ class Rotation(NamedTuple):
 def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> Tensor:
     """Multi-head attention: (R, L, 3 D) queries, keys and values side by side -> (R, L, D).
 
-    bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first.
+    bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first. Where the model is being exported as a graph
+    the plain operations are recorded instead, which other runtimes know.
     """
-    if qkv.device.type != "cpu":
+    if qkv.device.type != "cpu" or torch.compiler.is_exporting():
         return attend_fused(qkv, bias, rotation, heads)
     cos, sin = rotation if rotation is not None else (None, None)
     result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads)  # type: ignore[no-untyped-call]
@@ -35,7 +36,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> 
 
 def geglu(x: Tensor) -> Tensor:
     """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_exporting():
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(value) * gate
     result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]

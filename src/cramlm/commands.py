@@ -1,0 +1,39 @@
+"""The commands on a finished model, `export` and `explain`: a part of the command line that cli.py takes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cramlm.errors import UsageError
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the commands of this file on a command line."""
+    app.command()(export)
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="A finished run, or an exported model folder.")],
+    form: Annotated[str, typer.Option("--format", help="onnx: a graph that runs without torch.")] = "onnx",
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise: smaller, answers change a little (told).")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result (default: onnx or onnx-int8 in the run).")] = None,
+    texts: Annotated[str | None, typer.Option(help="Texts to check the result on (default: the run's dev and test).")] = None,
+    text_column: Annotated[str, typer.Option("--text-column", help="Column that holds the text.")] = "text",
+    text_pair_column: Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text.")] = None,
+) -> None:
+    """Turn a model into another form, checked against the model before it is published."""
+    if form != "onnx":
+        raise UsageError(f"--format {form!r} is not known; onnx is")
+    from cramlm.console import console_events
+    from cramlm.data.task import read_examples
+    from cramlm.deploy.onnx import export_onnx
+
+    examples = None
+    if texts is not None:
+        examples = read_examples(texts, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
+    with console_events() as emit:
+        artifact = export_onnx(path, int8=int8, out=out, texts=examples, emit=emit)
+    print(artifact.path)

@@ -1,0 +1,186 @@
+"""The ONNX form of a model: the same answers without torch, checked before it is published."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm.artifacts import verify
+from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.deploy.onnx import export_onnx
+from cramlm.deploy.onnx_predictor import OnnxPredictor, load_predictor
+from cramlm.deploy.predictor import Predictor
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.model.hf import save_classifier
+from cramlm.model.model import build_model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Event, Example
+
+for package in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+
+LABELS = ("007", "negative", "très bien")
+SHAPES = [("bert", "cls"), ("modernbert", "mean"), pytest.param(("modernbert", "cls"), marks=pytest.mark.slow)]
+HARD = ("[MASK] [SEP] aspirin", "Ọ̀RỌ̀ ilé \u200e kinase", "cell " * 300, "x" * 400)
+
+
+def examples(texts: list[str]) -> list[Example]:
+    return [Example(str(number), text, None, None) for number, text in enumerate(texts)]
+
+
+def saved(folder: Path, tokenizer: Tokenizer, shape: str, pooling: Any) -> Path:
+    encoder = EncoderConfig(shape=shape, layers=1, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)  # type: ignore[arg-type]
+    model = build_model(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3, seed=5)
+    save_classifier(model, tokenizer, folder / "export", labels=LABELS, max_length=48)
+    return folder / "export"
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, texts: list[str]) -> Path:
+    """A folder with export/ and its ONNX forms in fp32 and int8."""
+    folder = tmp_path_factory.mktemp("-".join(request.param))
+    model = saved(folder, tokenizer, *request.param)
+    export_onnx(model, texts=examples(texts))
+    return folder
+
+
+def test_the_answers_are_those_of_the_model_for_any_length_and_company(exported: Path, texts: list[str]) -> None:
+    ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
+    assert (theirs.labels, theirs.max_length) == (LABELS, 48)
+    asked = [*texts, *HARD]
+    np.testing.assert_allclose(theirs.probabilities(asked), ours.probabilities(asked), atol=1e-4)
+    assert [answer.label for answer in theirs.predict(asked)] == [answer.label for answer in ours.predict(asked)]
+    np.testing.assert_allclose(theirs.probabilities(asked[-1:]), theirs.probabilities(asked)[-1:], atol=1e-5)
+    assert theirs.probabilities([]).shape == (0, 3)
+
+
+def test_pairs_are_cut_as_the_model_cuts_them(exported: Path, texts: list[str]) -> None:
+    ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
+    pairs = [None if number % 5 == 0 else text for number, text in enumerate(reversed(texts))]
+    np.testing.assert_allclose(theirs.probabilities(texts, pairs), ours.probabilities(texts, pairs), atol=1e-4)
+    streamed = list(theirs.predict_iter(iter(texts), iter(pairs), batch=7))
+    assert [answer.label for answer in streamed] == [answer.label for answer in ours.predict(texts, pairs)]
+
+
+def test_the_folder_says_what_it_is_and_how_it_was_checked(exported: Path, texts: list[str]) -> None:
+    folder = exported / "export-onnx"
+    facts = json.loads((folder / "onnx.json").read_bytes())
+    assert (facts["labels"], facts["max_length"], facts["weights"]) == (list(LABELS), 48, "fp32")
+    assert facts["checked_texts"] == len(texts)
+    assert 0 <= facts["largest_difference"] <= 1e-4
+    assert {"onnx", "onnxruntime", "torch"} <= set(facts["versions"])
+    assert verify(folder) == 1
+    assert {path.name for path in folder.iterdir()} == {
+        *("model.onnx", "onnx.json", "manifest.json"),
+        *("config.json", "tokenizer.json", "tokenizer_config.json"),
+    }
+    assert isinstance(load_predictor(folder), OnnxPredictor)
+    assert isinstance(load_predictor(exported / "export"), Predictor)
+
+
+ALONE = """
+import sys
+from cramlm.deploy.onnx_predictor import OnnxPredictor
+print(OnnxPredictor.load(sys.argv[1]).predict(["aspirin reduces pain"])[0].label)
+print({"torch", "transformers", "sklearn", "pydantic", "numba", "pyarrow", "scipy", "typer", "rich"} & set(sys.modules))
+"""
+
+
+def test_it_answers_with_onnxruntime_tokenizers_and_numpy_alone(exported: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE, str(exported / "export-onnx")], capture_output=True, text=True, check=True)
+    (expected,) = Predictor.load(exported / "export").predict(["aspirin reduces pain"])
+    assert done.stdout.split("\n")[:2] == [expected.label, "set()"]
+
+
+@pytest.fixture(scope="module")
+def modern(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    return saved(tmp_path_factory.mktemp("modern"), tokenizer, "modernbert", "mean")
+
+
+@pytest.mark.slow
+def test_int8_is_smaller_and_tells_how_often_it_agrees(exported: Path, texts: list[str]) -> None:
+    folder = export_onnx(exported / "export", int8=True, texts=examples(texts)).path
+    assert folder == exported / "export-onnx-int8"
+    facts = json.loads((folder / "onnx.json").read_bytes())
+    int8, ours = OnnxPredictor.load(folder, threads=1), Predictor.load(exported / "export")
+    agreement = np.mean(int8.probabilities(texts).argmax(1) == ours.probabilities(texts).argmax(1))
+    assert facts["weights"] == "int8"
+    assert facts["int8"]["label_agreement"] == agreement > 0.8
+    assert (folder / "model.onnx").stat().st_size < 0.8 * (exported / "export-onnx" / "model.onnx").stat().st_size
+    np.testing.assert_array_equal(int8.probabilities(texts[5:6]), int8.probabilities(texts)[5:6])  # whatever the company
+
+
+@pytest.mark.slow
+def test_a_graph_that_answers_otherwise_is_not_published(modern: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooling that forgets the mask, as a fault in the graph would be: only texts of different lengths show it."""
+    from cramlm.deploy import onnx
+
+    class Faulty(onnx.Graph):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return super().forward(input_ids, attention_mask.clamp(min=1))
+
+    monkeypatch.setattr(onnx, "Graph", Faulty)
+    with pytest.raises(ArtifactError, match=r"graph's logits differ by .*nothing was published"):
+        export_onnx(modern, texts=examples(texts))
+    assert [path.name for path in modern.parent.iterdir() if not path.name.startswith(".")] == ["export"]
+
+
+def test_without_run_or_texts_there_is_nothing_to_check_on(modern: Path) -> None:
+    with pytest.raises(UsageError, match="pass --texts FILE"):
+        export_onnx(modern)
+    with pytest.raises(UsageError, match="pass --texts FILE"):
+        export_onnx(modern, texts=[])
+    with pytest.raises(ArtifactError, match="holds no exported model"):
+        export_onnx(modern.parent.parent)
+
+
+def test_something_else_at_the_place_of_the_result_stays(modern: Path, texts: list[str], tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="would be replaced"):
+        export_onnx(modern, texts=examples(texts), out=tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def test_the_second_export_is_fresh(exported: Path, texts: list[str]) -> None:
+    events: list[Event] = []
+    export_onnx(exported / "export", texts=examples(texts), emit=events.append)
+    assert [event.kind for event in events] == ["fresh"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("onnx.json", None, "onnx.json: No such file"),
+        ("onnx.json", b"{", "onnx.json: damaged"),
+        ("onnx.json", b'{"labels": ["a", "a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}', "labels, max_length, pad_id or weights"),
+        ("onnx.json", b'{"labels": ["a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}', "not what onnx.json says"),
+        ("tokenizer.json", b"{}", "tokenizer.json: missing, or not a tokenizer"),
+        ("model.onnx", b"nothing", "model.onnx: missing, or not an ONNX graph"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(exported: Path, tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
+    for path in (exported / "export-onnx").iterdir():
+        if path.name != name:
+            os.link(path, tmp_path / path.name)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=complaint):
+        OnnxPredictor.load(tmp_path)
+
+
+def test_what_is_not_text_is_refused(exported: Path) -> None:
+    predictor = OnnxPredictor.load(exported / "export-onnx", threads=1)
+    with pytest.raises(UsageError, match="pass a list of strings"):
+        predictor.predict("one string")
+    with pytest.raises(DataError, match="text 2: is int"):
+        predictor.predict(["a", 2])  # type: ignore[list-item]
+    with pytest.raises(DataError, match="lone surrogate"):
+        predictor.predict(["\ud800"])
