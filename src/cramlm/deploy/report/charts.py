@@ -146,7 +146,7 @@ def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, 
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) from at or below `low` to at or above `high`."""
-    if not high > low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))

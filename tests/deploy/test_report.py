@@ -1,0 +1,344 @@
+"""The page of a run: what it tells, what it says where something is missing, and that no text from data can act in it.
+
+The last tests look at it in a real Chromium; they are skipped where there is none (pip install playwright, and Debian's chromium).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cramlm.config import load_config
+from cramlm.deploy.report.charts import ticks
+from cramlm.deploy.report.facts import read_run
+from cramlm.deploy.report.learning import latest
+from cramlm.deploy.report.markup import passage
+from cramlm.deploy.report.page import refresh_report, report_page, write_report
+from cramlm.errors import ArtifactError
+from cramlm.pipeline import run
+from cramlm.records import Event
+from tiny_task import tiny_config, write_task
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
+HOSTILE = (
+    "wave ship </script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"> \u202e\u2066reef\x00 "
+    "\x1b[31m <style>*{display:none}</style> &lt;script&gt; ]]> --> \" ' harbour"
+)
+LONG = "summit " + "x" * 25_000 + " ridge" * 4000
+VOID = {"meta", "br", "img", "input", "hr", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced, and gathers what the tests ask for."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.inside: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.text.append(data)
+            self.inside.append((" ".join(self.open), data))
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over data with hostile texts and labels, finished by the pipeline, which left its report.html."""
+    folder = tmp_path_factory.mktemp("reported")
+    paths = write_task(folder / "data")
+    label = "<b onclick=alert(1)>hill</b>"
+    for split in ("train", "dev", "test"):
+        path = Path(paths[split])
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [{**row, "label": label if row["label"] == "hill" else row["label"]} for row in rows]
+        rows += [{"text": f"{HOSTILE} {split} tide anchor sailor", "label": "sea" if split == "train" else label}]
+        rows += [{"text": LONG + split, "label": "sea"}]
+        if split == "test":
+            rows.append({"text": f"{HOSTILE} train tide anchor sailor", "label": "sea"})  # stands in train
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with Path(paths["corpus"]).open("a", encoding="utf-8") as file:
+        for number in range(20):
+            text = (
+                f"<script>document.title='broken {number}'</script> \u202eonerror ]]> document title broken {number} sailor anchor tide "
+                * 2
+            )
+            file.write(json.dumps({"id": f"<i>{number}", "text": text, "source": f"</td><script>{number}"}) + "\n")
+    run(load_config(tiny_config(paths)), out=folder / "run", store=folder / "store")
+    return folder / "run"
+
+
+@pytest.fixture
+def copied(reported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(reported, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_fit_leaves_a_page_that_is_well_formed_and_refers_to_nothing_outside_itself(reported: Path) -> None:
+    text = (reported / "report.html").read_text("utf-8")
+    page = Page(text)
+    counts = {name: sum(tag == name for tag, _ in page.tags) for name in ("script", "style", "link", "img", "iframe", "object", "base")}
+    assert counts == {"script": 1, "style": 1, "link": 0, "img": 0, "iframe": 0, "object": 0, "base": 0}
+    references = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("href", "src", "action", "srcset")]
+    identities = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(identities) == len(set(identities))
+    assert references
+    assert all(value.startswith("#") and value[1:] in identities for value in references)
+    style = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)[0]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_every_chart_is_an_image_with_a_title_and_a_description(reported: Path) -> None:
+    page = Page((reported / "report.html").read_text("utf-8"))
+    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
+    named = {attributes["id"]: tag for tag, attributes in page.tags if "id" in attributes}
+    assert len(charts) >= 8
+    for chart in charts:
+        assert chart["role"] == "img"
+        assert [named[identity] for identity in chart["aria-labelledby"].split()] == ["title", "desc"]
+
+
+def test_text_from_data_is_shown_and_never_becomes_markup(reported: Path) -> None:
+    text = (reported / "report.html").read_text("utf-8")
+    page = Page(text)
+    assert not {name for _, attributes in page.tags for name in attributes if name.startswith("on")}
+    assert "\x00" not in text
+    assert "\x1b" not in text
+    shown = "".join(page.text)
+    assert "</script><script>document.title" in shown
+    assert "<b onclick=alert(1)>hill</b>" in shown
+    assert "reef␀ ␛[31m <style>*{display:none}</style> &lt;script&gt; ]]> -->" in shown
+
+
+def test_text_that_turns_the_direction_of_reading_is_isolated(reported: Path) -> None:
+    turned = [place for place, data in Page((reported / "report.html").read_text("utf-8")).inside if "\u202e" in data]
+    assert turned
+    assert all("bdi" in place.split() or place.endswith("svg title") for place in turned)
+
+
+def test_a_row_of_50_kilobytes_takes_little_room(reported: Path) -> None:
+    text = (reported / "report.html").read_text("utf-8")
+    assert "x" * 7000 not in text
+    assert len(text) < 400_000
+
+
+def test_scores_stand_with_their_intervals_beside_the_baselines_and_without_leaked_rows(reported: Path) -> None:
+    scores = json.loads((reported / "evaluation/scores.json").read_bytes())
+    words = Page((reported / "report.html").read_text("utf-8")).words
+    for name, entry in scores["models"].items():
+        low, high = entry["test"]["intervals"]["macro_f1"]
+        assert name in words
+        assert f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}" in words
+    assert "1 of 19 test rows stand in train as well" in words
+    assert f"macro-F1 is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
+
+
+def test_the_same_run_gives_the_same_bytes_and_is_not_written_again(copied: Path) -> None:
+    one = report_page(copied)
+    assert report_page(copied) == one
+    target = copied / "report.html"
+    refresh_report(copied, emit=lambda event: None)
+    before = target.stat().st_mtime_ns
+    events: list[Event] = []
+    refresh_report(copied, emit=events.append)
+    assert (target.stat().st_mtime_ns, events) == (before, [])
+
+
+def test_what_goes_wrong_with_the_page_is_a_warning_after_a_finished_fit(copied: Path) -> None:
+    (copied / "report.html").unlink()
+    (copied / "report.html").mkdir()
+    events: list[Event] = []
+    refresh_report(copied, emit=events.append)
+    assert [event.kind for event in events] == ["warning"]
+    assert "cramlm report" in events[0].message
+
+
+def test_a_labels_only_run_without_test_file_says_what_it_has_not(reported: Path, tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    data = tiny_config(paths, corpus=None, retriever=None, baseline={"enabled": False})
+    data["task"].pop("test")
+    data["phases"] = [{**data["phases"][1], "steps": 4}]
+    run(load_config(data), out=tmp_path / "run", store=tmp_path / "store")
+    words = Page((tmp_path / "run/report.html").read_text("utf-8")).words
+    assert "nothing was retrieved" in words
+    assert "There is no test file" in words
+    assert "No baseline was fitted" in words
+    assert "Where it errs, on dev" in words
+    assert "nearest retrieved passages" not in words
+
+
+def test_a_half_finished_run_says_how_far_it_came(copied: Path) -> None:
+    for stage in ("phase-2-finetune", "evaluation", "export"):
+        shutil.rmtree(copied / stage)
+    words = Page(report_page(copied)).words
+    assert "This run is not finished. Published so far: baseline, plan, selection, tokenizer, schedule, phase-1-joint." in words
+    assert "The model is not evaluated yet." in words
+    assert "There are no predictions yet." in words
+
+
+def test_a_run_whose_task_files_moved_is_told_without_their_texts(copied: Path, reported: Path) -> None:
+    toml = (copied / "run.toml").read_text("utf-8")
+    (copied / "run.toml").write_text(toml.replace("train.jsonl", "gone.jsonl"), "utf-8")
+    words = Page(report_page(copied)).words
+    assert "the task's files cannot be read any more" in words
+    assert "The mistaken texts are not shown" in words or "There is no mistake to show" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        (lambda folder: (folder / "run.toml").unlink(), "not a run"),
+        (lambda folder: (folder / "run.toml").write_text("colour = 'red'\n"), "another version of cramlm"),
+        (lambda folder: (folder / "evaluation/scores.json").write_text("{}"), "damaged"),
+        (lambda folder: (folder / "selection/report.json").unlink(), "missing"),
+    ],
+    ids=["no run", "an older config", "a damaged file", "a missing file"],
+)
+def test_what_is_no_whole_run_is_refused_in_one_line(copied: Path, change: Any, needle: str) -> None:
+    change(copied)
+    with pytest.raises(ArtifactError, match=needle) as caught:
+        write_report(copied)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_curve_that_was_resumed_counts_its_later_steps(copied: Path) -> None:
+    log = copied / "events.jsonl"
+    again = {"time": 0, "kind": "step", "stage": "phase-1-joint", "data": {"step": 3, "loss": 9.0}}
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(again) + "\n" + '{"time": 1, "kind": "st')
+    found = latest(read_run(copied), "phase-1-joint", "step")
+    assert [data["step"] for data in found] == [1, 2, 3]
+    assert found[-1]["loss"] == 9.0
+
+
+def test_a_long_passage_shows_where_the_shared_words_are() -> None:
+    text = "nothing here " * 60 + "the kinase inhibits a receptor " + "or there " * 60
+    page = Page(passage(text, terms=("kinase", "receptor"), limit=120))
+    shown = page.inside[[place for place, _ in page.inside].index("bdi mark")]
+    assert shown == ("bdi mark", "kinase")
+    assert sum(tag == "mark" for tag, _ in page.tags) == 2
+    assert sum(tag == "details" for tag, _ in page.tags) == 2
+
+
+@given(st.text(max_size=900), st.sets(st.text(max_size=4), max_size=3))
+def test_a_passage_shows_all_of_its_text_once_and_as_text(text: str, terms: set[str]) -> None:
+    page = Page(passage(text, terms=terms, limit=60))
+    shown = "".join(data for place, data in page.inside if "bdi" in place.split())
+    clean = passage(text, limit=2000)
+    assert shown == "".join(Page(clean).text)
+    assert {tag for tag, _ in page.tags} <= {"bdi", "mark", "details", "summary"}
+
+
+@given(st.integers(-(10**6), 10**6), st.just(0.0) | st.floats(1e-3, 1e6), st.integers(2, 6))
+def test_ticks_are_few_and_hold_the_range(low: int, span: float, wanted: int) -> None:
+    found = ticks(low, low + span, wanted)
+    assert found[0] <= low + 1e-6 * (abs(low) + span)
+    assert found[-1] >= low + span - 1e-6 * (abs(low) + span)
+    assert 2 <= len(found) <= 2 * wanted + 2
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    if not CHROMIUM.is_file():
+        pytest.skip("no chromium at /usr/bin/chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
+        yield opened
+        opened.close()
+
+
+def look(browser: Any, page: Path, **context: Any) -> tuple[Any, list[str]]:
+    """The page opened, and what it complained of or asked the network for."""
+    shown = browser.new_context(**context).new_page()
+    trouble: list[str] = []
+    shown.on("console", lambda message: trouble.append(message.text))
+    shown.on("pageerror", lambda error: trouble.append(str(error)))
+    shown.on("request", lambda request: None if request.url.startswith("file:") else trouble.append(request.url))
+    shown.goto(page.as_uri())
+    return shown, trouble
+
+
+def test_a_browser_opens_it_without_complaint_or_request_and_no_text_acts(browser: Any, reported: Path) -> None:
+    shown, trouble = look(browser, reported / "report.html")
+    assert trouble == []
+    assert shown.title() == "tlm: run"
+    assert shown.locator("section").count() == 7
+    assert shown.locator("details.rest").first.evaluate("details => { details.open = true; return details.textContent.length }") > 0
+
+
+def test_tables_sort_unfold_and_filter(browser: Any, reported: Path) -> None:
+    shown, trouble = look(browser, reported / "report.html")
+    table = shown.locator("table", has_text="Where the passages come from")
+    assert table.locator("tbody tr:visible").count() == 10
+    rows = table.locator("tbody tr").count()
+    header = table.locator("thead th").nth(1)
+    header.locator("button").click()
+    figures = [float(text.replace(",", "")) for text in table.locator("tbody tr td:nth-child(2)").all_text_contents()]
+    assert (header.get_attribute("aria-sort"), figures) == ("descending", sorted(figures, reverse=True))
+    header.locator("button").click()
+    figures = [float(text.replace(",", "")) for text in table.locator("tbody tr td:nth-child(2)").all_text_contents()]
+    assert figures == sorted(figures)
+    table.locator("input").fill("<script>1")
+    assert 0 < table.locator("tbody tr:visible").count() < rows
+    table.locator("input").fill("")
+    shown.locator("section#retrieved button.unfold").first.click()
+    assert table.locator("tbody tr:visible").count() == rows
+    assert trouble == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_scrolls_sideways_at_any_width(browser: Any, reported: Path, width: int) -> None:
+    shown, _ = look(browser, reported / "report.html", viewport={"width": width, "height": 800})
+    shown.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_follows_the_reader_into_the_dark(browser: Any, reported: Path) -> None:
+    def colours(scheme: str) -> list[int]:
+        shown, _ = look(browser, reported / "report.html", color_scheme=scheme)
+        style = "getComputedStyle(document.querySelector('section'))"
+        return [sum(map(int, re.findall(r"\d+", shown.evaluate(f"{style}.{name}"))[:3])) for name in ("backgroundColor", "color")]
+
+    light, dark = colours("light"), colours("dark")
+    assert light[0] > 700 > 200 > light[1]
+    assert dark[0] < 150 < 600 < dark[1]
+
+
+def test_without_scripts_it_is_whole(browser: Any, reported: Path) -> None:
+    shown, _ = look(browser, reported / "report.html", java_script_enabled=False)
+    table = shown.locator("table", has_text="Where the passages come from")
+    assert table.locator("tbody tr:visible").count() == table.locator("tbody tr").count() > 10
