@@ -1,0 +1,54 @@
+"""The server that most people would write first: FastAPI around a transformers pipeline. Run by bench_serving.py in its own process.
+
+    python benchmarks/serving_peer.py EXPORT PORT THREADS
+
+The pipeline is asked by one request at a time: without the lock, requests compute in parallel threads that fight for the same cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from transformers import pipeline
+from transformers.utils import logging
+
+
+class Asked(BaseModel):
+    """As in /v1/predict."""
+
+    texts: list[str]
+
+
+def build(folder: str, *, serial: bool) -> FastAPI:
+    """The application; `serial` asks the pipeline one request at a time."""
+    logging.set_verbosity_error()
+    classify = pipeline("text-classification", model=folder, device="cpu", top_k=None)
+    app = FastAPI()
+    lock = threading.Lock() if serial else threading.Semaphore(1000)
+
+    @app.post("/v1/predict")
+    def predict(asked: Asked) -> dict[str, Any]:
+        with lock:
+            answers = classify(asked.texts, truncation=True, batch_size=len(asked.texts))
+        return {
+            "predictions": [
+                {"label": answer[0]["label"], "probabilities": {entry["label"]: entry["score"] for entry in answer}} for answer in answers
+            ]
+        }
+
+    @app.get("/readyz")
+    def ready() -> str:
+        return "ready"
+
+    return app
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[3]))
+    uvicorn.run(build(sys.argv[1], serial=sys.argv[4:] != ["parallel"]), port=int(sys.argv[2]), access_log=False, log_level="warning")
