@@ -123,7 +123,18 @@ def running(name: str, arguments: argparse.Namespace) -> Iterator[tuple[int, int
         port = free.getsockname()[1]
     threads = str(arguments.threads)
     if name == "cramlm":
-        options = ["--port", str(port), "--threads", threads, "--batch-window-ms", str(arguments.window_ms), "--max-wait", "60"]
+        options = [
+            "--port",
+            str(port),
+            "--threads",
+            threads,
+            "--batch-window-ms",
+            str(arguments.window_ms),
+            "--max-wait",
+            "3600",
+            "--queue-texts",
+            "65536",
+        ]
         command = [sys.executable, "-m", "cramlm", "serve", str(arguments.model), *options]
     else:
         command = [sys.executable, str(Path(__file__).with_name("serving_peer.py")), str(arguments.model), str(port), threads]
