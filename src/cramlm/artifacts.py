@@ -22,10 +22,11 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
 from cramlm.records import Emit, Event
@@ -34,6 +35,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; the hashes of files up to this size are checked at every opening
 _CHUNK = 1 << 20
+_WAIT_SECONDS = 0.2
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,19 @@ def lock(target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def wait_while_locked(build: Callable[[], _Result], tell: Callable[[str], None]) -> _Result:
+    """`build()`, tried again for as long as another process builds the same; `tell` is told so once."""
+    told = False
+    while True:
+        try:
+            return build()
+        except LockedError as error:
+            if not told:
+                tell(str(error))
+            told = True
+            time.sleep(_WAIT_SECONDS)
 
 
 def remove_leftovers(target: Path) -> None:

@@ -39,6 +39,7 @@ SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everythi
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")
 ]
+RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Work on a Ray cluster: auto, host:port, or local.")]
 
 
 @app.callback()
@@ -106,15 +107,25 @@ def config(
 def index(
     corpus: Annotated[list[str], typer.Argument(help="Files, folders or quoted globs of raw text.")],
     out: Annotated[Path, typer.Option(help="Folder for the corpus and its index.")],
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core); the result is the same.")] = None,
+    ray: RayOption = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n shares of the work, for one job of an array.")] = None,
     text_column: TextColumn = "text",
     on_bad_row: OnBadRowOption = "fail",
 ) -> None:
     """Read raw text once and index it for search and selection."""
     from cramlm.console import console_events
-    from cramlm.retrieval.catalog import build_catalog
+    from cramlm.data.executors import Share, executor_for
+    from cramlm.retrieval.catalog import build_catalog, build_share
 
-    with console_events() as emit:
-        build_catalog(resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row), out, emit=emit)
+    share = None if shard is None else Share.parse(shard)
+    config = resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row)
+    with console_events() as emit, executor_for(ray, workers) as executor:
+        if share is None:
+            build_catalog(config, out, workers=workers, executor=None if ray is None else executor, emit=emit)
+        else:
+            print(build_share(config, out, share, executor, emit=emit))
+            return
     print(out)
 
 
@@ -131,7 +142,9 @@ def select(
     select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="One knob, like retriever.k1=1.5; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads (with --shard, processes); the result is the same.")] = 1,
+    ray: RayOption = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only score the i-th of n shares of the index, into OUT.shares.")] = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
@@ -139,18 +152,28 @@ def select(
     """Write the passages that a task asks for, best rank first."""
     from cramlm.config import TaskConfig
     from cramlm.console import console_events, show_selection
+    from cramlm.data.executors import Share, executor_for
     from cramlm.data.task import read_task
     from cramlm.retrieval.catalog import open_catalog
+    from cramlm.retrieval.retrievers import Spread, search_share
     from cramlm.retrieval.selection import select_documents
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
     given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
     chosen_by = resolve_retriever(given, set_)
-    with console_events() as emit:
+    share = None if shard is None else Share.parse(shard)
+    with console_events() as emit, executor_for(ray, threads) as executor:
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
-        chosen = select_documents(chosen_by, corpus, task, index=bm25, out=out, seed=seed, store=index, threads=threads, emit=emit)
+        spread = Spread(out.with_name(f"{out.name}.shares"), executor)
+        if share is not None:
+            print(search_share(chosen_by, corpus, bm25, task, share, spread, emit=emit))
+            return
+        used = spread if ray is not None or spread.folder.exists() else None
+        chosen = select_documents(
+            chosen_by, corpus, task, index=bm25, out=out, seed=seed, store=index, threads=threads, spread=used, emit=emit
+        )
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
 

@@ -185,7 +185,7 @@ def test_parts_and_shards_do_not_matter(
 ) -> None:
     texts, index = large
     monkeypatch.setattr(build, "SHARD", 9000)
-    other = build_index(TextCorpus(texts, cuts=cuts), tmp_path, workers=2)
+    other = build_index(TextCorpus(texts, cuts=cuts), tmp_path)
     assert len(other.shards) > 1
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     assert results(other, queries, limit=30) == results(index, queries, limit=30)

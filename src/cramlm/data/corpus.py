@@ -24,19 +24,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage
+from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage, wait_while_locked
 from cramlm.config import CorpusConfig
+from cramlm.data.executors import Executor, Processes, Share
 from cramlm.data.merge import PARTS_FOLDER, TABLE, merge_parts
 from cramlm.data.parts import Part, PartIds, allow_open_parts, damage_named, decode, gather_texts, read_statistics
 from cramlm.data.reading import PART_BYTES, STAGE, TELL_SECONDS, PartPlan, plan_parts, read_part
-from cramlm.data.workers import available_cores, run_tasks
-from cramlm.errors import ArtifactError, LockedError
+from cramlm.data.workers import available_cores
+from cramlm.errors import ArtifactError
 from cramlm.records import Document, Emit, Event, Int32Array, IntArray, silent
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 2  # raise it when the same parts would give another folder
 _BYTES_PER_WORKER: Final = 8e6  # a second of reading: below, starting a process costs more than it saves
-_WAIT_SECONDS: Final = 0.5
+_READ: Final = "cramlm.data.reading:read_task"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +120,18 @@ class Corpus:
 
 
 def build_corpus(
-    config: CorpusConfig, store: Path, *, workers: int | None = None, part_bytes: int = PART_BYTES, emit: Emit = silent
+    config: CorpusConfig,
+    store: Path,
+    *,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    part_bytes: int = PART_BYTES,
+    emit: Emit = silent,
 ) -> Corpus:
     """The corpus of these files: the one in the store if files (path, size, time) and config are as they were; else what is new is read.
 
-    workers: processes that read; by default one per core, but not for less than a second's work. Neither they nor `part_bytes`, the size
-    up to which small files share a part, change anything but the time.
+    workers: processes that read; by default one per core, but not for less than a second's work. executor: who reads instead of them.
+    Neither changes anything but the time, nor does `part_bytes`, the size up to which small files share a part.
 
     Raises:
         UsageError: a path is missing or holds no data. DataError: a bad row (unless skipped), repeated ids, or no document in the end.
@@ -137,15 +144,24 @@ def build_corpus(
     target = store / "corpora" / hash_json(key)[:16]
 
     def write(folder: Path) -> None:
-        read = _read_parts(plans, store, workers, emit)
+        read = _read_parts(plans, store, executor or _processes(plans, store, workers), emit)
         statistics = merge_parts(plans, store, folder)
         data = {**statistics, "files": len(statistics["files"])}
         emit(Event("done", KIND, _summary(statistics), done=read, total=read, unit="MB", data=data))
 
     if (target / MANIFEST).exists() and _missing(plans, store):
         with lock(target):  # the corpus is as it was, but someone deleted parts of it
-            _read_parts(plans, store, workers, emit)
+            _read_parts(plans, store, executor or _processes(plans, store, workers), emit)
     return Corpus.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
+
+
+def read_share(config: CorpusConfig, store: Path, share: Share, executor: Executor, *, emit: Emit = silent) -> tuple[int, int]:
+    """Read one share of the parts; (how many parts are still missing then, of how many). Raises as `build_corpus`."""
+    plans = plan_parts(config)
+    if missing := _missing(share.of(plans), store):
+        read = _read_parts(missing, store, executor, emit)
+        emit(Event("done", KIND, f"{len(missing)} parts read", done=read, total=read, unit="MB"))
+    return len(_missing(plans, store)), len(plans)
 
 
 def verify_corpora(path: Path) -> None:
@@ -186,7 +202,14 @@ def _missing(plans: Sequence[PartPlan], store: Path) -> list[PartPlan]:
     return [plan for plan in plans if not (plan.folder(store) / MANIFEST).exists()]
 
 
-def _read_parts(plans: Sequence[PartPlan], store: Path, workers: int | None, emit: Emit) -> float:
+def _processes(plans: Sequence[PartPlan], store: Path, workers: int | None) -> Processes:
+    if workers is None:
+        total = sum(plan.bytes for plan in _missing(plans, store))
+        workers = min(available_cores(), max(1, int(total // _BYTES_PER_WORKER)))
+    return Processes(workers)
+
+
+def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit: Emit) -> float:
     """Read those parts that are not in the store; returns the MB read."""
     missing = _missing(plans, store)
     files, all_files = (sum(len(plan.stamps) for plan in group) for group in (missing, plans))
@@ -194,11 +217,9 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, workers: int | None, emi
     what = f"reading {files:,} files" if files == all_files else f"reading {files:,} of {all_files:,} files, the others are read already"
     data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
     emit(Event("start", KIND, what, total=total / 1e6, unit="MB", data=data))
-    if workers is None:
-        workers = min(available_cores(), max(1, int(total // _BYTES_PER_WORKER)))
     tasks = [{"plan": plan.as_dict(), "store": str(store)} for plan in missing]
     tell = _Teller(total / 1e6, emit)
-    for plan, done in zip(missing, run_tasks("cramlm.data.reading:read_task", tasks, workers=workers, tell=tell), strict=True):
+    for plan, done in zip(missing, executor.map(_READ, tasks, tell=tell), strict=True):
         if not done:
             _wait_for(plan, store, emit)
     return total / 1e6
@@ -206,16 +227,9 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, workers: int | None, emi
 
 def _wait_for(plan: PartPlan, store: Path, emit: Emit) -> None:
     """Until the process that reads this part for another corpus is done; if it gives up, read the part here."""
-    told = False
-    while True:
-        try:
-            read_part(plan, store)
-            return
-        except LockedError as error:
-            if not told:
-                emit(Event("note", KIND, f"waiting for a part of the corpus: {error}"))
-            told = True
-            time.sleep(_WAIT_SECONDS)
+    wait_while_locked(
+        lambda: read_part(plan, store), lambda message: emit(Event("note", KIND, f"waiting for a part of the corpus: {message}"))
+    )
 
 
 class _Teller:

@@ -50,7 +50,7 @@ def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, tell: Tell) 
         EnvironmentFault: a worker was killed.
     """
     if workers < 2 or len(tasks) < 2:
-        call = _resolve(function)
+        call = resolve(function)
         return [call(task, partial(tell, number)) for number, task in enumerate(tasks)]
     pool = _Pool(function, tasks, tell)
     try:
@@ -126,11 +126,13 @@ class _Pool:
                 self._fail(worker, _killed(worker.process.wait()))
             elif "event" in message:
                 self._tell(worker.task, Event(**message["event"]))
-            elif "result" in message:
-                self._results[worker.task] = message["result"]
-                self._give(worker)
             else:
-                self._fail(worker, _rebuild(message))
+                try:
+                    self._results[worker.task] = result_of(message)
+                except Exception as failure:
+                    self._fail(worker, failure)
+                else:
+                    self._give(worker)
         if self._failure is not None:
             raise self._failure
         return [self._results[number] for number in range(self._limit)]
@@ -181,15 +183,10 @@ def serve(function: str) -> NoReturn:
     os.dup2(2, 1)  # whatever prints must not get between the answers
     tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(tasks,), daemon=True).start()
-    call = _resolve(function)
+    call = resolve(function)
     try:
         while (task := tasks.get()) is not None:
-            try:
-                answer({"result": call(task, lambda event: answer({"event": asdict(event)}))})
-            except CramError as error:
-                answer({"error": type(error).__name__, "message": str(error)})
-            except Exception:
-                answer({"error": "RuntimeError", "message": f"in a worker process:\n{traceback.format_exc()}"})
+            answer(outcome(call, task, lambda event: answer({"event": asdict(event)})))
     finally:
         os._exit(0)  # at once: the thread that waits for tasks holds stdin
 
@@ -201,16 +198,30 @@ def _receive(tasks: queue.SimpleQueue[Any]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # who gave the tasks is gone: the main thread stops in its work, and cleans up
 
 
-def _resolve(function: str) -> Function:
+def resolve(function: str) -> Function:
+    """The function that "package.module:name" names."""
     module, _, name = function.partition(":")
     found: Function = getattr(importlib.import_module(module), name)
     return found
 
 
-def _rebuild(message: dict[str, Any]) -> Exception:
-    kind = getattr(errors, message["error"], RuntimeError)
-    failure: Exception = kind(message["message"])
-    return failure
+def outcome(call: Function, task: Any, emit: Emit) -> dict[str, Any]:
+    """What becomes of a task, result or error, as plain JSON for `result_of`."""
+    try:
+        result = call(task, emit)
+        json.dumps(result)
+        return {"result": result}
+    except CramError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    except Exception:
+        return {"error": "RuntimeError", "message": f"in a worker process:\n{traceback.format_exc()}"}
+
+
+def result_of(message: dict[str, Any]) -> Any:
+    """The result of a task, or its error raised anew."""
+    if "error" in message:
+        raise getattr(errors, message["error"], RuntimeError)(message["message"])
+    return message["result"]
 
 
 def _killed(code: int) -> EnvironmentFault:

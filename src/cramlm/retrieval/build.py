@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import hash_json, stage
+from cramlm.artifacts import hash_json, stage, wait_while_locked
 from cramlm.data.corpus import Corpus
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval import index_kernels
@@ -101,6 +101,19 @@ def build_shard(corpus: Corpus, run: Run, shards: Path, *, emit: Emit = silent) 
 
     stage(target, kind=KIND, key=run.key, write=write, emit=emit)
     return target
+
+
+def shard_task(task: dict[str, Any], emit: Emit) -> None:
+    """`build_shard` for plain JSON: {"corpus": folder, "shards": folder, "first": ..., "count": ..., "content": [...]}. What another
+    process builds just now is waited for.
+    """
+    corpus = Corpus.open(Path(task["corpus"]))
+    run = Run(task["first"], task["count"], tuple(task["content"]))
+
+    def tell(message: str) -> None:
+        emit(Event("note", "index", f"waiting: {message}"))
+
+    wait_while_locked(lambda: build_shard(corpus, run, Path(task["shards"]), emit=emit), tell)
 
 
 class _Builder:

@@ -10,13 +10,16 @@ from typing import Any, assert_never
 import numpy as np
 
 from cramlm.data.corpus import Corpus
+from cramlm.data.executors import Executor, Share
 from cramlm.errors import UsageError
-from cramlm.records import Emit, Event, FloatArray, IntArray
+from cramlm.records import Emit, Event, FloatArray, IntArray, Task
 from cramlm.retrieval.analysis import ANALYZER
 from cramlm.retrieval.bm25 import Scoring
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.index import Index
+from cramlm.retrieval.passes import Passes, publish_passes, score_share, search_in_passes
 from cramlm.retrieval.phrases import texts_to_ask
+from cramlm.retrieval.queries import Queries
 from cramlm.retrieval.random import RandomRetriever
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
 from cramlm.retrieval.server_corpus import ElasticsearchRetriever
@@ -30,18 +33,30 @@ from cramlm.retriever_config import (
     RandomConfig,
     RetrieverConfig,
     UnionConfig,
+    members_of,
     unbounded,
 )
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """A search by several processes or machines: its folder, which may hold what shares of it found already, and who does the rest."""
+
+    folder: Path
+    executor: Executor
+
+
+@dataclass(frozen=True, slots=True)
 class Means:
-    """What retrievers work with. store: where what is computed from the corpus for all tasks is kept."""
+    """What retrievers work with. store: where what is computed from the corpus for all tasks is kept. spread: None = one process searches,
+    with `threads`.
+    """
 
     index: Index | None
     store: Path
     seed: int
     threads: int = 1
+    spread: Spread | None = None
 
 
 def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
@@ -81,7 +96,7 @@ def _member(config: MemberConfig, means: Means) -> Retriever:
         case Bm25Config():
             if means.index is None:
                 raise UsageError("BM25 retrieval needs an index of the corpus; build one with build_index(corpus, store)")
-            return Bm25Retriever(config, means.index, means.threads)
+            return Bm25Retriever(config, means.index, means.threads, means.spread)
         case RandomConfig():
             return RandomRetriever(means.seed)
         case DsirConfig():
@@ -97,6 +112,7 @@ class Bm25Retriever:
     config: Bm25Config
     index: Index
     threads: int
+    spread: Spread | None = None
 
     @property
     def key(self) -> Mapping[str, Any]:
@@ -104,24 +120,56 @@ class Bm25Retriever:
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)
-        self.index.verify()  # every byte: a damaged index must not choose documents
-        compiled = self.index.compile(texts_to_ask(texts, corpus, of=self.config.queries, most_words=self.config.query_words))
-        numbers, first_text = np.unique(compiled.owner, return_index=True)
-        text_of = first_text[numbers >= 0]
 
         def tell(event: Event) -> None:
             emit(replace(event, stage=STAGE))
 
-        def hits() -> Iterator[tuple[int, IntArray, FloatArray]]:
-            """Distinct queries come in the order of their first text, so that on equal ranks the smallest query stays."""
-            config = self.config
-            for number, positions, scores in self.index.search_distinct(
-                compiled, limit=config.top_k, scoring=Scoring(config.k1, config.b, config.norm), threads=self.threads, emit=tell
-            ):
-                yield int(text_of[number]), positions, scores
+        compiled, found = self._search(_asked(self.config, corpus, texts), tell)
+        numbers, first_text = np.unique(compiled.owner, return_index=True)
+        text_of = first_text[numbers >= 0]
 
-        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits()), self.config.per_query)
+        # distinct queries come in the order of their first text, so that on equal ranks the smallest query stays
+        hits = ((int(text_of[number]), positions, scores) for number, positions, scores in found)
+        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), self.config.per_query)
         answered = int((compiled.owner >= 0).sum())
         counts = QueryCounts(len(texts), len(compiled), answered, len(texts) - answered, 0)
         counts.check()
         return Proposal(ranking, counts, capped)
+
+    def _search(self, texts: Sequence[str], emit: Emit) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
+        """Distinct queries and what each found. Every byte of the index is read first: a damaged one must not choose documents."""
+        if self.spread is not None:
+            return search_in_passes(_passes(self.config, self.index, texts, self.spread.folder), self.spread.executor, emit)
+        self.index.verify()
+        compiled, scoring = self.index.compile(texts), _scoring(self.config)
+        return compiled, self.index.search_distinct(compiled, limit=self.config.top_k, scoring=scoring, threads=self.threads, emit=emit)
+
+
+def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Task, share: Share, spread: Spread, *, emit: Emit) -> str:
+    """Score one share of the index for the training texts, for a later selection with the same `spread.folder`. Returns what is missing
+    and what to do about it, in a line.
+
+    Raises:
+        UsageError: if no BM25 takes part.
+    """
+    members = [member for member in members_of(config) if isinstance(member, Bm25Config)]
+    if not members:
+        raise UsageError(f"only BM25 is spread in shares, the retriever is {config.kind}; run it without --shard")
+    texts = [example.whole_text for example in task.train]
+    passes = [_passes(member, index, _asked(member, corpus, texts), spread.folder) for member in members]
+    missing, groups = sum(score_share(batch, share, spread.executor, emit) for batch in passes), sum(len(batch.groups) for batch in passes)
+    if missing:
+        return f"{missing} of {groups} groups of index shards are not scored yet; run the other shares, or this command without --shard"
+    return f"all {groups} groups of index shards are scored; run this command without --shard to select"
+
+
+def _asked(config: Bm25Config, corpus: Corpus, texts: Sequence[str]) -> Sequence[str]:
+    return texts_to_ask(texts, corpus, of=config.queries, most_words=config.query_words)
+
+
+def _passes(config: Bm25Config, index: Index, texts: Sequence[str], folder: Path) -> Passes:
+    return publish_passes(index, texts, folder, limit=config.top_k, scoring=_scoring(config))
+
+
+def _scoring(config: Bm25Config) -> Scoring:
+    return Scoring(config.k1, config.b, config.norm)

@@ -15,6 +15,7 @@ The order is that of (rank, position), best first.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +33,7 @@ from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
 from cramlm.retrieval.report import compare_with_corpus
-from cramlm.retrieval.retrievers import Means, bound_of, build_retriever, check_bounded
+from cramlm.retrieval.retrievers import Means, Spread, bound_of, build_retriever, check_bounded
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, winnow
 from cramlm.retriever_config import RetrieverConfig, members_of
 
@@ -52,9 +53,11 @@ def select_documents(
     seed: int,
     store: Path | None = None,
     threads: int = 1,
+    spread: Spread | None = None,
     emit: Emit = silent,
 ) -> Selection:
-    """Choose documents for the task and publish them at `out`; what is there and fresh is kept. The result does not depend on `threads`.
+    """Choose documents for the task and publish them at `out`; what is there and fresh is kept. The result does not depend on `threads` or
+    `spread`, whose folder is deleted in the end.
 
     store: where n-grams of the corpus are kept for all tasks; None = the store that the corpus lies in.
 
@@ -65,7 +68,7 @@ def select_documents(
     check_bounded(config)
     if config.near_duplicates is not None:
         require_datasketch()
-    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads))
+    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads, spread))
     key = {
         "code": CODE_FORMAT,
         "config": config.model_dump(mode="json"),
@@ -81,6 +84,8 @@ def select_documents(
         _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
 
     stage(out, kind=KIND, key=key, write=write, emit=emit)
+    if spread is not None:
+        shutil.rmtree(spread.folder, ignore_errors=True)
     return read_selection(out)
 
 

@@ -72,7 +72,7 @@ class Shard:
             raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
         try:
             statistics = json.loads((path / STATISTICS).read_bytes())
-            arrays = {name: _load(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
+            arrays = {name: load_array(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
         except (ValueError, KeyError, OSError) as error:
             raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
         blocks = Blocks(*(arrays.pop(name) for name in Blocks._fields))
@@ -159,8 +159,12 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-def _load(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Mapped if large; small ones are read (an empty file cannot be mapped)."""
+def load_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Of one dimension, not writable: mapped if large; small ones are read (an empty file cannot be mapped).
+
+    Raises:
+        ValueError: if it is no such array.
+    """
     array = np.load(path, mmap_mode="r" if path.stat().st_size > SMALL_FILE else None, allow_pickle=False)
     if array.dtype != dtype or array.ndim != 1:
         raise ValueError(f"{path.name} holds {array.dtype} of {array.ndim} dimensions")

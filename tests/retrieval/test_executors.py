@@ -1,0 +1,343 @@
+"""Who works, and in how many shares, changes no byte of an index or a selection; and whoever is killed loses nothing that was done."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from retrieval_fixtures import invented_texts
+from selection_fixtures import make_task, write_corpus
+
+from cramlm.artifacts import MANIFEST, open_artifact
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import Corpus
+from cramlm.data.executors import Executor, Processes, Share, connect_ray
+from cramlm.data.workers import Tell, resolve
+from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
+from cramlm.records import Emit, Event, silent
+from cramlm.retrieval import build
+from cramlm.retrieval import passes as passes_module
+from cramlm.retrieval.bm25 import Scoring
+from cramlm.retrieval.catalog import build_catalog, build_share
+from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.passes import Passes, publish_passes, score_share, search_in_passes
+from cramlm.retrieval.retrievers import Spread, search_share
+from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import Bm25Config, DsirConfig, RandomConfig, UnionConfig
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+TEXTS = [*invented_texts(6000, seed=1, vocabulary=600), "zebra quagga", "日本語の文"]
+QUERIES = [
+    *invented_texts(60, seed=2, vocabulary=600),
+    "zebra",
+    "unheardof",
+    "",
+    *["ba co"] * 3,
+    *invented_texts(2, seed=3, words=(2500, 2500)),
+]
+LIMIT = 40
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Hands tasks on to another executor; the worker of one of them is killed at the first thing that it says, once."""
+
+    inner: Executor
+    folder: Path
+
+    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+        wrapped = [{"function": function, "task": task, "folder": str(self.folder)} for task in tasks]
+        return self.inner.map(f"{__name__}:die_once", wrapped, tell=tell)
+
+
+def die_once(task: dict[str, Any], emit: Emit) -> Any:
+    folder = Path(task["folder"])
+
+    def die(event: Event) -> None:
+        try:
+            (folder / "died").touch(exist_ok=False)
+        except FileExistsError:
+            emit(event)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if ray := sys.modules.get("ray"):
+        (folder / f"node-{ray.get_runtime_context().get_node_id()}").touch()
+    return resolve(task["function"])(task["task"], die)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nothing may be left to do for it."""
+
+    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+        assert not tasks
+        return []
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def index(corpus: Corpus) -> Index:
+    return build_index(corpus, corpus.path.parent.parent)
+
+
+@pytest.fixture(scope="module")
+def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Index]:
+    """The index of the same corpus in so many shards."""
+    made: dict[int, Index] = {}
+
+    def build_cut(shards: int) -> Index:
+        if shards not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(build, "SHARD", -(-len(corpus) // shards))
+                made[shards] = build_index(corpus, tmp_path_factory.mktemp(f"shards-{shards}"))
+            assert len(made[shards].shards) == shards
+        return made[shards]
+
+    return build_cut
+
+
+def publish(index: Index, folder: Path) -> Passes:
+    return publish_passes(index, QUERIES, folder, limit=LIMIT, scoring=Scoring())
+
+
+def plain(found: Any) -> list[tuple[int, list[int], bytes]]:
+    return [(number, positions.tolist(), scores.tobytes()) for number, positions, scores in found]
+
+
+def expected(index: Index) -> list[tuple[int, list[int], bytes]]:
+    return plain(index.search_distinct(index.compile(QUERIES), limit=LIMIT))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_two_passes_find_what_one_search_finds(index: Index, cut: Callable[[int], Index], tmp_path: Path, shards: int) -> None:
+    queries, found = search_in_passes(publish(cut(shards), tmp_path), Processes())
+    assert plain(found) == expected(index)
+    assert queries.owner.tolist() == index.compile(QUERIES).owner.tolist()
+
+
+def test_processes_find_what_one_search_finds(
+    index: Index, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes_module, "FEW_SHARDS", 0)
+    events: list[Event] = []
+    _, found = search_in_passes(publish(cut(5), tmp_path), Processes(3), events.append)
+    assert plain(found) == expected(index)
+    assert {event.kind for event in events} == {"progress"}
+    assert all(event.done <= event.total for event in events if event.total)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 2)])
+def test_shares_may_come_in_any_order_twice_or_not_at_all(
+    index: Index, cut: Callable[[int], Index], tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    passes = publish(cut(5), tmp_path)
+    missing = [score_share(passes, Share(number, 3), Processes()) for number in order]
+    assert missing[-1] == (0 if len(set(order)) == 3 else 3)
+    _, found = search_in_passes(publish(cut(5), tmp_path), Processes() if missing[-1] else Idle())
+    assert plain(found) == expected(index)
+
+
+def test_shares_at_the_same_time_do_each_group_once(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
+    passes = publish(cut(5), tmp_path)
+    jobs = [threading.Thread(target=score_share, args=(passes, Share(1, 1), Processes())) for _ in range(3)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    _, found = search_in_passes(passes, Idle())
+    assert plain(found) == expected(index)
+
+
+def test_a_killed_worker_is_named_and_the_same_call_again_completes(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
+    passes, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
+    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*what is done is kept"):
+        search_in_passes(passes, executor)
+    _, found = search_in_passes(passes, executor)
+    assert plain(found) == expected(index)
+
+
+def test_a_shard_with_a_flipped_byte_scores_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    own = build_index(corpus, tmp_path / "store")
+    file = own.shards[0][1].path / "postings.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=r"postings\.npy"):
+        search_in_passes(publish(own, tmp_path / "work"), Processes())
+
+
+def test_hits_with_a_flipped_byte_are_noticed(index: Index, tmp_path: Path) -> None:
+    passes = publish(index, tmp_path)
+    score_share(passes, Share(1, 1), Processes())
+    file = passes.path("hits", 0) / "keys.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=r"keys\.npy"):
+        plain(search_in_passes(passes, Idle())[1])
+
+
+@pytest.mark.parametrize("executor", [Processes(1), Processes(2)])
+def test_an_index_is_the_same_whoever_builds_it(
+    corpus: Corpus, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor
+) -> None:
+    reference = cut(5)
+    monkeypatch.setattr(build, "SHARD", -(-len(corpus) // 5))
+    events: list[Event] = []
+    built = build_index(corpus, tmp_path, executor=executor, emit=events.append)
+    assert [shard.fingerprint for _, shard in built.shards] == [shard.fingerprint for _, shard in reference.shards]
+    assert built.fingerprint == reference.fingerprint
+    assert {event.kind for event in events} <= {"start", "progress", "done"}
+
+
+def write_parts(folder: Path) -> CorpusConfig:
+    """Three files so large that each is a part, with few words."""
+    for number in range(3):
+        rows = [
+            {"id": f"{number}-{i}", "text": text, "padding": "x" * 1_000_000} for i, text in enumerate(TEXTS[number * 8 : number * 8 + 8])
+        ]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return CorpusConfig(files=(str(folder / "*.jsonl"),))
+
+
+def test_shares_read_then_index_and_the_last_command_publishes(tmp_path: Path) -> None:
+    config, store, one = write_parts(tmp_path), tmp_path / "store", Processes()
+    said = [build_share(config, store, Share(number, 3), one) for number in (2, 3, 1)]
+    assert said[:2] == [
+        "2 of 3 parts are not read yet; run the other shares, then this command again",
+        "1 of 3 parts are not read yet; run the other shares, then this command again",
+    ]
+    assert said[2] == "all 3 parts are read, all 1 index shards are built; run this command without --shard to publish the index"
+    corpus, index = build_catalog(config, store, executor=Idle())
+    alone = build_catalog(config, tmp_path / "alone", workers=1)
+    assert (corpus.fingerprint, index.fingerprint) == (alone[0].fingerprint, alone[1].fingerprint)
+
+
+def test_shards_that_no_share_built_are_counted_and_built_by_the_last_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, store, one = write_parts(tmp_path), tmp_path / "store", Processes()
+    monkeypatch.setattr(build, "SHARD", 8)
+    assert build_share(config, store, Share(1, 1), one).startswith("all 3 parts are read, all 3 index shards are built")
+    for folder in sorted((store / "shards").glob("[0-9a-f]*"))[:2]:
+        (folder / MANIFEST).unlink()
+    assert build_share(config, store, Share(9, 9), one) == (
+        "2 of 3 index shards are not built yet; run the other shares, or this command without --shard"
+    )
+    assert len(build_catalog(config, store, executor=one)[1].shards) == 3
+
+
+def fingerprints(folder: Path) -> str:
+    return open_artifact(folder, kind="selection").fingerprint
+
+
+@pytest.mark.parametrize("shares", [0, 1, 2])
+def test_a_selection_has_the_same_bytes_and_leaves_no_shares(
+    corpus: Corpus, index: Index, cut: Callable[[int], Index], tmp_path: Path, shares: int
+) -> None:
+    task = make_task([query for query in QUERIES if query], dev=TEXTS[:3])
+    config = UnionConfig(retrievers=(Bm25Config(top_k=7), RandomConfig(max_documents=20), Bm25Config(top_k=3, k1=2.0)))
+    select_documents(config, corpus, task, index=index, out=tmp_path / "plain", seed=1, threads=2)
+    spread = Spread(tmp_path / "spread.shares", Processes())
+    said = [search_share(config, corpus, cut(5), task, Share(number, 2), spread, emit=silent) for number in range(1, shares + 1)]
+    assert [line.split(" groups")[0] for line in said] == ["4 of 10", "all 10"][:shares]
+    select_documents(config, corpus, task, index=cut(5), out=tmp_path / "spread", seed=1, spread=spread)
+    assert fingerprints(tmp_path / "spread") == fingerprints(tmp_path / "plain")
+    assert not spread.folder.exists()
+
+
+def test_shares_of_a_retriever_without_an_index_are_refused(corpus: Corpus, index: Index, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"only BM25 .* dsir"):
+        search_share(DsirConfig(), corpus, index, make_task(["a"]), Share(1, 2), Spread(tmp_path, Idle()), emit=silent)
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/2/3", ""])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="1 <= i <= n"):
+        Share.parse(text)
+
+
+def test_every_item_is_in_one_share() -> None:
+    items = list(range(11))
+    assert sorted(item for number in range(1, 5) for item in Share(number, 4).of(items)) == items
+
+
+@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
+def test_without_ray_the_command_that_installs_it_is_given() -> None:
+    with pytest.raises(EnvironmentFault, match=r'pip install "cramlm\[ray\]"'), connect_ray("auto"):
+        pass
+
+
+RAY = """
+import sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+import test_executors as tests
+from cramlm.data.executors import connect_ray
+from cramlm.errors import CramError
+from cramlm.retrieval import passes
+from cramlm.retrieval.index import Index
+from cramlm.retrieval.passes import search_in_passes
+
+passes.FEW_SHARDS = 0
+folder = Path(sys.argv[1])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+index = Index.open(Path(sys.argv[2]))
+with connect_ray(cluster.address) as executor:
+    _, found = search_in_passes(tests.publish(index, folder), tests.Deadly(executor, folder))
+    assert tests.plain(found) == tests.expected(index)
+    assert (folder / "died").exists()
+    assert len(list(folder.glob("node-*"))) == 2
+    try:
+        executor.map("test_executors:refuse", [0], tell=lambda number, event: None)
+    except CramError as error:
+        print(type(error).__name__, error)
+    try:
+        executor.map("test_executors:always_die", [0], tell=lambda number, event: None)
+    except CramError as error:
+        print(type(error).__name__, error)
+cluster.shutdown()
+"""
+
+
+def refuse(task: int, emit: Emit) -> None:
+    raise UsageError("refused in a worker")
+
+
+def always_die(task: int, emit: Emit) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_two_ray_nodes_find_what_one_search_finds_though_a_worker_is_killed(cut: Callable[[int], Index], tmp_path: Path) -> None:
+    path = os.pathsep.join([*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-c", RAY, str(tmp_path), str(cut(5).path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr
+    refused, died = [line for line in done.stdout.splitlines() if line.startswith(("UsageError", "EnvironmentFault"))]
+    assert refused == "UsageError refused in a worker"
+    assert died.startswith("EnvironmentFault Ray gave up a task (")
+    assert "is kept" in died
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_a_cluster_that_is_not_there_is_one_line() -> None:
+    command = [sys.executable, "-m", "cramlm", "index", "c.jsonl", "--out", "o", "--ray", "localhost:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert done.stderr.startswith("cramlm: error: no Ray cluster at 'localhost:1'")
+    assert len(done.stderr.splitlines()) == 1
