@@ -33,6 +33,9 @@ class TextCorpus:
     def __len__(self) -> int:
         return len(self._texts)
 
+    def release(self) -> None:
+        """There is nothing mapped."""
+
     def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """The texts at these positions, one after the other, and where each begins."""
         chosen = [self._texts[position] for position in positions.tolist()]

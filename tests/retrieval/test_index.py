@@ -21,7 +21,7 @@ TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " 
 def test_an_index_is_built_once_and_then_fresh(tmp_path: Path) -> None:
     corpus, events = TextCorpus(TEXTS), list[Event]()
     first = build_index(corpus, tmp_path, emit=events.append)
-    assert [event.kind for event in events] == ["start", "done"]
+    assert [event.kind for event in events if event.kind != "progress"] == ["start", "done"]
     events.clear()
     assert build_index(corpus, tmp_path, emit=events.append).path == first.path
     assert [event.kind for event in events] == ["fresh"]

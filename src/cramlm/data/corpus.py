@@ -88,6 +88,11 @@ class Corpus:
             ids = self._ids[number] = PartIds(self.parts[number].path, self._names[number])
         return Document(ids[place], self.text(position), self.sources[self.source[position]])
 
+    def release(self) -> None:
+        """Let the kernel take back the memory in which text that was read is kept; reading it again is as before."""
+        for part in self.parts:
+            part.release()
+
     def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """The texts at these positions, in the order given: (uint8 (bytes,), int64 (n + 1,) where each begins), both new and writable.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ class Part:
     def __len__(self) -> int:
         """Passages kept."""
         return len(self.offsets) - 1 if self.kept is None else len(self.kept)
+
+    def release(self) -> None:
+        """Forget the pages of the text that were read: they count as this process's memory as long as it maps them."""
+        mapped = getattr(self.buffer, "_mmap", None)  # none where the part is empty
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def place(self, kept: IntArray) -> IntArray:
         """Which passages of the part the kept ones with these numbers are."""

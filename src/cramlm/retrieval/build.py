@@ -100,6 +100,7 @@ def build_shard(corpus: Corpus, run: Run, shards: Path, *, emit: Emit = silent) 
         _Builder(corpus, run, folder, emit).build()
 
     stage(target, kind=KIND, key=run.key, write=write, emit=emit)
+    corpus.release()
     return target
 
 
