@@ -292,13 +292,13 @@ def serve(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the page (default: report.html in the run's folder).")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; of several to see them side by side.")],
+    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the run's folder; of several, runs.html).")] = None,
 ) -> None:
     """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
     from cramlm.deploy.report.page import write_report
 
-    print(write_report(run, out))
+    print(write_report(runs, out))
 
 
 @app.command()

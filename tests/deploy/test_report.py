@@ -23,6 +23,7 @@ from cramlm.deploy.report.facts import read_run
 from cramlm.deploy.report.learning import latest
 from cramlm.deploy.report.markup import passage
 from cramlm.deploy.report.page import refresh_report, report_page, write_report
+from cramlm.deploy.report.side_by_side import sign_test
 from cramlm.errors import ArtifactError
 from cramlm.pipeline import run
 from cramlm.records import Event
@@ -230,7 +231,7 @@ def test_a_run_whose_task_files_moved_is_told_without_their_texts(copied: Path, 
 def test_what_is_no_whole_run_is_refused_in_one_line(copied: Path, change: Any, needle: str) -> None:
     change(copied)
     with pytest.raises(ArtifactError, match=needle) as caught:
-        write_report(copied)
+        write_report([copied])
     assert "\n" not in str(caught.value)
 
 
@@ -251,6 +252,22 @@ def test_a_long_passage_shows_where_the_shared_words_are() -> None:
     assert shown == ("bdi mark", "kinase")
     assert sum(tag == "mark" for tag, _ in page.tags) == 2
     assert sum(tag == "details" for tag, _ in page.tags) == 2
+
+
+def test_several_runs_stand_side_by_side_with_what_differs(reported: Path, copied: Path, tmp_path: Path) -> None:
+    toml = (copied / "run.toml").read_text("utf-8")
+    (copied / "run.toml").write_text(toml.replace("top_k = 20", "top_k = 30"), "utf-8")
+    page = Page(write_report([reported, copied], tmp_path / "runs.html").read_text("utf-8"))
+    assert "2 runs side by side" in page.words
+    assert "retriever.top_k 20 30" in page.words
+    assert "phases[joint].steps" not in page.words
+    assert "not of the same task" not in page.words
+
+
+def test_the_sign_test_is_the_binomial_one() -> None:
+    assert sign_test(0, 5) == pytest.approx(0.0625)  # 2 / 2**5
+    assert sign_test(1, 9) == pytest.approx(22 / 1024)
+    assert sign_test(4, 4) == sign_test(0, 0) == 1.0
 
 
 @given(st.text(max_size=900), st.sets(st.text(max_size=4), max_size=3))

@@ -1,4 +1,4 @@
-"""The page of a run: `report_page` makes it, `write_report` puts it on disk, `refresh_report` does so at the end of a fit.
+"""The page of a run: `report_page` makes it, `write_report` puts it (or several runs') on disk, `refresh_report` does at the end of a fit.
 
 One file without any reference outside itself; its content security policy lets it load nothing, and run no script but its own, so that not
 even a mistake in escaping would let a text act. It is a function of the run's folder (and the task's files): the same run gives the same
@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -21,22 +23,29 @@ from cramlm.deploy.report.material import labelled_data, retrieved_text
 from cramlm.deploy.report.neighbours import open_neighbours
 from cramlm.deploy.report.overview import asked_and_spent, head, provenance
 from cramlm.deploy.report.quality import errors, scores
+from cramlm.deploy.report.side_by_side import runs_page
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event
 
 FILE = "report.html"
+RUNS_FILE = "runs.html"
 CODE_FORMAT = 1  # raise it when the same run would give another page
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
 
 
-def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of the run at `run` to `out` (the run's own report.html); returns where it is.
+def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of a run, or one that shows several side by side, to `out`; returns where it is.
+
+    Without `out`: report.html in the run's folder; of several runs, runs.html here.
 
     Raises:
-        ArtifactError: if `run` is no run, is damaged, or was written by another version. EnvironmentFault: if the disk refuses.
+        ArtifactError: if one is no run, is damaged, or was written by another version. EnvironmentFault: if the disk refuses.
     """
-    target = out or run / FILE
-    publish_file(target, report_page(run).encode())
+    if len(runs) == 1:
+        target, page = out or runs[0] / FILE, report_page(runs[0])
+    else:
+        target, page = out or Path(RUNS_FILE), comparison_page(runs)
+    publish_file(target, page.encode())
     return target
 
 
@@ -60,12 +69,29 @@ def report_page(run: Path) -> str:
         ArtifactError: if `run` is no run, is damaged, or was written by another version.
     """
     facts = read_run(run)
-    try:
+    with _fields_named(run):
         return _page(facts)
+
+
+def comparison_page(runs: Sequence[Path]) -> str:
+    """Several runs side by side, as HTML.
+
+    Raises:
+        ArtifactError: as `report_page`.
+    """
+    with _fields_named(*runs):
+        title, body = runs_page(runs)
+    return document(title, "runs", body)
+
+
+@contextmanager
+def _fields_named(*runs: Path) -> Iterator[None]:
+    """A field that a run's files lack is the run's fault: it is of another version."""
+    try:
+        yield
     except KeyError as error:
-        raise ArtifactError(
-            f"{run}: a field that the page tells is not there ({error}); the run was written by another version of cramlm"
-        ) from error
+        names = ", ".join(map(str, runs))
+        raise ArtifactError(f"{names}: a field that the page tells is not there ({error}); written by another version of cramlm") from error
 
 
 def document(title: str, key: str, body: str) -> str:
