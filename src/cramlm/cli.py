@@ -20,7 +20,7 @@ import typer
 
 from cramlm.commands import add_commands
 from cramlm.errors import CramError, Stopped
-from cramlm.options import checked, resolve_corpus, resolve_retriever, resolve_run
+from cramlm.options import checked, open_encoder, resolve_corpus, resolve_retriever, resolve_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,7 +134,7 @@ def select(
     train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
     index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, random or union.")] = None,
+    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50).")] = None,
     dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
@@ -171,9 +171,8 @@ def select(
             print(search_share(chosen_by, corpus, bm25, task, share, spread, emit=emit))
             return
         used = spread if ray is not None or spread.folder.exists() else None
-        chosen = select_documents(
-            chosen_by, corpus, task, index=bm25, out=out, seed=seed, store=index, threads=threads, spread=used, emit=emit
-        )
+        means: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
+        chosen = select_documents(chosen_by, corpus, task, out=out, seed=seed, emit=emit, **means)
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
 

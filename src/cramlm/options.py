@@ -81,3 +81,10 @@ def checked(build: Callable[[], Any]) -> Any:
         return build()
     except ValidationError as error:
         raise UsageError(explain_validation_error(error)) from error
+
+
+def open_encoder(config: Any) -> Any:
+    """The encoder of dense retrieval; torch is loaded only where one is asked for."""
+    from cramlm.model.sentences import open_sentence_encoder
+
+    return open_sentence_encoder(config)

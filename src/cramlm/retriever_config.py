@@ -34,6 +34,7 @@ def parse_count(value: Any) -> Any:
     return int(count)
 
 
+Pooling: TypeAlias = Literal["mean", "cls"]
 QueriesOf: TypeAlias = Literal["text", "phrases"]
 Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
@@ -96,6 +97,17 @@ class DsirConfig(_Retriever):
     )
 
 
+class DenseConfig(_Queried):
+    """Passages by the cosine of sentence embeddings, with an encoder that the user has."""
+
+    kind: Literal["dense"] = "dense"
+    encoder: str = Field(description="folder with config.json, tokenizer.json and model.safetensors, as transformers saves them")
+    pooling: Pooling = Field("mean", description="of the last hidden states: mean over the tokens, or [CLS]")
+    max_length: int = Field(256, ge=8, description="tokens of a text that are read")
+    query_prefix: str = Field("", description="what the encoder wants before a query, like 'query: '")
+    passage_prefix: str = Field("", description="what it wants before a passage, like 'passage: '")
+
+
 class ElasticsearchConfig(_Queried):
     """Documents of an Elasticsearch or OpenSearch index, by its own BM25; every training text is a query. No secret stands here: settings
     end in a run's folder.
@@ -125,7 +137,7 @@ class ElasticsearchConfig(_Queried):
         return self
 
 
-MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig, Field(discriminator="kind")]
+MemberConfig: TypeAlias = Annotated[Bm25Config | RandomConfig | DsirConfig | DenseConfig, Field(discriminator="kind")]
 
 
 class UnionConfig(_Retriever):
@@ -147,10 +159,9 @@ class UnionConfig(_Retriever):
         return self
 
 
-RetrieverConfig: TypeAlias = Annotated[
-    Bm25Config | RandomConfig | DsirConfig | UnionConfig | ElasticsearchConfig, Field(discriminator="kind")
-]
-RETRIEVER: TypeAdapter[Bm25Config | RandomConfig | DsirConfig | UnionConfig | ElasticsearchConfig] = TypeAdapter(RetrieverConfig)
+_AnyConfig: TypeAlias = Bm25Config | RandomConfig | DsirConfig | DenseConfig | UnionConfig | ElasticsearchConfig
+RetrieverConfig: TypeAlias = Annotated[_AnyConfig, Field(discriminator="kind")]
+RETRIEVER: TypeAdapter[_AnyConfig] = TypeAdapter(RetrieverConfig)
 """Plain data -> the retriever's config; raises pydantic's ValidationError."""
 
 
@@ -167,7 +178,7 @@ def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
 
 def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """A retriever's plain data changed to another kind: the knobs that the new kind has too stay, the others go."""
-    kinds = (Bm25Config, RandomConfig, DsirConfig, UnionConfig, ElasticsearchConfig)
+    kinds = (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig)
     models = {model.model_fields["kind"].default: model for model in kinds}
     known = models[kind].model_fields if kind in models else table
     return {name: value for name, value in table.items() if name in known} | {"kind": kind}

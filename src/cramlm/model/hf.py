@@ -27,8 +27,8 @@ from torch import Tensor
 from cramlm.artifacts import environment_faults
 from cramlm.config import EncoderConfig, HeadConfig, explain_validation_error
 from cramlm.errors import ArtifactError
-from cramlm.model.encoder import Shape
 from cramlm.model.model import Model, empty_model, initialise_all
+from cramlm.model.native_names import NATIVE_NAMES
 from cramlm.model.tokenization import SPECIAL_TOKENS, TOKENIZER_FILE, Tokenizer
 
 Task: TypeAlias = Literal["classifier", "mlm"]
@@ -39,43 +39,6 @@ TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 _PICKLES: Final = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"}
 _CODE_KEYS: Final = ("auto_map", "trust_remote_code", "custom_code", "custom_pipelines")
 _LARGEST_JSON: Final = 64_000_000  # bytes
-
-_NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
-    "bert": (
-        (r"^encoder\.word_embeddings$", "bert.embeddings.word_embeddings.weight"),
-        (r"^encoder\.position_embeddings$", "bert.embeddings.position_embeddings.weight"),
-        (r"^encoder\.token_type_embeddings$", "bert.embeddings.token_type_embeddings.weight"),
-        (r"^encoder\.embedding_norm\.", "bert.embeddings.LayerNorm."),
-        (r"^encoder\.layers\.(\d+)\.qkv\.", r"bert.encoder.layer.\1.attention.self.QKV."),
-        (r"^encoder\.layers\.(\d+)\.attention_output\.", r"bert.encoder.layer.\1.attention.output.dense."),
-        (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"bert.encoder.layer.\1.attention.output.LayerNorm."),
-        (r"^encoder\.layers\.(\d+)\.intermediate\.", r"bert.encoder.layer.\1.intermediate.dense."),
-        (r"^encoder\.layers\.(\d+)\.output\.", r"bert.encoder.layer.\1.output.dense."),
-        (r"^encoder\.layers\.(\d+)\.output_norm\.", r"bert.encoder.layer.\1.output.LayerNorm."),
-        (r"^classifier\.dense\.", "bert.pooler.dense."),
-        (r"^classifier\.classifier\.", "classifier."),
-        (r"^mlm_head\.dense\.", "cls.predictions.transform.dense."),
-        (r"^mlm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
-        (r"^mlm_head\.decoder_bias$", "cls.predictions.bias"),
-    ),
-    "modernbert": (
-        (r"^encoder\.word_embeddings$", "model.embeddings.tok_embeddings.weight"),
-        (r"^encoder\.embedding_norm\.", "model.embeddings.norm."),
-        (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"model.layers.\1.attn_norm."),
-        (r"^encoder\.layers\.(\d+)\.qkv\.", r"model.layers.\1.attn.Wqkv."),
-        (r"^encoder\.layers\.(\d+)\.attention_output\.", r"model.layers.\1.attn.Wo."),
-        (r"^encoder\.layers\.(\d+)\.output_norm\.", r"model.layers.\1.mlp_norm."),
-        (r"^encoder\.layers\.(\d+)\.wi\.", r"model.layers.\1.mlp.Wi."),
-        (r"^encoder\.layers\.(\d+)\.output\.", r"model.layers.\1.mlp.Wo."),
-        (r"^encoder\.final_norm\.", "model.final_norm."),
-        (r"^classifier\.dense\.", "head.dense."),
-        (r"^classifier\.norm\.", "head.norm."),
-        (r"^classifier\.classifier\.", "classifier."),
-        (r"^mlm_head\.dense\.", "head.dense."),
-        (r"^mlm_head\.norm\.", "head.norm."),
-        (r"^mlm_head\.decoder_bias$", "decoder.bias"),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +91,31 @@ def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple
     initialise_all(model, seed=seed)
     _fill(model, folder / WEIGHTS_FILE, "mlm")
     return model, loaded.tokenizer, loaded.max_length
+
+
+def open_native_encoder(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of any encoder folder, transformers' own classes: eval mode, fp32, from safetensors; no code of the folder runs.
+
+    Raises:
+        ArtifactError: if weights or tokenizer are missing, pickled or damaged, or the folder asks for code.
+    """
+    for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE):
+        _read_json(folder / name)
+    if not any(folder.glob("model*.safetensors")):
+        raise ArtifactError(f"{folder / WEIGHTS_FILE}: missing; pickled weights are refused, save the model as safetensors")
+    import transformers
+
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise ArtifactError(
+            f"{folder}: transformers cannot read it ({' '.join(str(error).split())[:200]}); pass an encoder's folder"
+        ) from error
+    return model.float().eval(), tokenizer
 
 
 def native_config(model: Model, *, task: Task, labels: Sequence[str]) -> dict[str, Any]:
@@ -227,7 +215,7 @@ def _tensor_names(model: Model, task: Task) -> dict[str, tuple[str, ...]]:
     for ours, _ in model.named_parameters():
         if ours.startswith(unused):
             continue
-        native = [re.sub(pattern, to, ours) for pattern, to in _NATIVE_NAMES[model.encoder_config.shape] if re.match(pattern, ours)]
+        native = [re.sub(pattern, to, ours) for pattern, to in NATIVE_NAMES[model.encoder_config.shape] if re.match(pattern, ours)]
         assert len(native) == 1, ours
         names[ours] = tuple(native[0].replace("QKV", part) for part in ("query", "key", "value")) if "QKV" in native[0] else (native[0],)
     return names

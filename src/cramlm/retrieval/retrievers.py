@@ -15,6 +15,7 @@ from cramlm.errors import UsageError
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task
 from cramlm.retrieval.analysis import ANALYZER
 from cramlm.retrieval.bm25 import Scoring
+from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.passes import Passes, publish_passes, score_share, search_in_passes
@@ -27,6 +28,7 @@ from cramlm.retrieval.union import UnionRetriever
 from cramlm.retrieval.winnow import Bound
 from cramlm.retriever_config import (
     Bm25Config,
+    DenseConfig,
     DsirConfig,
     ElasticsearchConfig,
     MemberConfig,
@@ -49,7 +51,7 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Means:
     """What retrievers work with. store: where what is computed from the corpus for all tasks is kept. spread: None = one process searches,
-    with `threads`.
+    with `threads`. open_encoder: for dense retrieval.
     """
 
     index: Index | None
@@ -57,6 +59,7 @@ class Means:
     seed: int
     threads: int = 1
     spread: Spread | None = None
+    open_encoder: OpenEncoder | None = None
 
 
 def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
@@ -101,6 +104,10 @@ def _member(config: MemberConfig, means: Means) -> Retriever:
             return RandomRetriever(means.seed)
         case DsirConfig():
             return DsirRetriever(config, means.store, means.seed, means.threads)
+        case DenseConfig():
+            if means.open_encoder is None:
+                raise UsageError("dense retrieval needs an encoder; pass open_encoder=open_sentence_encoder (cramlm.model.sentences)")
+            return DenseRetriever(config, means.open_encoder(config), means.store)
         case _:
             assert_never(config)
 

@@ -29,6 +29,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.data.words import count_words
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, Selection, Task, silent
+from cramlm.retrieval.dense import OpenEncoder
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
@@ -52,6 +53,7 @@ def select_documents(
     out: Path,
     seed: int,
     store: Path | None = None,
+    open_encoder: OpenEncoder | None = None,
     threads: int = 1,
     spread: Spread | None = None,
     emit: Emit = silent,
@@ -59,7 +61,8 @@ def select_documents(
     """Choose documents for the task and publish them at `out`; what is there and fresh is kept. The result does not depend on `threads` or
     `spread`, whose folder is deleted in the end.
 
-    store: where n-grams of the corpus are kept for all tasks; None = the store that the corpus lies in.
+    store: where n-grams and vectors of the corpus are kept for all tasks; None = the store that the corpus lies in. open_encoder: what
+    opens the encoder of dense retrieval; None = there is none.
 
     Raises:
         UsageError: if a retriever lacks its index or its bound. DataError: if nothing is selected, or too many queries failed.
@@ -68,7 +71,7 @@ def select_documents(
     check_bounded(config)
     if config.near_duplicates is not None:
         require_datasketch()
-    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads, spread))
+    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads, spread, open_encoder))
     key = {
         "code": CODE_FORMAT,
         "config": config.model_dump(mode="json"),

@@ -16,6 +16,7 @@ from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
 from cramlm.model.device import Precision, resolve_precision
 from cramlm.model.model import build_model
+from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenization import Tokenizer, train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
@@ -96,8 +97,18 @@ def selection(config: RunConfig, plan: Plan, corpus: Corpus | None, task: Task, 
     out = folder / "selection"
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
     index = build_index(corpus, store, emit=emit) if by_words else None
-    threads = plan.threads
-    select_documents(plan.retriever, corpus, task, index=index, out=out, seed=config.seed, store=store, threads=threads, emit=emit)
+    select_documents(
+        plan.retriever,
+        corpus,
+        task,
+        index=index,
+        out=out,
+        seed=config.seed,
+        store=store,
+        open_encoder=open_sentence_encoder,
+        threads=plan.threads,
+        emit=emit,
+    )
     return Chosen(open_artifact(out, kind="selection"))
 
 

@@ -1,0 +1,152 @@
+"""Retrieval by sentence embeddings: the passages whose vectors point most nearly where a training text's does.
+
+    passages ─► encoder, in blocks ─► <store>/embeddings/<key>/vectors.npy, one per part of the corpus ─┐
+    training texts ─► encoder ─► vectors ──────────────────────► inner products, block by block ─► best top_k of each ─► union
+
+The encoder comes from above (retrieval imports no torch): a function from texts to vectors of length 1, and a fingerprint of all that
+they depend on. The search is exact. It holds the best `top_k` of `_QUERIES` texts and one block of vectors, and reads the vectors once
+for as many texts; 421,140 passages of 384 numbers are 650 MB on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.artifacts import hash_json, stage
+from cramlm.data.corpus import Corpus
+from cramlm.data.parts import Part
+from cramlm.errors import ArtifactError
+from cramlm.records import Emit, Event, FloatArray, IntArray
+from cramlm.retrieval.phrases import texts_to_ask
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query
+from cramlm.retriever_config import DenseConfig
+
+CODE_FORMAT: Final = 1  # raise it when the same encoder would give other vectors
+_PASSAGES: Final = 4096  # vectors multiplied at a time
+_QUERIES: Final = 1024
+_ENCODED: Final = 512  # passages handed to the encoder at a time
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+
+
+class TextEncoder(Protocol):
+    """Texts -> vectors."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for encoders that give equal vectors."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """float32 (n, d), each of length 1; n >= 1."""
+        ...
+
+
+OpenEncoder: TypeAlias = Callable[[DenseConfig], TextEncoder]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRetriever:
+    """The union of the `top_k` passages nearest to every training text; the score is the cosine."""
+
+    config: DenseConfig
+    encoder: TextEncoder
+    store: Path
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        return {"encoder": self.encoder.fingerprint}
+
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+        config = self.config
+        asked = texts_to_ask(texts, corpus, of=config.queries, most_words=config.query_words)
+        first_text: dict[str, int] = {}
+        for number, text in enumerate(asked):
+            if text.strip():
+                first_text.setdefault(text, number)
+        distinct = list(first_text)
+        answered = sum(1 for text in asked if text in first_text)
+        counts = QueryCounts(len(texts), len(distinct), answered, len(texts) - answered, 0)
+        if not distinct:
+            return Proposal(best_of_hits(len(corpus), ()), counts)
+        vectors = [embed_part(corpus, part, self.encoder, self.store, prefix=config.passage_prefix, emit=emit) for part in corpus.parts]
+        parts = [(part.first, own) for part, own in zip(corpus.parts, vectors, strict=True)]
+        queries = self.encoder.encode([config.query_prefix + text for text in distinct])
+        numbers = list(first_text.values())
+        hits = ((numbers[query], *unpack(keys)) for query, keys in nearest(queries, parts, limit=config.top_k, emit=emit))
+        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
+        return Proposal(ranking, counts, capped)
+
+
+def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:
+    """Vectors of a part's passages, float32 (n, d), memory-mapped: from the store, or encoded now.
+
+    Raises:
+        ArtifactError: if those in the store are damaged.
+    """
+    key = {"code": CODE_FORMAT, "content": part.content, "encoder": encoder.fingerprint, "prefix": prefix}
+
+    def write(folder: Path) -> None:
+        vectors: FloatArray | None = None
+        for start in range(0, len(part), _ENCODED):
+            stop = min(start + _ENCODED, len(part))
+            block = encoder.encode([prefix + corpus.text(part.first + number) for number in range(start, stop)])
+            if vectors is None:
+                shape = (len(part), block.shape[1])
+                vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
+            vectors[start:stop] = block
+            emit(Event("progress", STAGE, "encoding", done=part.first + stop, total=len(corpus), unit="passages"))
+        if vectors is None:
+            np.save(folder / "vectors.npy", np.zeros((0, 0), np.float32), allow_pickle=False)
+
+    def tell(event: Event) -> None:
+        if event.kind != "fresh":  # parts may be many: that one is there already is no news
+            emit(replace(event, stage=STAGE))
+
+    path = stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=tell).path
+    try:
+        vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path}: damaged vectors ({error}); delete the folder and run again") from error
+    return vectors
+
+
+def nearest(queries: FloatArray, parts: Sequence[tuple[int, FloatArray]], *, limit: int, emit: Emit) -> Iterator[tuple[int, Keys]]:
+    """(query, keys of its `limit` passages with the largest inner products, best first; ties by position) for every query in order.
+
+    queries: float32 (q, d). parts: (position of the first passage, vectors (n, d)).
+    """
+    for start in range(0, len(queries), _QUERIES):
+        block = queries[start : start + _QUERIES]
+        best = np.zeros((len(block), 0), np.uint64)
+        for first, vectors in parts:
+            for place in range(0, len(vectors), _PASSAGES):
+                scores = block @ vectors[place : place + _PASSAGES].T
+                best = _largest(np.concatenate([best, pack(scores, first + place)], axis=1), limit)
+        emit(Event("progress", STAGE, "queries compared", done=start + len(block), total=len(queries), unit="queries"))
+        yield from enumerate(np.sort(best, axis=1)[:, ::-1], start)
+
+
+def pack(scores: FloatArray, first: int) -> Keys:
+    """Scores of passages first, first + 1, ... as numbers that sort by (score, then the smaller position): uint64, shape as given."""
+    bits = np.ascontiguousarray(scores, np.float32).view(np.uint32)
+    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # the order of floats as that of whole numbers
+    positions = np.arange(first, first + scores.shape[-1], dtype=np.uint64)
+    return np.asarray((ordered.astype(np.uint64) << np.uint64(32)) | (np.uint64(0xFFFFFFFF) - positions), np.uint64)
+
+
+def unpack(keys: Keys) -> tuple[IntArray, FloatArray]:
+    """(positions, scores) of keys."""
+    ordered = (keys >> np.uint64(32)).astype(np.uint32)
+    bits = np.where(ordered >> 31, ordered & np.uint32((1 << 31) - 1), ~ordered)
+    return (np.uint64(0xFFFFFFFF) - (keys & np.uint64(0xFFFFFFFF))).astype(np.int64), bits.view(np.float32)
+
+
+def _largest(keys: Keys, limit: int) -> Keys:
+    return keys if keys.shape[1] <= limit else np.partition(keys, keys.shape[1] - limit, axis=1)[:, -limit:]

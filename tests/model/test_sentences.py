@@ -1,0 +1,110 @@
+"""Sentence vectors from tiny encoders of transformers' own classes, made here with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from cramlm.errors import ArtifactError, UsageError
+from cramlm.model.sentences import SentenceEncoder, open_sentence_encoder
+from cramlm.retriever_config import DenseConfig
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "ship", "tide", "summit", "eagle", "reef"]
+TEXTS = ["a ship", "the tide a ship reef eagle summit summit", "", "summit", "eagle " * 50]
+SIZES = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+
+
+def save_encoder(folder: Path, kind: str) -> tuple[Any, Any]:
+    """A random model of this kind and its word-level tokenizer, saved in `folder` and returned."""
+    import transformers
+
+    torch.manual_seed(3)
+    classes = {
+        "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=40)),
+        "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)),
+        "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)),
+        "modernbert": lambda: transformers.ModernBertModel(
+            transformers.ModernBertConfig(**SIZES, max_position_embeddings=40, pad_token_id=0, cls_token_id=2, sep_token_id=3)
+        ),
+    }
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, "[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    special = {f"{name.strip('[]').lower()}_token": name for name in WORDS[:5]}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=32, **special)
+    model = classes[kind]().eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("encoder")
+    save_encoder(path, "bert")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "modernbert"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_vector_is_the_pooled_last_state_of_the_text_alone_scaled_to_length_one(tmp_path: Path, kind: str, pooling: Any) -> None:
+    model, tokenizer = save_encoder(tmp_path, kind)
+    vectors = SentenceEncoder(tmp_path, max_length=24, pooling=pooling).encode(TEXTS)
+    assert vectors.dtype == np.float32
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = torch.tensor([[*tokenizer(text)["input_ids"][:23], 3] if len(text) > 200 else tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            states = model(input_ids=ids).last_hidden_state[0]
+        pooled = states.mean(0) if pooling == "mean" else states[0]
+        np.testing.assert_allclose(vector, (pooled / pooled.norm()).numpy(), atol=2e-5)
+
+
+def test_the_fingerprint_depends_on_content_and_use_and_loads_nothing(folder: Path, tmp_path: Path) -> None:
+    one = SentenceEncoder(folder, max_length=24, pooling="mean")
+    same = open_sentence_encoder(DenseConfig(encoder=str(folder), max_length=24))
+    assert one.fingerprint == same.fingerprint
+    assert "_opened" not in vars(one)
+    assert SentenceEncoder(folder, max_length=25, pooling="mean").fingerprint != one.fingerprint
+    save_encoder(tmp_path, "roberta")
+    assert SentenceEncoder(tmp_path, max_length=24, pooling="mean").fingerprint != one.fingerprint
+
+
+def test_a_folder_that_was_trained_with_another_pooling_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+    with pytest.raises(UsageError, match=r"retriever\.pooling = 'cls'"):
+        SentenceEncoder(tmp_path, max_length=24, pooling="mean")
+    SentenceEncoder(tmp_path, max_length=24, pooling="cls")
+
+
+@pytest.mark.parametrize("damage", ["no weights", "pickled weights", "code", "truncated"])
+def test_a_folder_that_cannot_or_must_not_be_read_is_refused(tmp_path: Path, damage: str) -> None:
+    save_encoder(tmp_path, "bert")
+    weights, settings = tmp_path / "model.safetensors", tmp_path / "config.json"
+    match damage:
+        case "no weights":
+            weights.unlink()
+        case "pickled weights":
+            weights.rename(tmp_path / "pytorch_model.bin")
+        case "code":
+            settings.write_text(json.dumps(json.loads(settings.read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}))
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ArtifactError, match=str(tmp_path)):
+        SentenceEncoder(tmp_path, max_length=24, pooling="mean").encode(["a"])
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        SentenceEncoder(tmp_path / "nowhere", max_length=24, pooling="mean")

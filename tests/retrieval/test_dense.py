@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from retrieval_fixtures import invented_texts
+from selection_fixtures import lines, make_task, write_corpus
+
+from cramlm.artifacts import verify
+from cramlm.data.corpus import Corpus
+from cramlm.errors import UsageError
+from cramlm.records import FloatArray, silent
+from cramlm.retrieval import dense
+from cramlm.retrieval.dense import DenseRetriever, nearest, pack, unpack
+from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import DenseConfig
+
+CONFIG = DenseConfig(encoder="anywhere", top_k=5)
+TEXTS = invented_texts(12, seed=72, words=(4, 9))
+
+
+class LetterEncoder:
+    """A text's vector: how often each letter occurs in it, scaled to length 1."""
+
+    fingerprint = "letters"
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        self.texts += len(texts)
+        counts = np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], np.float32)
+        return np.asarray(counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9), np.float32)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), invented_texts(150, seed=71))
+
+
+def test_the_nearest_are_those_of_a_full_sort_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    queries, vectors = (rng.integers(-2, 3, (rows, 6)).astype(np.float32) for rows in (9, 50))  # small whole numbers: many ties
+    expected = [sorted(range(50), key=lambda place, row=row: (-row[place], place))[:7] for row in queries @ vectors.T]
+    for passages, at_once in ((4096, 1024), (8, 4), (1, 1)):
+        monkeypatch.setattr(dense, "_PASSAGES", passages)
+        monkeypatch.setattr(dense, "_QUERIES", at_once)
+        parts = [(0, vectors[:20]), (20, vectors[20:20]), (20, vectors[20:])]
+        found = list(nearest(queries, parts, limit=7, emit=silent))
+        assert [query for query, _ in found] == list(range(9))
+        assert [unpack(keys)[0].tolist() for _, keys in found] == expected
+        for (query, keys), places in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(unpack(keys)[1], (queries @ vectors.T)[query, places])
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.integers(0, 2**31))
+def test_keys_order_by_score_then_the_smaller_position_and_unpack_to_both(scores: list[float], first: int) -> None:
+    row = np.array([scores], np.float32) + 0.0  # -0.0 and 0.0 are one score
+    keys = pack(row, first)[0]
+    order = sorted(range(len(scores)), key=lambda place: (-row[0, place], place))
+    assert np.argsort(keys, kind="stable")[::-1].tolist() == order
+    positions, unpacked = unpack(keys)
+    assert positions.tolist() == list(range(first, first + len(scores)))
+    np.testing.assert_array_equal(unpacked, row[0])
+
+
+def test_the_union_is_that_of_a_full_comparison(corpus: Corpus, tmp_path: Path) -> None:
+    texts = [*TEXTS, TEXTS[2], "  "]
+    proposal = DenseRetriever(CONFIG, LetterEncoder(), tmp_path).propose(corpus, texts, emit=silent)
+    encoder = LetterEncoder()
+    scores = encoder.encode(TEXTS) @ encoder.encode([corpus.text(position) for position in range(len(corpus))]).T
+    best: dict[int, tuple[int, int]] = {}
+    for query, row in enumerate(scores):
+        for rank, position in enumerate(sorted(range(len(corpus)), key=lambda place, row=row: (-row[place], place))[:5]):
+            best[position] = min(best.get(position, (rank, query)), (rank, query))
+    order = sorted(best, key=lambda position: (best[position][0], position))
+    assert proposal.ranking.position.tolist() == order
+    assert list(zip(proposal.ranking.rank.tolist(), proposal.ranking.query.tolist(), strict=True)) == [best[position] for position in order]
+    counts = proposal.queries
+    assert (counts.texts, counts.distinct, counts.answered, counts.empty) == (14, 12, 13, 1)
+
+
+def test_the_corpus_is_encoded_once_for_all_tasks_and_again_for_another_prefix(corpus: Corpus, tmp_path: Path) -> None:
+    encoder = LetterEncoder()
+    first = DenseRetriever(CONFIG, encoder, tmp_path).propose(corpus, TEXTS, emit=silent)
+    assert encoder.texts == 150 + 12
+    again = DenseRetriever(CONFIG, encoder, tmp_path).propose(corpus, TEXTS[:3], emit=silent)
+    assert encoder.texts == 150 + 12 + 3
+    assert len(again.ranking) < len(first.ranking)
+    DenseRetriever(CONFIG.model_copy(update={"passage_prefix": "zz "}), encoder, tmp_path).propose(corpus, TEXTS[:3], emit=silent)
+    assert encoder.texts == 2 * 150 + 12 + 3 + 3
+    assert verify(tmp_path) == 2 * len(corpus.parts)
+
+
+def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    encoder = LetterEncoder()
+    proposal = DenseRetriever(CONFIG, encoder, tmp_path).propose(corpus, ["", " "], emit=silent)
+    assert len(proposal.ranking) == encoder.texts == 0
+    assert proposal.queries.empty == 2
+
+
+def test_a_selection_is_published_through_the_encoder_that_is_passed_in(corpus: Corpus, tmp_path: Path) -> None:
+    settings = {"index": None, "seed": 1, "out": tmp_path / "out", "store": tmp_path / "store"}
+    selection = select_documents(CONFIG, corpus, make_task(TEXTS), open_encoder=lambda config: LetterEncoder(), **settings)
+    assert [row["position"] for row in lines(tmp_path / "out" / "selected.jsonl")] == selection.position.tolist()
+    assert 0 < selection.score.min() <= selection.score.max() <= 1.0001
+    with pytest.raises(UsageError, match="needs an encoder"):
+        select_documents(CONFIG, corpus, make_task(TEXTS), **settings)
