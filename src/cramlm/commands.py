@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from cramlm.errors import UsageError
 def add_commands(app: typer.Typer) -> None:
     """Put the commands of this file on a command line."""
     app.command()(export)
+    app.command()(explain)
 
 
 def export(
@@ -37,3 +39,20 @@ def export(
     with console_events() as emit:
         artifact = export_onnx(path, int8=int8, out=out, texts=examples, emit=emit)
     print(artifact.path)
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
+    text: Annotated[str, typer.Argument(help="The text whose label is to be explained.")],
+    passages: Annotated[int, typer.Option(min=0, help="How many of the run's passages to show; 0 for none.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show what each word of a text adds to its label, and the passages of the run that are nearest to it."""
+    from cramlm.console import show_explanation
+    from cramlm.deploy.explain import explain_at
+
+    explanation = explain_at(model, text, passages=passages).as_dict()
+    if as_json:
+        print(json.dumps(explanation, ensure_ascii=False))
+    else:
+        show_explanation(explanation)

@@ -17,6 +17,8 @@ from cramlm.records import Emit, Event
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
 
+_WORDS_SHOWN = 12
+
 
 @contextmanager
 def console_events() -> Iterator[Emit]:
@@ -161,6 +163,44 @@ def show_selection(report: Mapping[str, Any]) -> None:
     for name, value in facts:
         grid.add_row(Text(name, style="bold"), Text(value))
     Console().print(grid)
+
+
+def show_explanation(explanation: Mapping[str, Any]) -> None:
+    """An `Explanation` as plain data on stdout: the text with its words coloured, the strongest words, the nearest passages."""
+    text, words = explanation["text"], explanation["words"]
+    strongest = max((abs(word["contribution"]) for word in words), default=0.0)
+    shown = Text()
+    place = 0
+    for word in words:
+        shown.append(_plain(text[place : word["start"]]))
+        shown.append(_plain(word["text"]), style=_shade(word["contribution"], strongest))
+        place = word["stop"]
+    shown.append(_plain(text[place : explanation["read"]]))
+    console = Console()
+    console.print(Text.assemble((_plain(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
+    console.print(shown)
+    if left := len(text) - explanation["read"]:
+        console.print(f"({left:,} more characters are not read)", style="dim")
+    ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
+    rows = [[_plain(word["text"]), f"{word['contribution']:+.2f}"] for word in ranked]
+    show_table("what counts most", ("word", "log-odds of the label"), rows)
+    for passage in explanation["passages"]:
+        terms = ", ".join(term for term, _ in passage["terms"][:8])
+        console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{_plain(passage['id'])}  ", (_plain(terms), "cyan")))
+        console.print(Text(_plain(passage["text"][:300])))
+
+
+def _shade(contribution: float, strongest: float) -> str:
+    """Green for the label, red against it, bold where it counts most, plain below a tenth of the strongest word."""
+    share = contribution / strongest if strongest > 0 else 0.0
+    if abs(share) < 0.1:
+        return ""
+    return ("bold " if abs(share) > 0.5 else "") + ("green" if share > 0 else "red")
+
+
+def _plain(text: str) -> str:
+    """Text for a terminal: control characters (escape sequences, line ends) as spaces."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _source_rows(report: Mapping[str, Any], total: int) -> list[list[str]]:

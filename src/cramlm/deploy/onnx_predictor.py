@@ -130,6 +130,11 @@ class OnnxPredictor:
         probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
         return probabilities
 
+    @property
+    def tokenizer_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """What the graph gives for each text, float32 (n, labels), in the order given."""
         check_texts(texts, pairs)

@@ -72,6 +72,11 @@ class Predictor:
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )
 
+    @property
+    def tokenizer_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._loaded.tokenizer.content
+
     def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
         """Raises DataError naming the first label that this model does not know, and its row in `origin`."""
         for example in examples:

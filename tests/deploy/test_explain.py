@@ -1,0 +1,138 @@
+"""Explanations of a tiny trained model: exact places, the words that decide, the passages of its run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cramlm.cli import app
+from cramlm.config import load_config
+from cramlm.deploy.explain import Explanation, Word, explain, explain_at, log_odds, nearest_passages, word_spans
+from cramlm.deploy.predictor import Predictor
+from cramlm.deploy.runs import held_out, model_of, run_of
+from cramlm.errors import ArtifactError, CramError, UsageError
+from cramlm.model.tokenization import Tokenizer
+from cramlm.pipeline import run
+from tiny_task import TOPICS, tiny_config, write_task
+
+TEXT = "The old ship was near the harbour, and a Sailor on the path to the island"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    config = tiny_config(write_task(folder / "data"), baseline={"enabled": False}, tokens_per_second=10_000.0)
+    return run(load_config(config), out=folder / "run", store=folder / "store").path
+
+
+@pytest.fixture(scope="module")
+def predictor(finished: Path) -> Predictor:
+    return Predictor.load(finished / "export")
+
+
+def test_words_are_found_where_they_stand_in_the_text_as_it_was_given(predictor: Predictor) -> None:
+    explanation = explain(predictor, TEXT)
+    assert all(explanation.text[word.start : word.stop] == word.text for word in explanation.words)
+    assert [word.text for word in explanation.words] == TEXT.replace(",", " ,").split()
+    assert (explanation.read, explanation.passages) == (len(TEXT), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("  Aspirin\t\treduces  pain. ", ["Aspirin", "reduces", "pain", "."]),
+        ("ỌRỌ\u0301 \u200eilé\u00ad!! [MASK]", ["ỌRỌ\u0301", "ilé", "!!", "[", "MASK", "]"]),
+        ("日本 kinase日", ["日", "本", "kinase", "日"]),
+        ("<< cell >>", ["<<", "cell", ">>"]),
+    ],
+)
+def test_words_keep_what_the_tokenizer_changes_to_read_them(text: str, words: list[str], tokenizer: Tokenizer) -> None:
+    spans = word_spans(tokenizer.content, text, max_length=64)
+    assert [text[start:stop].strip("\u200e\u00ad") for start, stop in spans] == words
+
+
+def test_a_contribution_is_the_log_odds_that_the_word_is_worth(predictor: Predictor) -> None:
+    explanation = explain(predictor, TEXT)
+    column = predictor.labels.index(explanation.label)
+    word = explanation.words[2]
+    without = f"{TEXT[: word.start]} {TEXT[word.stop :]}"
+    before, after = log_odds(predictor.probabilities([TEXT, without])[:, column].astype(np.float64))
+    assert word.contribution == pytest.approx(before - after, abs=1e-4)
+    assert explanation.probability == pytest.approx(predictor.probabilities([TEXT])[0, column], abs=1e-5)
+
+
+def test_the_words_that_it_names_decide(predictor: Predictor, finished: Path) -> None:
+    """Deletion: without its three first words the label loses more than without three words drawn blindly, on average."""
+    draw = np.random.default_rng(0)
+    own, blind = [], []
+    for example in held_out(finished, limit=12):
+        explanation = explain(predictor, example.text)
+        column = predictor.labels.index(explanation.label)
+        first = sorted(explanation.words, key=lambda word: -word.contribution)[:3]
+        drawn = [explanation.words[place] for place in draw.permutation(len(explanation.words))[:3]]
+        texts = [_without(words, explanation) for words in (first, drawn)]
+        left = predictor.probabilities(texts)[:, column]
+        own.append(explanation.probability - left[0])
+        blind.append(explanation.probability - left[1])
+    assert np.mean(own) > np.mean(blind) + 0.05
+
+
+def test_what_is_cut_off_is_not_read_and_does_not_move_in(predictor: Predictor) -> None:
+    long = " ".join([TEXT] * 10)
+    explanation = explain(predictor, long)
+    assert 0 < explanation.read < len(long)
+    assert explanation.words[-1].stop == explanation.read
+    again = explain(predictor, long[: explanation.read])
+    assert [word.contribution for word in again.words] == pytest.approx([word.contribution for word in explanation.words], abs=1e-4)
+
+
+def test_the_nearest_passages_are_of_the_runs_selection_and_share_words(finished: Path) -> None:
+    passages = nearest_passages(finished, TEXT, limit=3)
+    selected = {json.loads(line)["text"] for line in (finished / "selection" / "selected.jsonl").read_text("utf-8").splitlines()}
+    assert len(passages) == 3
+    assert {passage.text for passage in passages} <= selected
+    assert [passage.score for passage in passages] == sorted((passage.score for passage in passages), reverse=True)
+    assert {term for term, _ in passages[0].terms} & set(TOPICS["sea"])
+    assert nearest_passages(finished, "zzz qqq", limit=3) == ()
+    assert nearest_passages(finished.parent, TEXT, limit=3) == ()
+
+
+def test_a_model_is_explained_wherever_it_lies(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    for file in (finished / "export").glob("*.*"):
+        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+    here, there = explain_at(finished, TEXT), explain_at(tmp_path / "copy", TEXT)
+    assert (here.words, len(here.passages)) == (there.words, 3)
+    assert there.passages == ()
+    assert (model_of(finished), run_of(finished / "export")) == (finished / "export", finished.resolve())
+    with pytest.raises(ArtifactError, match="holds no exported model"):
+        model_of(tmp_path)
+
+
+def test_the_command_gives_a_table_or_json(finished: Path) -> None:
+    shown = CliRunner().invoke(app, ["explain", str(finished), TEXT])
+    assert shown.exit_code == 0, shown.output
+    assert "harbour" in shown.stdout
+    assert "sea" in shown.stdout
+    data = json.loads(CliRunner().invoke(app, ["explain", str(finished / "export"), TEXT, "--json", "--passages", "1"]).stdout)
+    assert data["words"][2]["text"] == "ship"
+    assert len(data["passages"]) == 1
+    escaped = CliRunner().invoke(app, ["explain", str(finished), "ship \x1b[31m harbour [bold]"])
+    assert "\x1b[31m" not in escaped.stdout
+
+
+def test_what_cannot_be_explained_is_said_in_one_line(predictor: Predictor) -> None:
+    for text in ("", "  \n", ["a"]):
+        with pytest.raises(UsageError, match="pass one string that is not blank"):
+            explain(predictor, text)  # type: ignore[arg-type]
+    with pytest.raises(CramError, match="lone surrogate"):
+        explain(predictor, "a \ud800")
+    assert explain(predictor, "\u200e").words == ()
+
+
+def _without(gone: list[Word], explanation: Explanation) -> str:
+    return " ".join(word.text for word in explanation.words if word not in gone)
