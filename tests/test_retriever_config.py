@@ -61,6 +61,7 @@ def test_another_kind_keeps_the_knobs_that_it_has_too() -> None:
         (UNION | {"retrievers": [{"kind": "bm25"}]}, "retrievers"),
         (UNION | {"retrievers": [UNION, UNION]}, "retrievers"),
         (UNION | {"retrievers": [{"kind": "bm25", "near_duplicates": 0.8}, {"kind": "random"}]}, "on the union"),
+        (UNION | {"retrievers": [{"kind": "bm25", "rank_decay": 1}, {"kind": "random"}]}, "on the union"),
         ({"kind": "bm25", "near_duplicates": 1.2}, "near_duplicates"),
     ],
 )

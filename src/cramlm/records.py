@@ -65,13 +65,15 @@ class Selection:
     """Documents chosen for a task: parallel arrays sorted by (rank, position).
 
     position: place in the corpus, int64. rank: best over all queries, 0 = first, int32. query: index of the training text that
-    gave that rank (the smallest, on ties), int32. score: that query's score, float32.
+    gave that rank (the smallest, on ties; -1 where none was asked), int32. score: that query's score, float32. weight: how often training
+    draws it, 1 = as often as the average one, float32, > 0.
     """
 
     position: IntArray
     rank: Int32Array
     query: Int32Array
     score: FloatArray
+    weight: FloatArray
 
     def __len__(self) -> int:
         return len(self.position)

@@ -48,6 +48,9 @@ class _Retriever(FrozenModel):
         None, ge=1, description="keep the best-ranked up to so many tokens, like 50M; estimated from characters (retrieval/winnow.py)"
     )
 
+    rank_decay: float = Field(
+        0.0, ge=0, le=4, description="alpha: training draws a document in proportion to 1 / (rank + 1)^alpha; 0 = all alike"
+    )
     near_duplicates: float | None = Field(
         None,
         gt=0,
@@ -154,8 +157,8 @@ class UnionConfig(_Retriever):
     def _members_agree(self) -> UnionConfig:
         if self.shares is not None and len(self.shares) != len(self.retrievers):
             raise ValueError(f"{len(self.shares)} shares for {len(self.retrievers)} retrievers; give one each or none")
-        if any(member.near_duplicates is not None for member in self.retrievers):
-            raise ValueError("near_duplicates compares all passages of a selection: set it on the union, not on a member")
+        if any(member.near_duplicates is not None or member.rank_decay for member in self.retrievers):
+            raise ValueError("near_duplicates and rank_decay concern the whole selection: set them on the union, not on a member")
         return self
 
 

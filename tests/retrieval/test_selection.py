@@ -118,6 +118,15 @@ def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tup
     assert documents == {"found": len(whole), "dropped": 0, "capped": len(whole) - len(capped), "cut": 0, "selected": len(capped)}
 
 
+def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+    even = select(world, make_task(QUERIES), tmp_path / "even", Bm25Config(top_k=9))
+    assert even.weight.tolist() == [1.0] * len(even)
+    falling = select(world, make_task(QUERIES), tmp_path / "falling", Bm25Config(top_k=9, rank_decay=0.5))
+    assert falling.position.tolist() == even.position.tolist()
+    assert falling.weight.mean() == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(falling.weight / falling.weight[0], 1 / np.sqrt(falling.rank + 1), rtol=1e-6)
+
+
 def test_a_union_says_which_retriever_named_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
     selection = select(world, make_task(QUERIES), tmp_path / "out", config)
@@ -217,7 +226,7 @@ def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Index], tmp_path:
 def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     made = select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
     read = read_selection(tmp_path / "out")
-    for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32)):
+    for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32), ("weight", np.float32)):
         assert np.array_equal(getattr(made, name), getattr(read, name))
         assert getattr(read, name).dtype == dtype
 

@@ -11,7 +11,7 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 
 from cramlm.errors import DataError
 from cramlm.records import Batch
-from cramlm.training.batching import Batches, TokenPool, pack
+from cramlm.training.batching import Batches, Stream, TokenPool, pack
 
 
 def same(left: Batch, right: Batch) -> bool:
@@ -210,3 +210,50 @@ def test_a_phase_that_draws_from_an_empty_pool_names_it() -> None:
     for external in (nothing, None):
         with pytest.raises(DataError, match="draws external text"):
             Batches(make_phase(), external, make_pool(4, labelled=True), seed=0, phase_index=0, special=SPECIAL)
+
+
+def weighted(weights: list[float]) -> TokenPool:
+    pool = make_pool(len(weights), labelled=False)
+    return TokenPool(pool.ids, pool.offsets, pool.labels, np.array(weights, np.float32))
+
+
+def drawn_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarray:
+    """How often each sequence is drawn, (epochs, n)."""
+    stream = Stream(pool, "external", seed=seed, phase_index=0)
+    return np.array([np.bincount(stream.positions(range(e * len(pool), (e + 1) * len(pool))), minlength=len(pool)) for e in range(epochs)])
+
+
+@given(st.lists(st.floats(0.0625, 9, width=32), min_size=1, max_size=30), st.integers(0, 5))
+def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(weights: list[float], seed: int) -> None:
+    share = np.array(weights) * len(weights) / np.sum(weights)
+    (counts,) = drawn_in_epochs(weighted(weights), 1, seed=seed)
+    assert counts.sum() == len(weights)
+    assert (np.floor(share - 1e-4) <= counts).all()
+    assert (counts <= np.ceil(share + 1e-4)).all()
+
+
+def test_over_many_epochs_sequences_are_drawn_in_proportion_to_their_weights() -> None:
+    weights = [3.0, 1.0, 0.5, 0.25, 0.25]
+    counts = drawn_in_epochs(weighted(weights), 600).mean(axis=0)
+    np.testing.assert_allclose(counts, weights, atol=0.08)
+    orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).positions(range(e * 5, e * 5 + 5))) for e in range(20)}
+    assert len(orders) > 10  # every epoch has an order of its own
+
+
+def test_weighted_batches_depend_on_the_step_and_not_on_what_was_asked_before() -> None:
+    phase, pool = make_phase(), weighted([1 / (rank + 1) for rank in range(90)])
+
+    def batches() -> Batches:
+        return Batches(phase, pool, make_pool(40, labelled=True, seed=2), seed=7, phase_index=0, special=SPECIAL)
+
+    late = batches().batch(37)
+    everything = batches()
+    for step in range(37):
+        everything.batch(step)
+    assert np.array_equal(everything.batch(37).token_ids, late.token_ids)
+
+
+def test_weights_change_how_long_a_drawn_sequence_is_on_average() -> None:
+    pool = weighted([1.0] * 9 + [91.0])
+    lengths = np.diff(pool.offsets)
+    assert pool.mean_length == pytest.approx((lengths[:9].sum() + 91 * lengths[9]) / 100)

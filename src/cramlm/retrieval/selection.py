@@ -7,9 +7,9 @@
     dropped.jsonl       position, id, source, reason; with match and example, or twin (a position) and similarity
     report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; dropped by reason;
                         documents and words per source; rank and score profile; comparison with the corpus (report.py)
-    position.npy, rank.npy, query.npy, score.npy      the same order as arrays (`Selection`)
+    position.npy, rank.npy, query.npy, score.npy, weight.npy      the same order as arrays (`Selection`)
 
-The order is that of (rank, position), best first.
+The order is that of (rank, position), best first. Training draws passages in proportion to their weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.data.words import count_words
 from cramlm.errors import ArtifactError, DataError
-from cramlm.records import Emit, Event, Selection, Task, silent
+from cramlm.records import Emit, Event, FloatArray, Int32Array, Selection, Task, silent
 from cramlm.retrieval.dense import OpenEncoder
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.index import Index
@@ -39,8 +39,8 @@ from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, 
 from cramlm.retriever_config import RetrieverConfig, members_of
 
 KIND: Final = STAGE
-CODE_FORMAT: Final = 2  # raise it when the same input would give another folder
-_ARRAYS: Final = {"position": np.int64, "rank": np.int32, "query": np.int32, "score": np.float32}
+CODE_FORMAT: Final = 3  # raise it when the same input would give another folder
+_ARRAYS: Final = {"position": np.int64, "rank": np.int32, "query": np.int32, "score": np.float32, "weight": np.float32}
 _PERCENTILES: Final = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 
 
@@ -106,11 +106,18 @@ def read_selection(path: Path) -> Selection:
     return Selection(**arrays)
 
 
+def rank_weights(rank: Int32Array, decay: float) -> FloatArray:
+    """1 / (rank + 1)^decay, scaled to a mean of 1, float32."""
+    weights = (rank + 1.0) ** -decay
+    return np.asarray(weights / weights.mean(), np.float32)
+
+
 class _Writer:
     """Writes the folder and its report while the ranking is winnowed; used once."""
 
     def __init__(self, config: RetrieverConfig, corpus: Corpus, task: Task, folder: Path, emit: Emit) -> None:
         self._corpus, self._task, self._folder, self._emit = corpus, task, folder, emit
+        self._decay = config.rank_decay
         self._duplicates = None if config.near_duplicates is None else NearDuplicates(corpus, config.near_duplicates)
         self._kinds = [member.kind for member in members_of(config)]
         self._places: list[int] = []
@@ -143,8 +150,10 @@ class _Writer:
                 f"0 documents selected: all {self._dropped.total()} found hold text of the dev or test set; use a larger corpus"
             )
         kept = ranking.take(np.array(self._places))
+        weight = rank_weights(kept.rank, self._decay)
         for name, dtype in _ARRAYS.items():
-            np.save(self._folder / f"{name}.npy", np.asarray(getattr(kept, name), dtype), allow_pickle=False)
+            values = weight if name == "weight" else getattr(kept, name)
+            np.save(self._folder / f"{name}.npy", np.asarray(values, dtype), allow_pickle=False)
         self._tell(self._report(proposal, kept))
 
     def _keep(self, kept: Kept, ranking: Ranking, file: TextIO) -> None:

@@ -34,7 +34,7 @@ from cramlm.retriever_config import ElasticsearchConfig
 KIND: Final = STAGE
 CODE_FORMAT: Final = 1  # raise it when the same answers would give another folder
 _WAYS: Final = {"batch", "timeout", "retries", "api_key_env", "login_env", "ca_certs"}  # how to ask, not what
-_BOUNDS: Final = {"max_documents", "max_tokens", "per_query", "near_duplicates"}  # what is kept of the answer, later
+_BOUNDS: Final = {"max_documents", "max_tokens", "per_query", "near_duplicates", "rank_decay"}  # what is kept of the answer, later
 _ARRAYS: Final = {"rank": np.int32, "query": np.int32, "score": np.float32}
 
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cramlm.artifacts import Artifact
 from cramlm.config import PhaseConfig, RetrieverConfig
 from cramlm.model.device import Precision
+from cramlm.records import FloatArray
 from cramlm.training.budget import Speed
 
 
@@ -48,6 +51,11 @@ class Chosen:
         """The selected passages in order of (rank, position)."""
         with (self.artifact.path / "selected.jsonl").open(encoding="utf-8") as file:
             return [json.loads(line)["text"] for line in file]
+
+    def weights(self) -> FloatArray | None:
+        """How often training draws each passage, mean 1, in the same order; None where all are drawn alike."""
+        weights: FloatArray = np.load(self.artifact.path / "weight.npy", allow_pickle=False)
+        return None if (weights == weights[0]).all() else weights
 
 
 def fingerprint(chosen: Chosen | None) -> str | None:

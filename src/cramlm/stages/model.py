@@ -100,7 +100,7 @@ def train(
         return _task_pool(tokenizer, task.train, label_ids, length=phase.row_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
-        return _external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
+        return external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
 
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
@@ -254,9 +254,12 @@ def _task_pool(tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Map
     return TokenPool(tokens.ids, tokens.offsets, np.asarray(labels, dtype=np.int64))
 
 
-def _external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> TokenPool:
+def external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> TokenPool:
+    """The selected passages as sequences of at most `length` tokens, each with its passage's weight; a long passage gives several."""
     tokens = tokenizer.sequences(selection.texts(), max_length=length, cut="split")
-    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64))
+    weights = selection.weights()
+    drawn = None if weights is None else weights[tokens.source]
+    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), drawn)
 
 
 def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:

@@ -3,7 +3,8 @@ order it is asked.
 
 The path of a sequence: a pool (external or task) is an endless stream, the concatenation of one permutation per epoch, so that
 every sequence has sequence numbers in it; a step takes the next so many numbers of its stream(s), packs them side by side into rows
-(first-fit decreasing) and draws masks. Nothing is stored between steps but the permutation of the epoch at hand.
+(first-fit decreasing) and draws masks. Nothing is stored between steps but the permutation of the epoch at hand. Where sequences have
+weights, an epoch is as long as without, but holds a sequence of weight w (mean 1) floor(w) or ceil(w) times, w times on average.
 
 Counts per step are fixed, from the pools' mean lengths: a step holds about `batch_size` tokens, not exactly. In exchange the
 address of a sequence is arithmetic, and resuming costs nothing.
@@ -21,11 +22,11 @@ import numpy.typing as npt
 
 from cramlm.config import PhaseConfig
 from cramlm.errors import DataError
-from cramlm.records import Batch, BoolArray, IntArray
+from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.randomness import generator
 
-__all__ = ["Batches", "Origin", "SpecialIds", "TokenPool", "pack"]
+__all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack"]
 
 Origin: TypeAlias = Literal["external", "task"]
 _ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
@@ -35,12 +36,14 @@ _ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
 class TokenPool:
     """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
 
-    ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none.
+    ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights: (n,) float32, > 0, how often each is
+    drawn in proportion to the others; None = alike.
     """
 
     ids: npt.NDArray[np.uint16]
     offsets: IntArray
     labels: IntArray
+    weights: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -50,7 +53,9 @@ class TokenPool:
 
     @property
     def mean_length(self) -> float:
-        """Tokens per sequence, special tokens included."""
+        """Tokens per sequence drawn, special tokens included."""
+        if self.weights is not None:
+            return float(np.average(np.diff(self.offsets), weights=self.weights))
         return float(self.offsets[-1] - self.offsets[0]) / len(self)
 
 
@@ -103,7 +108,7 @@ def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray,
     return row, column, used[used > 0]
 
 
-class _Stream:
+class Stream:
     """One pool, endlessly: epoch after epoch, each in its own order."""
 
     def __init__(self, pool: TokenPool, origin: Origin, *, seed: int, phase_index: int) -> None:
@@ -126,8 +131,18 @@ class _Stream:
             if len(self._epochs) > 1:  # a batch may straddle two epochs; older ones are not needed
                 del self._epochs[next(iter(self._epochs))]
             rng = generator(self._seed, phase_index=self._phase_index, purpose=f"order of {self.origin}", index=epoch)
-            self._epochs[epoch] = rng.permutation(len(self.pool))
+            weights = self.pool.weights
+            self._epochs[epoch] = rng.permutation(len(self.pool) if weights is None else _drawn_once(weights, rng))
         return self._epochs[epoch]
+
+
+def _drawn_once(weights: FloatArray, rng: np.random.Generator) -> IntArray:
+    """As many places as there are weights, each in proportion to its weight: systematic resampling, one uniform number for all."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    ends *= len(ends) / ends[-1]
+    ends[-1] = len(ends)
+    reached = np.floor(ends + rng.random()).astype(np.int64)
+    return np.repeat(np.arange(len(weights)), np.concatenate([reached[:1], reached[1:] - reached[:-1]]))
 
 
 class Batches:
@@ -153,14 +168,14 @@ class Batches:
     ) -> None:
         self.phase, self.special = phase, special
         self._seed, self._phase_index = seed, phase_index
-        self._streams: dict[Origin, _Stream] = {}
+        self._streams: dict[Origin, Stream] = {}
         offered: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
         for origin, pool, share in offered:
             if share == 0:
                 continue
             if pool is None or len(pool) == 0:
                 raise DataError(f"phase {phase.name!r} draws {origin} text but there is none; give some or set phases.{origin} = 0")
-            self._streams[origin] = _Stream(pool, origin, seed=seed, phase_index=phase_index)
+            self._streams[origin] = Stream(pool, origin, seed=seed, phase_index=phase_index)
         self._per_step = self._counts()
 
     def batch(self, step: int) -> Batch:
