@@ -39,7 +39,19 @@ LEVELS = [
     {"cli", "estimator", "comparison"},
     {"__main__"},
 ]
-WITHOUT_TORCH = ("errors", "records", "retriever_config", "config", "artifacts", "data", "retrieval", "recipes", "console", "commands", "cli")
+WITHOUT_TORCH = (
+    "errors",
+    "records",
+    "retriever_config",
+    "config",
+    "artifacts",
+    "data",
+    "retrieval",
+    "recipes",
+    "console",
+    "commands",
+    "cli",
+)
 TRANSFORMERS_ONLY_IN = {"model/hf.py"}
 NEVER_IMPORTED = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER_CALLED = {"torch.load", "torch.save", "torch.jit.load", "torch.jit.save", "joblib.load", "joblib.dump"}
