@@ -2,7 +2,8 @@
 
 A word's contribution is by how much the log-odds of the predicted label fall when the word is taken out of the text (occlusion). In a
 deletion test it was as faithful as integrated gradients (docs/log.md), at less than half the time, and it asks nothing of a predictor but
-probabilities, so that models in ONNX form are explained as well. The cost is one answer per word. Two words that say the same hide each other: without one of them the other still decides.
+probabilities, so that models in ONNX form are explained as well. The cost is one answer per word. Two words that say the same hide each
+other: without one of them the other still decides.
 
 Words are what the tokenizer cuts at, not its pieces: a run of letters, a punctuation mark or two equal ones, a single Han character.
 Nearest passages are found by BM25 among those that the run trained on, in an index of their own beside the selection.
