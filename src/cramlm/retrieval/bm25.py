@@ -46,6 +46,7 @@ MOST_REPEATED: Final = 100  # so often may a word stand in other queries: what i
 MOST_SHIFT: Final = 18  # of coarse units
 MOST_WORDS: Final = 2000  # in other queries: rounding up to coarse units may raise a sum by one for each
 MOST_UNITS: Final = 2**32 - (MOST_WORDS << MOST_SHIFT)
+KEPT_BYTES: Final = 1 << 30  # postings of a larger index are not held in memory until the next search
 CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per pass over the index
 SAMPLE: Final = 256  # documents
 GUESS_AFTER: Final = (1, 2, 8, 32)  # blocks
@@ -139,6 +140,9 @@ def search_keys(
             results = _search(shards, statistics, queries.take(chosen), limit, scoring, threads, pool, emit)
             for query, (exponent, keys) in zip(chosen.tolist(), results, strict=True):
                 yield query, exponent, keys
+    if sum(shard.mapped_bytes for _, shard in shards) > KEPT_BYTES:
+        for _, shard in shards:
+            shard.release()
 
 
 def _search(

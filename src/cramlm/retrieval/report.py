@@ -74,6 +74,7 @@ def _draw(corpus: Corpus, size: int) -> tuple[list[str], IntArray]:
     counts = np.zeros(BUCKETS, np.int64)
     for start in range(0, len(order), _DRAWN_AT_ONCE):
         batch = [corpus.text(position) for position in order[start : start + _DRAWN_AT_ONCE]]
+        corpus.release()
         ngrams = hash_texts(batch)
         enough = int(np.searchsorted(ngrams.offsets, size)) if ngrams.offsets[-1] >= size else len(batch)
         texts += batch[:enough]

@@ -14,6 +14,7 @@ Everything in it depends on the run's text alone: not on the corpus around it, t
 from __future__ import annotations
 
 import json
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -87,6 +88,18 @@ class Shard:
     @property
     def terms(self) -> int:
         return len(self.document_frequencies)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Size of the postings and their dictionary."""
+        return self.blocks.postings.nbytes + self.blocks.dictionary.nbytes
+
+    def release(self) -> None:
+        """Forget the pages of the postings that were read: they count as this process's memory as long as it maps them."""
+        for array in (self.blocks.postings, self.blocks.dictionary):
+            mapped = getattr(array.base, "_mmap", array.base)  # small arrays are not mapped
+            if isinstance(mapped, mmap.mmap):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def find_terms(self, vocabulary: Vocabulary) -> Int32Array:
         """This shard's number of every term of another vocabulary; -1 where the shard does not know it."""

@@ -92,6 +92,7 @@ def winnow(
             if kept == bound.documents:
                 return
         start = chunk.stop
+        corpus.release()
 
 
 def within_bound(ranking: Ranking, corpus: Corpus, bound: Bound) -> int:
