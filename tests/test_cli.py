@@ -77,6 +77,10 @@ def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     first = json.loads((tmp_path / "selection/selected.jsonl").read_text("utf-8").splitlines()[0])
     assert first["rank"] == 0
+    foreign = cramlm("select", "--train", train, "--index", index, "--out", fitted / "data")
+    assert foreign.returncode == 2
+    assert "would be replaced" in foreign.stderr
+    assert train.is_file()
     found = cramlm("search", index, "lighthouse captain", "-k", "3", "--json").stdout.splitlines()
     assert len(found) == 3
     assert {term for term, _ in json.loads(found[0])["terms"]} <= {"lighthouse", "captain"}

@@ -150,14 +150,16 @@ def select(
     text_pair_column: PairColumn = None,
 ) -> None:
     """Write the passages that a task asks for, best rank first."""
+    from cramlm.artifacts import refuse_foreign
     from cramlm.config import TaskConfig
     from cramlm.console import console_events, show_selection
     from cramlm.data.executors import Share, executor_for
     from cramlm.data.task import read_task
     from cramlm.retrieval.catalog import open_catalog
     from cramlm.retrieval.retrievers import Spread, search_share
-    from cramlm.retrieval.selection import select_documents
+    from cramlm.retrieval.selection import KIND, select_documents
 
+    refuse_foreign(out, kind=KIND)
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
     given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
