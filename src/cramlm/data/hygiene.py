@@ -5,31 +5,29 @@ Words are those of `words.normal_words` (case, spacing and punctuation do not ma
 spaces). Texts of fewer than 4 words are not searched: "not bad" in a document is no evidence of anything. The halves of a text pair are
 searched each on its own.
 
-Rolling hashes of word windows over batches of documents, tested against a table of bits, leave few candidates; each is confirmed by
-comparing the words themselves, so a collision costs time but never a document: about 4 million words per second on one core.
+Hashes of word windows, tested against tables of bits, leave few candidates; each is confirmed by comparing the words themselves, so a
+collision costs time but never a document: about 8 million words per second on one core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.data import window_kernels
 from cramlm.data.task import text_key
-from cramlm.data.words import normal_words
-from cramlm.records import BoolArray, Example, IntArray, Task
+from cramlm.data.words import normal_bytes
+from cramlm.records import Example, IntArray, Task
 
 WINDOW = 13  # words; as the GPT-3 and PILE decontaminations, and the corpus's own
 SHORTEST = 4
-_BATCH_WORDS = 400_000
-_PRIME = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no word's bits are lost
-_LEAST_BITS, _MOST_BITS = 20, 26  # of a table's index: 1 MB to 64 MB; under 3 % of foreign windows pass it, up to 2 million held-out ones
+_BATCH_BYTES = 4_000_000
+_LEAST_BITS, _MOST_BITS = 13, 29  # of a place in a table: 1 kB to 64 MB; under 1 % of foreign windows pass, up to 4 million held out
 
-Words: TypeAlias = list[str]
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 Reason: TypeAlias = Literal["contains the whole text", "shares 13 words"]
 
@@ -45,28 +43,97 @@ class Overlap:
 
 
 class HeldOut:
-    """Examples of dev and test, prepared to be looked for."""
+    """Examples of dev and test, prepared to be looked for: all their windows, hashes sorted, with the text and the first word of each."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
-        self._tables = _tables(examples)
+        halves = [(example.id, half) for example in examples for half in (example.text, example.text_pair) if half is not None]
+        self._ids = [name for name, _ in halves]
+        self._texts = [normal_bytes(half) for _, half in halves]
+        hashes, offsets = _hash_words(self._texts)
+        words = np.diff(offsets)
+        self._lengths = np.where(words >= SHORTEST, np.minimum(words, WINDOW), words + 1)  # longer than the text: no window
+        total = int(np.maximum(words - self._lengths + 1, 0).sum())
+        windows, text, start = np.empty(total, np.uint64), np.empty(total, np.int64), np.empty(total, np.int64)
+        window_kernels.collect_windows(hashes, offsets, self._lengths, windows, text, start)
+        order = np.argsort(windows, kind="stable")  # equal windows in the order of the examples
+        self._windows, self._text, self._start = windows[order], text[order], start[order]
+        self._make_tables(self._lengths[self._text])
+
+    def _make_tables(self, lengths: IntArray) -> None:
+        """A table of bits for each length that occurs: nearly all windows are of 13 words, so that the other tables stay in the cache."""
+        self._first, self._shift = np.full(WINDOW + 1, -1, np.int64), np.zeros(WINDOW + 1, np.uint64)
+        size = 0
+        for length, count in zip(*(part.tolist() for part in np.unique(lengths, return_counts=True)), strict=True):
+            places = min(_MOST_BITS, max(_LEAST_BITS, count.bit_length() + 7))
+            self._first[length], self._shift[length] = size, 64 - places
+            size += 1 << (places - 6)
+        self._bits = np.zeros(size, np.uint64)
+        window_kernels.set_bits(self._windows, lengths, self._bits, self._first, self._shift)
 
     def find(self, documents: Iterable[tuple[int, str]]) -> Iterator[Overlap]:
         """The documents (position, text) that hold held-out text, in the order given; of several matches the one that begins first in
         the document (on a tie the longer window, then the earlier example)."""
-        if not self._tables:
+        if not len(self._windows):
             return
         positions: list[int] = []
-        batch: list[Words] = []
+        batch: list[bytes] = []
         size = 0
         for position, text in documents:
-            words = normal_words(text)
             positions.append(position)
-            batch.append(words)
-            size += len(words)
-            if size >= _BATCH_WORDS:
-                yield from _search(positions, batch, self._tables)
+            batch.append(normal_bytes(text))
+            size += len(batch[-1])
+            if size >= _BATCH_BYTES:
+                yield from self._search(positions, batch)
                 positions, batch, size = [], [], 0
-        yield from _search(positions, batch, self._tables)
+        if batch:
+            yield from self._search(positions, batch)
+
+    def _search(self, positions: list[int], batch: list[bytes]) -> Iterator[Overlap]:
+        found: dict[int, tuple[int, Overlap]] = {}  # document -> (where the match begins, the match)
+        for document, start, length, window in self._candidates(batch):
+            if document in found and found[document][0] < start:
+                continue  # one that begins before was found; longer ones come later
+            words = batch[document].split()[start : start + length]
+            if (name := self._example_with(window, words)) is not None:
+                match = b" ".join(words).decode("utf-8", "surrogatepass")
+                reason: Reason = "shares 13 words" if length == WINDOW else "contains the whole text"
+                found[document] = (start, Overlap(positions[document], name, match, reason))
+        for document in sorted(found):
+            yield found[document][1]
+
+    def _candidates(self, batch: list[bytes]) -> Iterator[tuple[int, int, int, np.uint64]]:
+        """(document, first word, words, hash) of every window whose hash is a held-out one's, in this order."""
+        hashes, offsets = _hash_words(batch)
+        room = 1024 + len(hashes) // 8
+        while True:
+            document, start, length = (np.empty(room, np.int64) for _ in range(3))
+            window = np.empty(room, np.uint64)
+            count = window_kernels.find_windows(hashes, offsets, self._bits, self._first, self._shift, document, start, length, window)
+            if count <= room:
+                break
+            room = count
+        places = np.searchsorted(self._windows, window[:count])
+        same = np.flatnonzero(self._windows[np.minimum(places, len(self._windows) - 1)] == window[:count])
+        return zip(document[same].tolist(), start[same].tolist(), length[same].tolist(), window[same], strict=True)
+
+    def _example_with(self, window: np.uint64, words: list[bytes]) -> str | None:
+        """Id of the first held-out example with these very words, or None if only the hash is equal."""
+        place = int(np.searchsorted(self._windows, window))
+        while place < len(self._windows) and self._windows[place] == window:
+            text, start = int(self._text[place]), int(self._start[place])
+            if self._texts[text].split()[start : start + int(self._lengths[text])] == words:
+                return self._ids[text]
+            place += 1
+        return None
+
+
+def _hash_words(texts: Sequence[bytes]) -> tuple[_Hashes, IntArray]:
+    """A hash of every word of every text, and where each text's begin."""
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    hashes, word_offsets = np.empty(len(data) // 2 + len(texts) + 1, np.uint64), np.zeros(len(offsets), np.int64)
+    count = window_kernels.hash_words(data, offsets, hashes, word_offsets)
+    return hashes[:count], word_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,105 +184,3 @@ def _seen(examples: Sequence[Example], labels: dict[str, set[str | None]]) -> tu
     found = [(example.label, labels[key]) for example in examples if (key := text_key(example)) in labels]
     same = sum(1 for label, known in found if label in known)
     return same, len(found) - same
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """All windows of one length in the held-out texts: hashes sorted, with the text and place of each; `bits` says quickly what is not
-    among them.
-    """
-
-    length: int
-    hashes: _Hashes
-    text: IntArray
-    start: IntArray
-    bits: npt.NDArray[np.bool_]
-    texts: list[Words]
-    ids: list[str]
-
-    def holds(self, values: _Hashes) -> BoolArray:
-        """Which of the hashes are in the table."""
-        places = np.searchsorted(self.hashes, values)
-        return np.equal(self.hashes[np.minimum(places, len(self.hashes) - 1)], values)
-
-    def find(self, value: np.uint64, words: Words, start: int) -> str | None:
-        """Id of the first held-out example with these very words, or None if only the hash is equal."""
-        wanted = words[start : start + self.length]
-        place = int(np.searchsorted(self.hashes, value))
-        while place < len(self.hashes) and self.hashes[place] == value:
-            text, begin = int(self.text[place]), int(self.start[place])
-            if self.texts[text][begin : begin + self.length] == wanted:
-                return self.ids[text]
-            place += 1
-        return None
-
-
-def _tables(held_out: Sequence[Example]) -> dict[int, _Table]:
-    """One table per window length that occurs."""
-    texts: dict[int, list[Words]] = {}
-    ids: dict[int, list[str]] = {}
-    for example in held_out:
-        for half in (example.text, example.text_pair):
-            words = normal_words(half) if half is not None else []
-            if len(words) >= SHORTEST:
-                length = min(len(words), WINDOW)
-                texts.setdefault(length, []).append(words)
-                ids.setdefault(length, []).append(example.id)
-    return {length: _table(length, texts[length], ids[length]) for length in texts}
-
-
-def _table(length: int, texts: list[Words], ids: list[str]) -> _Table:
-    hashes, text, start = [], [], []
-    for number, words in enumerate(texts):
-        ((_, windows),) = _windows(_hash_words(words), (length,))
-        hashes.append(windows)
-        text.append(np.full(len(windows), number, dtype=np.int64))
-        start.append(np.arange(len(windows), dtype=np.int64))
-    every = np.concatenate(hashes)
-    order = np.argsort(every, kind="stable")  # equal windows in the order of the examples
-    bits = np.zeros(1 << min(_MOST_BITS, max(_LEAST_BITS, len(every).bit_length() + 5)), dtype=np.bool_)
-    bits[_slots(every, bits)] = True
-    return _Table(length, every[order], np.concatenate(text)[order], np.concatenate(start)[order], bits, texts, ids)
-
-
-def _search(positions: list[int], batch: list[Words], tables: dict[int, _Table]) -> Iterator[Overlap]:
-    lengths = np.array([len(words) for words in batch], dtype=np.int64)
-    ends = np.cumsum(lengths)
-    found: dict[int, tuple[int, Overlap]] = {}  # document -> (where the match begins, the match)
-    for length, windows in _windows(_hash_words(list(chain.from_iterable(batch))), tables):
-        table = tables[length]
-        candidates = np.flatnonzero(table.bits[_slots(windows, table.bits)])
-        for candidate in candidates[table.holds(windows[candidates])].tolist():
-            document = int(np.searchsorted(ends, candidate, side="right"))
-            start = candidate - int(ends[document] - lengths[document])
-            if start + length > lengths[document] or (document in found and found[document][0] < start):
-                continue  # it runs into the next document, or one that begins before was found
-            example_id = table.find(windows[candidate], batch[document], start)
-            if example_id is not None:
-                match = " ".join(batch[document][start : start + length])
-                reason: Reason = "shares 13 words" if length == WINDOW else "contains the whole text"
-                found[document] = (start, Overlap(positions[document], example_id, match, reason))
-    for document in sorted(found):
-        yield found[document][1]
-
-
-def _hash_words(words: Words) -> _Hashes:
-    return np.fromiter(map(hash, words), dtype=np.int64, count=len(words)).view(np.uint64)
-
-
-def _windows(words: _Hashes, lengths: Collection[int]) -> Iterator[tuple[int, _Hashes]]:
-    """(length, hash of every window of so many words, shape (n - length + 1,)), shortest first; lengths over n are left out.
-
-    The hash is the sum of word * prime^(words after it), modulo 2^64: one multiplication turns the windows of a length into those of
-    the next.
-    """
-    result = words
-    for length in range(2, min(max(lengths), len(words)) + 1):
-        result = result[:-1] * _PRIME + words[length - 1 :]
-        if length in lengths:
-            yield length, result
-
-
-def _slots(hashes: _Hashes, bits: npt.NDArray[np.bool_]) -> _Hashes:
-    """The upper bits, which every word of the window reaches."""
-    return hashes >> np.uint64(65 - len(bits).bit_length())

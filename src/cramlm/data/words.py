@@ -38,13 +38,19 @@ def fold(text: str) -> str:
 
 def normal_words(text: str) -> list[str]:
     """The words that comparisons see: runs of letters, digits and marks, folded; one character each in scripts without spaces."""
+    return normal_bytes(text).decode("utf-8", "surrogatepass").split()
+
+
+def normal_bytes(text: str) -> bytes:
+    """The same words as UTF-8 with spaces between them, one or more."""
     folded = fold(text)
-    spaced = folded.encode("utf-8", "surrogatepass").translate(_ASCII_TO_SPACE).decode("utf-8", "surrogatepass")
-    if not folded.isascii():
-        spaced = _separators().sub(" ", spaced)
-        if _SPACELESS_CHARACTER.search(spaced):
-            spaced = _SPACELESS_CHARACTER.sub(r" \g<0> ", spaced)
-    return spaced.split()
+    spaced = folded.encode("utf-8", "surrogatepass").translate(_ASCII_TO_SPACE)
+    if folded.isascii():
+        return spaced
+    letters = _separators().sub(" ", spaced.decode("utf-8", "surrogatepass"))
+    if _SPACELESS_CHARACTER.search(letters):
+        letters = _SPACELESS_CHARACTER.sub(r" \g<0> ", letters)
+    return letters.encode("utf-8", "surrogatepass")
 
 
 class MeasuredText:

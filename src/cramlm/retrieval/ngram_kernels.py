@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from cramlm.retrieval.compiled import jit
 
 SPACE, WORD, OTHER, ALONE = 0, 1, 2, 3  # classes of characters: between tokens; runs; runs; a token each
 _JOIN = 0x20  # between the words of a bigram
@@ -27,12 +28,12 @@ _K = np.array(
 _START = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19], np.uint32)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@jit
 def _rotate(value, bits):  # type: ignore[no-untyped-def]
     return np.uint32((value >> np.uint32(bits)) | (value << np.uint32(32 - bits)))
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[no-untyped-def]
     """SHA-256 of message[:length] as one big-endian number, modulo `divisor`. `message` needs 72 bytes of room behind its text."""
     total = (length + 8) // 64 * 64 + 64
@@ -80,7 +81,7 @@ def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[n
     return remainder
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@jit
 def _character(text, place, classes):  # type: ignore[no-untyped-def]
     """Class and bytes of the character that begins at `place`; the text is valid UTF-8."""
     first = np.int64(text[place])
@@ -94,7 +95,7 @@ def _character(text, place, classes):  # type: ignore[no-untyped-def]
     return classes[code], 4
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-untyped-def]
     """Tokens of text[start:end]: runs of one class, characters of class ALONE each on its own, spaces left out. Returns how many."""
     count, running, place = 0, SPACE, start
@@ -113,7 +114,7 @@ def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-unt
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type: ignore[no-untyped-def]
     """Buckets of the words of every text, then of its pairs of neighbours; found_offsets says where each text's begin.
 
@@ -160,7 +161,7 @@ def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type:
     return size
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def sum_by_text(found, offsets, values):  # type: ignore[no-untyped-def]
     """For every text the sum of its n-grams' values, float64 (n,), added in the order of the n-grams."""
     sums = np.zeros(len(offsets) - 1, np.float64)

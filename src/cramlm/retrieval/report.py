@@ -8,7 +8,8 @@ Over-represented words: log-odds of a word in the selection against the blind dr
 `PRIOR_WORDS` words, ordered by their z-score (Monroe, Colaresi and Quinn 2008), so that a word seen twice by chance does not lead the
 list; words at least twice as likely as in the draw come before the others.
 
-Both look at no more than `MOST_PASSAGES` of the selection, evenly over its ranks; the reduction is then right to about 0.005.
+Both look at no more than `MOST_PASSAGES` of the selection, evenly over its ranks, and `MOST_TEXTS` of the task; the reduction is then
+right to about 0.005.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cramlm.records import IntArray
 from cramlm.retrieval.ngrams import BUCKETS, count, divergence, hash_texts
 
 MOST_PASSAGES: Final = 2000
+MOST_TEXTS: Final = 5000
 PRIOR_WORDS: Final = 1000.0
 _SHOWN_WORDS: Final = 20
 _DRAWN_AT_ONCE: Final = 512
@@ -33,11 +35,10 @@ _DRAWN_AT_ONCE: Final = 512
 
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
     """Plain JSON for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
-    places = np.unique(np.linspace(0, len(selected) - 1, min(len(selected), MOST_PASSAGES)).round().astype(np.int64))
-    chosen = [corpus.text(position) for position in selected[places].tolist()]
+    chosen = [corpus.text(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
     ngrams = hash_texts(chosen)
     drawn, drawn_counts = _draw(corpus, len(ngrams.buckets))
-    target = count(hash_texts(task_texts))
+    target = count(hash_texts([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()]))
     blind, own = divergence(target, drawn_counts), divergence(target, count(ngrams))
     likeness = {"kl_random": round(blind, 4), "kl_selection": round(own, 4), "kl_reduction": round(blind - own, 4)}
     sizes = {"buckets": BUCKETS, "passages": len(chosen), "random_passages": len(drawn)}
@@ -61,6 +62,11 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
         {"word": word, "log_odds": round(log_odds, 3), "z": round(-minus_z, 1), "selection": own[word], "random": other[word]}
         for _, minus_z, word, log_odds in sorted(rows)[:_SHOWN_WORDS]
     ]
+
+
+def _evenly(size: int, most: int) -> IntArray:
+    """At most so many of the places 0 to size - 1, the first and the last among them."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def _log_odds(count: float, total: float) -> float:
