@@ -1,11 +1,14 @@
 """What each task's slice of the corpus costs and is: seconds, size, nearness to the task, where it came from.
 
     python benchmarks/bench_selection.py --data ../shared/data --top-k 50
+    python benchmarks/bench_selection.py --data ../shared/data --shards 1 --retrievers bm25 dsir random --set max_tokens=1M
 
 For every task in --data, with its dev and test texts kept out: the corpus is read and indexed once (each task's own, where OWN_CORPUS
 names one), then the training texts select. Seconds are CPU seconds and wall time of the selection alone, with the index there; hygiene,
 report and writing included. Tokens are estimated from the characters (report.json says how); "nearer" is the KL reduction
-(retrieval/report.py). Prints a table and, as the last line, one JSON object; writes benchmarks/results/selection.json.
+(retrieval/report.py). Retrievers are kinds, each with every `--set` knob that it has; DSIR and random need a bound, by default that of
+BM25's selection of the same task. Prints a table and, as the last line, one JSON object; a run over the whole corpus by BM25 alone writes
+benchmarks/results/selection.json.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from typing import Any
 from cramlm.config import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
+from cramlm.model.sentences import open_sentence_encoder
 from cramlm.retrieval.index import Index, build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import Bm25Config
+from cramlm.retriever_config import RETRIEVER, RetrieverConfig, unbounded, with_kind
 
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 RESULTS = Path(__file__).parent / "results" / "selection.json"
@@ -36,33 +40,56 @@ def main() -> None:
     for task in arguments.tasks:
         source = OWN_CORPUS.get(task, "corpus")
         if source not in opened:
-            corpus = build_corpus(CorpusConfig(files=(str(arguments.data / source),)), arguments.store)
+            corpus = build_corpus(CorpusConfig(files=corpus_files(arguments, source)), arguments.store)
             opened[source] = corpus, build_index(corpus, arguments.store)
-        rows.append(measure(arguments, task, *opened[source]))
+        for kind in arguments.retrievers:
+            rows.append(measure(arguments, task, kind, *opened[source], like=rows[-1] if rows and rows[-1]["task"] == task else None))
     print_table(rows)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"top_k": arguments.top_k, "rows": rows}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if arguments.shards is None and arguments.retrievers == ["bm25"]:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps({"top_k": arguments.top_k, "rows": rows}, indent=1, ensure_ascii=False) + "\n", "utf-8")
     print(json.dumps({"benchmark": "selection", "top_k": arguments.top_k, "rows": rows}, ensure_ascii=False))
 
 
-def measure(arguments: argparse.Namespace, name: str, corpus: Corpus, index: Index) -> dict[str, Any]:
+def corpus_files(arguments: argparse.Namespace, source: str) -> tuple[str, ...]:
+    """A file, or the first `--shards` files of a folder."""
+    path = arguments.data / source
+    return (str(path),) if path.is_file() else tuple(map(str, sorted(path.glob("*.jsonl.zst"))[: arguments.shards]))
+
+
+def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, Any] | None) -> RetrieverConfig:
+    """Of this kind, with the knobs that were set; without a bound of its own as much text as the row `like` has."""
+    knobs = {"top_k": arguments.top_k} | dict(knob.partition("=")[::2] for knob in arguments.set)
+    config = RETRIEVER.validate_python(with_kind(knobs, kind))
+    if unbounded(config) and like is not None:
+        return config.model_copy(update={"max_tokens": like["tokens"]})
+    return config
+
+
+def measure(
+    arguments: argparse.Namespace, name: str, kind: str, corpus: Corpus, index: Index, *, like: dict[str, Any] | None
+) -> dict[str, Any]:
     """One task's row."""
     folder = arguments.data / "tasks" / name
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}
     task = read_task(TaskConfig(**files), seed=13)
-    out = arguments.out / f"{name}-{arguments.top_k}-{time.time_ns()}"  # never one that is there: it would be fresh and cost nothing
+    config = retriever_config(arguments, kind, like)
+    out = arguments.out / f"{name}-{kind}-{arguments.top_k}-{time.time_ns()}"  # never one that is there: it would be fresh and cost nothing
     began, cpu_began = time.monotonic(), time.process_time()
-    select_documents(Bm25Config(top_k=arguments.top_k), corpus, task, index=index, out=out, seed=13, threads=arguments.threads)
+    means: dict[str, Any] = {"index": index, "store": arguments.store, "open_encoder": open_sentence_encoder, "threads": arguments.threads}
+    select_documents(config, corpus, task, out=out, seed=13, **means)
     wall, cpu = time.monotonic() - began, time.process_time() - cpu_began
     report = json.loads((out / "report.json").read_bytes())
     return {
         "task": name,
+        "retriever": kind,
         "texts": report["queries"]["texts"],
         "distinct": report["queries"]["distinct"],
         "cpu_seconds": round(cpu, 1),
         "wall_seconds": round(wall, 1),
         "documents": report["documents"],
         "words": report["words"],
+        "bytes": report["bytes"],
         "tokens": report["tokens"]["estimated"],
         "kl_reduction": report["task_likeness"]["kl_reduction"],
         "sources": {source: count / report["documents"]["selected"] for source, count in list(report["sources"].items())[:4]},
@@ -72,22 +99,25 @@ def measure(arguments: argparse.Namespace, name: str, corpus: Corpus, index: Ind
 def warm_up(arguments: argparse.Namespace) -> None:
     """Compile what is compiled, on the smallest task."""
     task = min(arguments.tasks, key=lambda name: (arguments.data / "tasks" / name / "train.jsonl").stat().st_size)
-    source = arguments.data / OWN_CORPUS.get(task, "corpus")
-    file = sorted(source.glob("*.jsonl.zst"))[0] if source.is_dir() else source
-    corpus = build_corpus(CorpusConfig(files=(str(file),)), arguments.store)
-    measure(arguments, task, corpus, build_index(corpus, arguments.store))
+    files = corpus_files(arguments, OWN_CORPUS.get(task, "corpus"))[:1]
+    corpus = build_corpus(CorpusConfig(files=files), arguments.store)
+    index, like = build_index(corpus, arguments.store), None
+    for kind in arguments.retrievers:
+        like = measure(arguments, task, kind, corpus, index, like=like)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Markdown, a row per task."""
     names = (
         "task",
+        "by",
         "texts (distinct)",
         "CPU s",
         "wall s",
         "passages",
         "held-out dropped",
         "words",
+        "MB",
         "tokens, about",
         "nearer by",
         "most from",
@@ -98,12 +128,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         documents = row["documents"]
         cells = [
             row["task"],
+            row["retriever"],
             f"{row['texts']:,} ({row['distinct']:,})",
             row["cpu_seconds"],
             row["wall_seconds"],
             f"{documents['selected']:,}",
             f"{documents['dropped']:,}",
             f"{row['words'] / 1e6:.1f} M",
+            f"{row['bytes'] / 1e6:.1f}",
             f"{row['tokens'] / 1e6:.1f} M",
             f"{row['kl_reduction']:.2f}",
             ", ".join(f"{source} {100 * share:.0f} %" for source, share in row["sources"].items()),
@@ -118,6 +150,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"))
     parser.add_argument("--out", type=Path, default=Path("runs/bench-selection"))
     parser.add_argument("--top-k", type=int, default=50)
+    parser.add_argument("--retrievers", nargs="+", default=["bm25"], help="kinds, bm25 first if the others are to take as much text")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KNOB=VALUE", help="knobs of the retrievers, like max_tokens=1M")
+    parser.add_argument("--shards", type=int, help="only so many files of the corpus; default: all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", help="default: all that are there")
     arguments = parser.parse_args()
