@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.data.words import count_words, cut_passages, duplicate_key, normal_words
+from cramlm.data.words import _words_of_any_script, count_words, cut_passages, duplicate_key, normal_words
 
 
 def test_words_are_folded_runs_of_letters_digits_and_marks() -> None:
@@ -91,3 +91,11 @@ def test_passages_hold_every_character_but_edge_white_space_once_and_in_order(te
     assert all(start < end for start, end in spans) or text == ""
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert "".join("".join(text[start:end].split()) for start, end in spans) == "".join(text.split())
+
+
+@given(st.text(st.sampled_from("aB9 .,-’“é É½™ﬁ\u00a0ßİΣς日ا\u0301\u0bcd\ud800한ᄀ") | st.characters(), max_size=60))
+def test_text_with_a_few_foreign_characters_gives_the_words_that_text_of_any_script_gives(text: str) -> None:
+    padded = "Plain ASCII words, more than nine in ten! " * 20 + text
+    for one in (text, padded):
+        words = _words_of_any_script(one).decode("utf-8", "surrogatepass").split()
+        assert normal_words(one) == words

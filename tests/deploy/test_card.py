@@ -69,7 +69,11 @@ def test_a_run_without_corpus_baselines_or_scores_has_a_card_without_them() -> N
 
 
 def test_random_retrieval_is_called_so() -> None:
-    assert "drawn at random" in model_card(facts(retriever={"kind": "random", "documents": 10}))
+    assert "drawn at random" in model_card(facts(retriever={"kind": "random", "max_documents": 10}))
+    assert "importance resampling" in model_card(facts(retriever={"kind": "dsir"}))
+    assert "best 7 by sentence embeddings" in model_card(facts(retriever={"kind": "dense", "top_k": 7}))
+    union = {"kind": "union", "retrievers": [{"kind": "bm25"}, {"kind": "dsir"}]}
+    assert "chosen by bm25 and dsir in turn" in model_card(facts(retriever=union))
 
 
 def test_labels_measured_on_few_texts_are_warned_of() -> None:

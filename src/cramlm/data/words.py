@@ -25,6 +25,7 @@ _SPACELESS_CHARACTER = re.compile(f"[{SPACELESS}]")
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥።][.!?…]*["'”’»)\]]*\s+|[。！？．][」』”’）]*\s*|\n\s*\n\s*""")
 _ASCII_OTHER = bytes(code for code in range(128) if not chr(code).isalnum())
 _ASCII_TO_SPACE = bytes(32 if code < 128 and not chr(code).isalnum() else code for code in range(256))
+_ASCII_TO_WORDS = _ASCII_TO_SPACE.lower()
 _ASCII = bytes(range(128))
 _ASCII_LOWER = bytes(range(256)).lower()
 _ASCII_IN_WORD = bytes(code >= 128 or not chr(code).isspace() for code in range(256))
@@ -43,6 +44,20 @@ def normal_words(text: str) -> list[str]:
 
 def normal_bytes(text: str) -> bytes:
     """The same words as UTF-8 with spaces between them, one or more."""
+    if text.isascii():
+        return text.encode().translate(_ASCII_TO_WORDS)
+    data = text.encode("utf-8", "surrogatepass")
+    foreign = None if b"\xed" in data else _few_foreign(data)  # where lone surrogates begin, and some Hangul
+    if foreign is None:
+        return _words_of_any_script(text)
+    data = data.translate(_ASCII_TO_WORDS)
+    for character in foreign:
+        if character.words != character.data:
+            data = data.replace(character.data, character.words)
+    return data
+
+
+def _words_of_any_script(text: str) -> bytes:
     folded = fold(text)
     spaced = folded.encode("utf-8", "surrogatepass").translate(_ASCII_TO_SPACE)
     if folded.isascii():
@@ -168,10 +183,13 @@ def _between(text: str, start: int, end: int, separator: re.Pattern[str]) -> Ite
 
 
 class _Foreign(NamedTuple):
-    """A character beyond ASCII that stands for itself, whatever is around it. letters: what of it `duplicate_key` sees."""
+    """A character beyond ASCII that stands for itself, whatever is around it. letters: what of it `duplicate_key` sees. words: what
+    `normal_words` sees.
+    """
 
     data: bytes
     letters: bytes
+    words: bytes
     is_space: bool
 
 
@@ -196,7 +214,7 @@ def _foreign(character: str) -> _Foreign | None:
         return None
     if fold(folded) != folded:
         return None  # else the order in which characters are replaced would matter
-    return _Foreign(character.encode(), _letters_of_any_script(character), character.isspace())
+    return _Foreign(character.encode(), _letters_of_any_script(character), _words_of_any_script(character), character.isspace())
 
 
 def _joins(character: str) -> bool:

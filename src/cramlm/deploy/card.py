@@ -130,6 +130,12 @@ def _chosen_how(facts: Mapping[str, Any]) -> str:
     match facts.get("retriever"):
         case {"kind": "bm25", "top_k": top_k}:
             return f"the best {top_k} by BM25 for each training text"
+        case {"kind": "dense", "top_k": top_k}:
+            return f"the best {top_k} by sentence embeddings for each training text"
+        case {"kind": "dsir"}:
+            return "drawn by importance resampling towards the training texts"
+        case {"kind": "union", "retrievers": members}:
+            return f"chosen by {' and '.join(_plain(member['kind']) for member in members)} in turn"
         case {"kind": "random"}:
             return "drawn at random"
         case _:
