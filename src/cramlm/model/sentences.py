@@ -3,7 +3,7 @@
     text ─► its tokenizer, cut to `max_length` ─► last hidden states ─► mean over the tokens, or [CLS] ─► length 1
 
 The folder is opened on the first text, so that asking for `fingerprint` loads nothing. Texts are encoded in batches of similar length;
-in fp32, about 60 passages of 200 words per second and core with 6 layers of 384.
+in fp32, 12 passages of 256 tokens per second and core with 6 layers of 384.
 """
 
 from __future__ import annotations
