@@ -256,7 +256,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def environment_faults(path: Path) -> Iterator[None]:
+def environment_faults(path: object) -> Iterator[None]:
     """Turn an operating system's refusal (no space, permission, broken disk, too many files) into one line with exit code 4."""
     try:
         yield

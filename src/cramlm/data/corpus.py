@@ -30,6 +30,7 @@ from cramlm.data.executors import Executor, Processes, Share
 from cramlm.data.merge import PARTS_FOLDER, TABLE, merge_parts
 from cramlm.data.parts import Part, PartIds, allow_open_parts, damage_named, decode, gather_texts, read_statistics
 from cramlm.data.reading import PART_BYTES, STAGE, TELL_SECONDS, PartPlan, plan_parts, read_part
+from cramlm.data.remote import RemoteFile
 from cramlm.data.workers import available_cores
 from cramlm.errors import ArtifactError
 from cramlm.records import Document, Emit, Event, Int32Array, IntArray, silent
@@ -147,6 +148,9 @@ def build_corpus(
     files = [file for part in keys for file in part["files"]]
     key = {"code": CODE_FORMAT, "config": keys[0]["config"], "files": files, "parts": [plan.name for plan in plans]}
     target = store / "corpora" / hash_json(key)[:16]
+
+    for origin in sorted({stamp.path.where for plan in plans for stamp in plan.stamps if isinstance(stamp.path, RemoteFile)}):
+        emit(Event("note", KIND, f"reading from {origin}"))
 
     def write(folder: Path) -> None:
         read = _read_parts(plans, store, executor or _processes(plans, store, workers), emit)

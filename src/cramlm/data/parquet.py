@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.artifacts import environment_faults, hash_file
+from cramlm.data.remote import RemoteFile
 from cramlm.data.rows import Column, Row, Tally, find_columns
 from cramlm.data.streams import FileStamp, check_unchanged, look_like
 from cramlm.errors import DataError
@@ -17,7 +18,9 @@ _MAGIC = b"PAR1"
 
 
 class ParquetFile:
-    """The rows of one parquet file; `raw_bytes` is how much of it was read, roughly; `sha256` that of the whole file."""
+    """The rows of one parquet file; `raw_bytes` is how much of it was read, roughly; `sha256` that of the whole file, or of a remote one,
+    of which only the wanted columns are read, its version.
+    """
 
     def __init__(self, stamp: FileStamp) -> None:
         self.stamp = stamp
@@ -33,7 +36,7 @@ class ParquetFile:
         check_unchanged(self.stamp)
         _check_ends(path, self.stamp.bytes)
         with environment_faults(path):
-            self.sha256 = hash_file(path)
+            self.sha256 = path.version if isinstance(path, RemoteFile) else hash_file(path)
         try:
             with path.open("rb") as handle, pq.ParquetFile(handle, page_checksum_verification=True, memory_map=False) as file:
                 schema = file.schema_arrow
@@ -65,7 +68,7 @@ class ParquetFile:
         check_unchanged(self.stamp)
 
 
-def _check_ends(path: Path, size: int) -> None:
+def _check_ends(path: Path | RemoteFile, size: int) -> None:
     with environment_faults(path), path.open("rb") as file:
         head = file.read(512)
         file.seek(max(0, size - 4))
@@ -79,7 +82,7 @@ def _check_ends(path: Path, size: int) -> None:
         raise DataError(f"{path}: truncated after {size} bytes (its end mark is missing); copy or download it again")
 
 
-def _check_type(path: Path, column: Column, kind: Any) -> None:
+def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
     import pyarrow.types as types
 
     if types.is_dictionary(kind):

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from cramlm.config import OnBadRow
 from cramlm.data.delimited import read_delimited
+from cramlm.data.inputs import stamp_input
 from cramlm.data.jsonl import read_jsonl
 from cramlm.data.parquet import ParquetFile
 from cramlm.data.rows import Column, Rejected, Row, Tally
-from cramlm.data.streams import STDIN, ByteStream, FileStamp, Lines, brief, file_format, stamp_file
+from cramlm.data.streams import STDIN, ByteStream, FileStamp, Lines, brief, file_format
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Emit, Event, silent
 
@@ -43,14 +44,14 @@ class Reader:
         emit: Emit = silent,
     ) -> None:
         assert txt_rows in ("paragraphs", "lines")
-        self.stamp = stamp or (FileStamp(Path(STDIN), 0, 0) if str(path) == STDIN else stamp_file(path))
+        self.stamp = stamp or _only(stamp_input(path))
         self.path = self.stamp.path
         self.columns = tuple(columns)
         self._limit = max_record_bytes
         self._txt_rows = txt_rows
         self._stage, self._emit = stage, emit
         self._tally = Tally(self.path, on_bad_row)
-        self._format, compression = ("stdin", None) if str(path) == STDIN else file_format(self.path)
+        self._format, compression = ("stdin", None) if str(self.path) == STDIN else file_format(self.path)
         self._stream: ByteStream | ParquetFile = (
             ParquetFile(self.stamp) if self._format == "parquet" else ByteStream(self.stamp, compression=compression)
         )
@@ -156,6 +157,12 @@ class Reader:
                     yield number, line.removesuffix(b"\r").decode()
                 except UnicodeDecodeError as error:
                     self._tally.refuse(number, f"byte {brief(line[error.start])} at offset {offset + error.start} of the file is not UTF-8")
+
+
+def _only(stamps: list[FileStamp]) -> FileStamp:
+    if len(stamps) > 1:
+        raise UsageError(f"{stamps[0].path} and {len(stamps) - 1} more: several files where one is read")
+    return stamps[0]
 
 
 def _put_back(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -34,9 +34,11 @@ import numpy.typing as npt
 
 from cramlm.artifacts import hash_json, stage
 from cramlm.config import CorpusConfig
+from cramlm.data.inputs import stamp_inputs
 from cramlm.data.readers import Reader
+from cramlm.data.remote import RemoteFile
 from cramlm.data.rows import Column, Rejected, Row
-from cramlm.data.streams import FileStamp, expand_files, stamp_file
+from cramlm.data.streams import FileStamp
 from cramlm.data.words import MeasuredText, cut_passages
 from cramlm.errors import LockedError
 from cramlm.records import Emit, Event, IntArray, silent
@@ -64,7 +66,7 @@ class PartPlan:
         return {
             "code": CODE_FORMAT,
             "config": self.config.model_dump(mode="json", exclude={"files"}),
-            "files": [[str(stamp.path.absolute()), stamp.bytes, stamp.mtime_ns] for stamp in self.stamps],
+            "files": [stamp.identity for stamp in self.stamps],
         }
 
     @cached_property
@@ -82,13 +84,15 @@ class PartPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, from which `from_dict` makes the plan again."""
-        files = [[str(stamp.path), stamp.bytes, stamp.mtime_ns] for stamp in self.stamps]
-        return {"config": self.config.model_dump(mode="json"), "files": files}
+        return {"config": self.config.model_dump(mode="json"), "files": [_plain(stamp) for stamp in self.stamps]}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> PartPlan:
-        stamps = (FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in data["files"])
-        return PartPlan(CorpusConfig.model_validate(data["config"]), tuple(stamps))
+        stamps = tuple(
+            FileStamp(Path(path), size, mtime_ns) if isinstance(path, str) else FileStamp.of_remote(RemoteFile(**path))
+            for path, size, mtime_ns in data["files"]
+        )
+        return PartPlan(CorpusConfig.model_validate(data["config"]), stamps)
 
 
 def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[PartPlan]:
@@ -97,7 +101,7 @@ def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[Pa
     Raises:
         UsageError: a path is missing or holds no data. EnvironmentFault: a file may not be looked at.
     """
-    return [PartPlan(config, group) for group in _groups([stamp_file(path) for path in expand_files(config.files)], part_bytes)]
+    return [PartPlan(config, group) for group in _groups(stamp_inputs(config.files), part_bytes)]
 
 
 def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
@@ -121,6 +125,10 @@ def read_task(task: dict[str, Any], emit: Emit) -> bool:
     except LockedError:
         return False
     return True
+
+
+def _plain(stamp: FileStamp) -> list[Any]:
+    return [asdict(stamp.path) if isinstance(stamp.path, RemoteFile) else str(stamp.path), stamp.bytes, stamp.mtime_ns]
 
 
 def _groups(stamps: list[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
@@ -186,12 +194,12 @@ class _PartWriter:
     def _read(self, stamp: FileStamp, before: int, outputs: tuple[BinaryIO, BinaryIO]) -> None:
         config = self._config
         columns = (
-            Column(config.text_column, "text"),
+            Column(stamp.text_column or config.text_column, "text"),
             Column(config.id_column, "name", required=False),
             Column(config.source_column, "name", required=False),
         )
         reader = Reader(
-            stamp.path,
+            str(stamp.path),
             columns,
             stamp=stamp,
             max_record_bytes=config.max_record_bytes,

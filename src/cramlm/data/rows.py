@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from cramlm.config import OnBadRow
+from cramlm.data.remote import RemoteFile
 from cramlm.data.streams import brief
 from cramlm.errors import DataError
 
@@ -53,7 +54,7 @@ class Rejected:
 class Tally:
     """Counts the rows of one file; decides what happens to a bad one. rows_read = rows_used + len(rejected), always."""
 
-    path: Path
+    path: Path | RemoteFile
     on_bad_row: OnBadRow
     rows_read: int = 0
     rejected: list[Rejected] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Tally:
             )
 
 
-def find_columns(path: Path, header: Sequence[str], columns: Sequence[Column]) -> list[int | None]:
+def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequence[Column]) -> list[int | None]:
     """Where each wanted column stands in a table's header; None for an optional one that is not there.
 
     Raises:

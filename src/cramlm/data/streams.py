@@ -8,6 +8,7 @@ produce to 64 MB, for 0.1 s per 40 MB of text.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import hashlib
@@ -15,13 +16,15 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import BinaryIO
 
 import zstandard
 
 from cramlm.artifacts import environment_faults
+from cramlm.data.remote import RemoteBytes, RemoteFile
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
 
 STDIN = "-"
@@ -54,11 +57,27 @@ _BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a file was when it was first looked at; reading it later checks that it still is."""
+    """What a file was when it was first looked at; reading it later checks that it still is. Of a remote file, `path` says it all."""
 
-    path: Path
+    path: Path | RemoteFile
     bytes: int
     mtime_ns: int
+
+    @staticmethod
+    def of_remote(file: RemoteFile) -> FileStamp:
+        return FileStamp(file, file.bytes, 0)
+
+    @property
+    def text_column(self) -> str | None:
+        """The column that the user's url names behind its `#`."""
+        return self.path.text_column if isinstance(self.path, RemoteFile) else None
+
+    @property
+    def identity(self) -> list[str | int | None]:
+        """What a key holds of it: another value for other content, and plain JSON."""
+        if isinstance(self.path, RemoteFile):
+            return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
+        return [str(self.path.absolute()), self.bytes, self.mtime_ns]
 
 
 def stamp_file(name: str | Path) -> FileStamp:
@@ -94,7 +113,7 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
-            inside = {file for file in path.rglob("*") if _is_data_file(file.relative_to(path)) and file.is_file()}
+            inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
             if not inside:
                 raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
             found |= inside
@@ -104,12 +123,13 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
                 raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
             found |= {match for match in matches if not match.is_dir()}
         else:
-            found.add(stamp_file(path).path)
+            stamp_file(path)
+            found.add(path)
     unique = {os.path.realpath(path): path for path in sorted(found, reverse=True)}
     return sorted(unique.values())
 
 
-def file_format(path: Path) -> tuple[str, str | None]:
+def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
     """(jsonl | csv | tsv | txt | parquet, gzip | zstd | None), by the name.
 
     Raises:
@@ -164,12 +184,14 @@ class ByteStream:
                 yield block
             return
         check_unchanged(self.stamp)
-        with environment_faults(self.path), self.path.open("rb") as file:
+        with open_bytes(self.path) as file:
             while block := file.read(_BLOCK):
                 if self.raw_bytes == 0:
                     self._check_magic(block)
                 self._count(block)
                 yield block
+        if isinstance(self.path, RemoteFile):
+            self.path.check_whole(self.raw_bytes, self.sha256)
 
     def _count(self, block: bytes) -> None:
         self._hash.update(block)
@@ -289,10 +311,25 @@ def check_unchanged(stamp: FileStamp) -> None:
     """Raises EnvironmentFault if size or time of the file are not those of the stamp."""
     if str(stamp.path) == STDIN:
         return
-    with environment_faults(stamp.path):
-        now = stamp.path.stat()
-    if (now.st_size, now.st_mtime_ns) != (stamp.bytes, stamp.mtime_ns):
+    if isinstance(stamp.path, RemoteFile):
+        unchanged = stamp.path.now() == stamp.path
+    else:
+        with environment_faults(stamp.path):
+            now = stamp.path.stat()
+        unchanged = (now.st_size, now.st_mtime_ns) == (stamp.bytes, stamp.mtime_ns)
+    if not unchanged:
         raise EnvironmentFault(f"{stamp.path}: changed during reading; run again when nothing writes to it")
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
+    """A file from its beginning, wherever it lies; what goes wrong while it is open is one line."""
+    if isinstance(path, RemoteFile):
+        with path.stream() as remote:
+            yield remote
+        return
+    with environment_faults(path), path.open("rb") as file:
+        yield file
 
 
 def look_like(head: bytes) -> str | None:
@@ -311,13 +348,14 @@ def brief(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]
 
 
-def name_files(paths: list[Path]) -> list[str]:
-    """A short distinct name for each path: the file's name, or where names repeat the path below the common folder."""
+def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
+    """A short distinct name for each file: its own, or where names repeat the path below the common folder (the url of a remote one)."""
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names
-    folder = os.path.commonpath([path.absolute().parent for path in paths])
-    return [path.absolute().relative_to(folder).as_posix() for path in paths]
+    local = [path.absolute() for path in paths if isinstance(path, Path)]
+    folder = os.path.commonpath([path.parent for path in local]) if local else ""
+    return [path.absolute().relative_to(folder).as_posix() if isinstance(path, Path) else path.origin for path in paths]
 
 
 def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -333,7 +371,7 @@ def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _is_data_file(path: Path) -> bool:
+def is_data_file(path: PurePath) -> bool:
     if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
         return False  # a .json beside data is nearly always a description of it; name it to read it
     try:

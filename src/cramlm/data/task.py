@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import floor
+from typing import Any
 
 import numpy as np
 
 from cramlm.artifacts import hash_json
 from cramlm.config import OnBadRow, TaskConfig
+from cramlm.data.inputs import stamp_input
 from cramlm.data.readers import MAX_RECORD_BYTES, Reader
 from cramlm.data.rows import Column
 from cramlm.data.streams import STDIN, brief
@@ -61,35 +63,41 @@ def read_examples(
     on_bad_row: OnBadRow = "fail",
     emit: Emit = silent,
 ) -> list[Example]:
-    """Rows to predict or to evaluate, in order; ids are "<line>". A .txt file and "-" (standard input, unless it holds JSON lines) have
-    one text per line.
+    """Rows to predict or to evaluate, in order; ids are "<line>", of a url that means several files "<file>:<line>". A .txt file and "-"
+    (standard input, unless it holds JSON lines) have one text per line.
 
     Raises:
         UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text or, with `label_column`, an empty
         label.
     """
-    columns = [Column(text_column)]
-    columns += [Column(label_column, "label", flag="--label-column")] if label_column is not None else []
-    columns += [Column(text_pair_column, flag="--text-pair-column")] if text_pair_column is not None else []
-    _distinct(columns)
-    reader = Reader(path, columns, max_record_bytes=max_record_bytes, on_bad_row=on_bad_row, txt_rows="lines", stage="examples", emit=emit)
-    examples = []
-    for row in reader:
-        values = dict(zip((column.name for column in columns), row.values, strict=True))
-        text = values[text_column]
-        pair = values[text_pair_column] if text_pair_column is not None else None
-        label = values[label_column] if label_column is not None else None
-        if text is None or not text.strip():
-            reader.reject(row, f"{text_column!r} is blank")
-        elif text_pair_column is not None and (pair is None or not pair.strip()):
-            reader.reject(row, f"{text_pair_column!r} is blank")
-        elif label_column is not None and (label is None or not label.strip()):
-            reader.reject(row, f"label {label_column!r} is empty")
-        else:
-            examples.append(Example(str(row.line), text, pair, label))
+    stamps = stamp_input(path)
+    examples: list[Example] = []
+    read = 0
+    for stamp in stamps:
+        columns = [Column(stamp.text_column or text_column)]
+        columns += [Column(label_column, "label", flag="--label-column")] if label_column is not None else []
+        columns += [Column(text_pair_column, flag="--text-pair-column")] if text_pair_column is not None else []
+        _distinct(columns)
+        limits: dict[str, Any] = {"max_record_bytes": max_record_bytes, "on_bad_row": on_bad_row}
+        reader = Reader(path, columns, txt_rows="lines", stamp=stamp, stage="examples", emit=emit, **limits)
+        prefix = f"{stamp.path.name}:" if len(stamps) > 1 else ""
+        for row in reader:
+            values = iter(row.values)
+            text = next(values)
+            label = next(values) if label_column is not None else None
+            pair = next(values) if text_pair_column is not None else None
+            if text is None or not text.strip():
+                reader.reject(row, f"{columns[0].name!r} is blank")
+            elif text_pair_column is not None and (pair is None or not pair.strip()):
+                reader.reject(row, f"{text_pair_column!r} is blank")
+            elif label_column is not None and (label is None or not label.strip()):
+                reader.reject(row, f"label {label_column!r} is empty")
+            else:
+                examples.append(Example(f"{prefix}{row.line}", text, pair, label))
+        read += reader.rows_read
     if not examples:
         where = "standard input" if path == STDIN else path
-        raise DataError(f"{where}: no rows left, all {reader.rows_read:,} were rejected; fix them")
+        raise DataError(f"{where}: no rows left, all {read:,} were rejected; fix them")
     return examples
 
 

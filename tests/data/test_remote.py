@@ -1,0 +1,241 @@
+"""Files that lie elsewhere, read from a real HTTP server on this machine and from fsspec's file system in memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cramlm.config import CorpusConfig, TaskConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.task import read_examples, read_task
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+from cramlm.records import Event
+from hub_stand_in import Hub, running_hub
+
+ROWS = [f"passage number {number} tells of rivers and of kinase {number * 7}" for number in range(300)]
+LINES = "".join(json.dumps({"text": row}) + "\n" for row in ROWS).encode()
+
+
+def parquet(rows: list[str], column: str = "text", **others: list[str]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({column: rows, **others}), sink, row_group_size=50)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def read(store: Path, *files: str, **knobs: object) -> Corpus:
+    return build_corpus(CorpusConfig(files=files, **knobs), store)  # type: ignore[arg-type]
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [document.text for document in corpus]
+
+
+def refusal(store: Path, *files: str) -> CramError:
+    with pytest.raises(CramError) as caught:
+        read(store, *files)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_file_on_a_web_server_gives_the_corpus_that_the_same_file_here_gives(tmp_path: Path, hub: Hub, name: str) -> None:
+    data = {"a.jsonl": LINES, "a.jsonl.gz": gzip.compress(LINES), "a.parquet": parquet(ROWS)}[name]
+    hub.web[f"/{name}"] = data
+    (tmp_path / name).write_bytes(data)
+    here, there = read(tmp_path / "store", str(tmp_path / name)), read(tmp_path / "store", f"{hub.url}/{name}?signed=yes")
+    assert texts(there) == texts(here) == ROWS
+    assert [document.id for document in there] == [document.id for document in here]
+
+
+def test_nothing_is_read_again_until_the_file_changes(tmp_path: Path, hub: Hub) -> None:
+    hub.web["/a.jsonl"] = LINES
+    url = f"{hub.url}/a.jsonl"
+    first = read(tmp_path, url)
+    sent = hub.bytes_sent
+    assert read(tmp_path, url).path == first.path
+    assert hub.bytes_sent == sent
+    hub.web["/a.jsonl"] = LINES.replace(b'kinase 7"', b'kinase 8"')  # of the same length
+    changed = read(tmp_path, url)
+    assert changed.path != first.path
+    assert "kinase 8" in changed.text(1)
+
+
+def test_a_server_that_tells_no_version_is_refused(tmp_path: Path, hub: Hub) -> None:
+    hub.web["/a.jsonl"] = LINES
+    hub.etags = False
+    error = refusal(tmp_path, f"{hub.url}/a.jsonl")
+    assert isinstance(error, UsageError)
+    assert "a change could not be noticed" in str(error)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_connection_that_breaks_is_one_line_and_leaves_nothing(tmp_path: Path, hub: Hub, name: str) -> None:
+    hub.web[f"/{name}"] = LINES if name == "a.jsonl" else parquet(ROWS)
+    hub.cut_after = 1000
+    error = refusal(tmp_path, f"{hub.url}/{name}")
+    assert isinstance(error, EnvironmentFault)
+    assert "check the network" in str(error) or "ended after" in str(error)
+    assert not list((tmp_path / "parts").glob("[0-9a-f]*"))
+    hub.cut_after = None
+    assert texts(read(tmp_path, f"{hub.url}/{name}")) == ROWS
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.jsonl", "hf://owner/name/train#text"])
+def test_without_a_network_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    error = refusal(tmp_path, url)
+    assert isinstance(error, EnvironmentFault)
+    assert "check the network and run again, or download it" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://HERE/none.jsonl", "no such file"),
+        ("http://HERE/folder/", "a web server lists no files"),
+        ("http://user:secret@HERE/a.jsonl", "a password in a url"),
+        ("strange://a/b.jsonl", "is not known"),
+        ("hf://train", "hf://OWNER/NAME"),
+        ("hf://owner/none/train", "not on the hub"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_named(tmp_path: Path, hub: Hub, url: str, says: str) -> None:
+    error = refusal(tmp_path, url.replace("HERE", hub.url.removeprefix("http://")))
+    assert says in str(error)
+    assert "secret" not in str(error)
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nstall adlfs" in str(refusal(tmp_path, "abfs://container/a.jsonl"))
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # what the import system itself does for a module that is not to be found
+    assert str(refusal(tmp_path, "gs://bucket/a.jsonl")).endswith("pip install 'cramlm[cloud]'")
+
+
+def test_a_bucket_that_speaks_s3_is_read(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for name, value in (("ENDPOINT_URL", hub.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "eu-west-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    hub.web["/bucket/a.jsonl"], hub.web["/bucket/b.parquet"] = LINES, parquet(["one more passage"])
+    assert texts(read(tmp_path, "s3://bucket/a.jsonl", "s3://bucket/b.parquet")) == [*ROWS, "one more passage"]
+
+
+def test_folders_and_globs_of_a_bucket_are_read_like_local_ones(tmp_path: Path) -> None:
+    system = fsspec.filesystem("memory")
+    for number in range(3):
+        system.pipe(f"/bucket/raw/part-{number}.jsonl", b"".join(LINES.splitlines(True)[number::3]))
+    system.pipe("/bucket/raw/readme.md", b"no data")
+    try:
+        whole = read(tmp_path, "memory://bucket/raw/")
+        assert sorted(texts(whole)) == sorted(ROWS)
+        assert whole.sources == ("part-0.jsonl", "part-1.jsonl", "part-2.jsonl")
+        assert texts(read(tmp_path, "memory://bucket/raw/part-[12].jsonl")) == texts(whole)[100:]
+        assert "no data file" in str(refusal(tmp_path, "memory://bucket/raw/*.md"))
+    finally:
+        system.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "card", "url"),
+    [
+        (
+            {"data/train-0.parquet": ROWS[:150], "data/train-1.parquet": ROWS[150:], "data/test-0.parquet": ["x"]},
+            None,
+            "hf://owner/name/train",
+        ),
+        ({"en/train.parquet": ROWS, "yo/train.parquet": ["x"]}, None, "hf://owner/name:en/train"),
+        ({"everything.parquet": ROWS}, None, "hf://owner/name/train"),
+        (
+            {"odd/first.parquet": ROWS[:150], "odd/second.parquet": ROWS[150:], "train.parquet": ["x"]},
+            {
+                "configs": [
+                    {"config_name": "c", "data_files": [{"split": "train", "path": "odd/*"}]},
+                    {"config_name": "d", "data_files": "t*"},
+                ]
+            },
+            "hf://owner/name:c/train",
+        ),
+    ],
+)
+def test_a_split_of_the_hub_is_found_as_the_card_or_the_names_say(
+    tmp_path: Path, hub: Hub, files: dict[str, list[str]], card: dict[str, object] | None, url: str
+) -> None:
+    hub.add("owner/name", {name: parquet(rows, column="body") for name, rows in files.items()}, card)
+    assert texts(read(tmp_path, f"{url}#body")) == ROWS
+    assert texts(read(tmp_path, f"{url}", text_column="body")) == ROWS
+
+
+def test_a_data_set_without_data_files_is_read_from_the_parquet_that_the_hub_made(tmp_path: Path, hub: Hub) -> None:
+    hub.add("owner/name", {"script.py": b"raise SystemExit"})
+    hub.add("owner/name", {"default/train/0000.parquet": parquet(ROWS)}, branch="refs/convert/parquet")
+    assert texts(read(tmp_path, "hf://owner/name/train")) == ROWS
+    hub.add("owner/name", {"default/partial-train/0000.parquet": parquet(ROWS)}, branch="refs/convert/parquet")
+    assert "only a part" in str(refusal(tmp_path, "hf://owner/name/train"))
+
+
+def test_files_of_a_repository_are_read_by_the_urls_of_the_hub_s_own_library(tmp_path: Path, hub: Hub) -> None:
+    hub.add("owner/name", {"raw/a.jsonl": LINES, "raw/b.jsonl": b'{"text": "one more"}\n', "readme.md": b"no data"})
+    assert texts(read(tmp_path, "hf://datasets/owner/name/raw/a.jsonl")) == ROWS
+    assert texts(read(tmp_path, "hf://datasets/owner/name/raw/*.jsonl")) == [*ROWS, "one more"]
+
+
+def test_only_the_column_that_is_asked_for_travels(tmp_path: Path, hub: Hub) -> None:
+    sink = io.BytesIO()
+    heavy = [random.Random(number).randbytes(3000).hex() for number in range(4000)]
+    pq.write_table(pa.table({"heavy": heavy, "text": [f"short text {number}" for number in range(4000)]}), sink, row_group_size=2000)
+    hub.add("owner/name", {"train.parquet": sink.getvalue()})
+    assert len(read(tmp_path, "hf://owner/name/train")) == 4000
+    assert hub.bytes_sent < len(sink.getvalue()) / 3
+
+
+def test_a_commit_that_changes_no_data_reads_nothing_again(tmp_path: Path, hub: Hub) -> None:
+    files = {"train.parquet": parquet(ROWS)}
+    hub.add("owner/name", files)
+    events: list[Event] = []
+    config = CorpusConfig(files=("hf://owner/name/train",))
+    first = build_corpus(config, tmp_path, emit=events.append)
+    assert any(hub.repositories["owner/name"].sha in event.message for event in events), "the log names the commit"
+    hub.add("owner/name", {**files, "README.md": b"more words"})
+    sent = hub.bytes_sent
+    assert build_corpus(config, tmp_path).path == first.path
+    assert hub.bytes_sent == sent
+    old = hub.repositories["owner/name"].sha
+    hub.add("owner/name", {"train.parquet": parquet([*ROWS, "one more passage"])})
+    assert len(build_corpus(config, tmp_path)) == len(ROWS) + 1
+    assert isinstance(refusal(tmp_path, f"hf://owner/name@{old}/train"), UsageError)
+
+
+def test_several_processes_read_remote_files_as_one_does(tmp_path: Path, hub: Hub) -> None:
+    hub.add("owner/name", {"train-0.parquet": parquet(ROWS[:150]), "train-1.parquet": parquet(ROWS[150:])})
+    config = CorpusConfig(files=("hf://owner/name/train",))
+    one = build_corpus(config, tmp_path / "one", workers=1)
+    two = build_corpus(config, tmp_path / "two", workers=2, part_bytes=1)
+    assert one.fingerprint == two.fingerprint
+
+
+def test_the_labelled_rows_of_a_task_come_from_the_hub_too(hub: Hub) -> None:
+    labels = ["a", "b"] * 30
+    hub.add("owner/task", {f"train-{part}.parquet": parquet(ROWS[part * 60 : part * 60 + 60], "review", label=labels) for part in (0, 1)})
+    hub.add("owner/other", {"test.jsonl": LINES[: LINES.index(b"\n") + 1].replace(b"}", b', "label": "a"}')})
+    task = read_task(TaskConfig(train="hf://owner/task/train#review", test="hf://owner/other/test"), seed=1)
+    assert len(task.train) + len(task.dev) == 120
+    assert len({example.id for example in (*task.train, *task.dev)}) == 120
+    assert task.test[0].text == ROWS[0]
+    with pytest.raises(DataError, match="no column 'text'"):
+        read_examples("hf://owner/task/train", label_column="label")
