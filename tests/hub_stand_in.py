@@ -143,6 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if any(file.startswith(f"{name}/") for file in repository.files)
             ]
             return self._json(found + folders)
+        if path.startswith("/blobs/"):  # such a url carries its own permission
+            hub.blobs[path.removeprefix("/blobs/")] = body
+            return self._json({})
         if self.headers.get("Authorization") != "Bearer hf_right":
             return self._json({"error": "Invalid username or password."}, 401)
         if path == "/api/repos/create":
@@ -170,9 +173,6 @@ class _Handler(BaseHTTPRequestHandler):
                 for item in wish["objects"]
             ]
             return self._json({"transfer": "basic", "objects": objects})
-        if path.startswith("/blobs/"):
-            hub.blobs[path.removeprefix("/blobs/")] = body
-            return self._json({})
         if match := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/commit/main", path):
             repository = hub.repositories[match[1]]
             for line in body.splitlines():

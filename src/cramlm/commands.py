@@ -1,4 +1,4 @@
-"""The commands on a finished model, `export` and `explain`: a part of the command line that cli.py takes in."""
+"""The commands on a finished model, `export`, `explain` and `push`: a part of the command line that cli.py takes in."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add_commands(app: typer.Typer) -> None:
     """Put the commands of this file on a command line."""
     app.command()(export)
     app.command()(explain)
+    app.command()(push)
 
 
 def export(
@@ -56,3 +57,19 @@ def explain(
         print(json.dumps(explanation, ensure_ascii=False))
     else:
         show_explanation(explanation)
+
+
+def push(
+    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face Hub; made if it is not there.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public (default: private).")] = False,
+    license_id: Annotated[str | None, typer.Option("--license", help="For the model card, like apache-2.0.")] = None,
+    language: Annotated[str | None, typer.Option(help="For the model card, like en.")] = None,
+) -> None:
+    """Send a model with its card to the Hugging Face Hub; HF_TOKEN says who you are."""
+    from cramlm.console import console_events
+    from cramlm.deploy.push import push_model
+
+    with console_events() as emit:
+        url = push_model(model, repository, public=public, license_id=license_id, language=language, emit=emit)
+    print(url)

@@ -235,8 +235,8 @@ def _explain(url: str, error: Exception) -> CramError | None:
     if kind == "OfflineModeIsEnabled":
         return EnvironmentFault(f"{url}: the hub is switched off by HF_HUB_OFFLINE; unset it, or download the files and pass them")
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
-        return _explain(url, error.__cause__)  # fsspec calls every failure of a web server a missing file
+    if isinstance(error, FileNotFoundError | RuntimeError) and isinstance(error.__cause__, Exception):
+        return _explain(url, error.__cause__)  # fsspec calls every failure of a web server a missing file; the hub wraps those of uploads
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return UsageError(f"{url}: no such file; check the url")
     if isinstance(error, PermissionError) or status in (401, 403) or kind in ("NoCredentialsError", "PartialCredentialsError"):
