@@ -25,7 +25,7 @@ LEVELS = [
     {"errors"},
     {"records"},
     {"retriever_config"},
-    {"config", "artifacts"},
+    {"config", "artifacts", "compiled"},
     {"data"},
     {"model", "retrieval"},
     {"training"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cramlm.model.encoder import attention_bias
-from cramlm.model.kernels import Rotation, attend, attend_fused, geglu
+from cramlm.model.kernels import Rotation, add_norm, attend, attend_fused, geglu, gelu, norm_of_sum
 
 Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Rotation | None, int], torch.Tensor]
 
@@ -64,3 +64,63 @@ def test_padding_attends_to_padding_only_and_stays_finite() -> None:
     assert torch.isfinite(attend(qkv, bias, None, 2)).all()
     assert torch.isinf(bias[0, 0, 0, 2:]).all()
     assert (bias[1] == 0).all()
+
+
+BF16 = {"atol": 2e-2, "rtol": 2e-2}  # two roundings of 2^-8 in a row, and what they cancel
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    """Normal numbers that bf16 holds exactly, as float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16().double()
+
+
+def same_in_bf16(
+    function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], inputs: list[torch.Tensor], types: list[torch.dtype]
+) -> None:
+    """The compiled form (inputs in `types`) has the values and gradients of the plain form, which float64 inputs take."""
+    values, gradients = [], []
+    for kinds in ([torch.float64] * len(inputs), types):
+        given = [x.to(kind).requires_grad_() for x, kind in zip(inputs, kinds, strict=True)]
+        results = function(*given)
+        results = results if isinstance(results, tuple) else (results,)
+        total = sum((result.double() * drawn(*result.shape, seed=9 + number)).sum() for number, result in enumerate(results))
+        values.append(results)
+        gradients.append(torch.autograd.grad(total, given))  # type: ignore[arg-type]
+    for exact, ours, kind in zip([*values[0], *gradients[0]], [*values[1], *gradients[1]], [None] * len(values[0]) + types, strict=True):
+        assert kind is None or ours.dtype == kind
+        torch.testing.assert_close(ours.double(), exact, **BF16)
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+def test_attention_in_bf16_equals_the_plain_formula(rotary: bool) -> None:
+    sequence = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
+    angle = drawn(2, 6, 1, 2, seed=3).float()
+    rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
+
+    def attention(qkv: torch.Tensor) -> torch.Tensor:
+        form = attend if qkv.dtype == torch.bfloat16 else plain_attention
+        return form(qkv, attention_bias(sequence, qkv.dtype), rotation, 2)
+
+    same_in_bf16(attention, [drawn(2, 6, 3 * 8, seed=0)], [torch.bfloat16])
+
+
+@pytest.mark.parametrize("function", [gelu, geglu])
+def test_gelu_and_geglu_in_bf16_equal_the_plain_formula_far_out_too(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    same_in_bf16(function, [4 * drawn(3, 70, 90, seed=1)], [torch.bfloat16])
+
+
+def test_residual_sums_with_their_norms_in_bf16_equal_the_plain_formulas() -> None:
+    x, branch, weight, bias = 3 * drawn(2, 5, 48, seed=1), drawn(2, 5, 48, seed=2), drawn(48, seed=3), drawn(48, seed=4)
+    types = [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    same_in_bf16(lambda x, branch, weight: add_norm(x, branch, weight, 1e-5), [x, branch, weight], types[:3])
+    same_in_bf16(lambda *given: norm_of_sum(*given, 1e-5), [x, branch, weight, bias], types)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_in_bf16(bad: float) -> None:
+    x = torch.ones(1, 2, 8, dtype=torch.bfloat16)
+    x[0, 1, 3] = bad
+    weight, ones = torch.ones(8), torch.ones(1, 2, 8)
+    for result in (gelu(x), geglu(x), add_norm(ones, x, weight, 1e-5)[0], norm_of_sum(ones, x, weight, torch.zeros(8), 1e-5)[0]):
+        assert torch.isfinite(result[0, 0]).all()
+        assert not torch.isfinite(result[0, 1]).all()

@@ -9,7 +9,7 @@ their own in each row: they attend to one another, give finite numbers, and nobo
 
 BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
 
-On CPU attention and GeGLU are one autograd node each, with the backward written out (kernels.py); on CUDA attention is PyTorch's SDPA.
+What lies between the linear layers is in kernels.py; on CUDA attention is PyTorch's SDPA.
 Initial weights are a function of (seed, name of the parameter) alone: normal(0, init_std), norms 1, biases 0, and in the modernbert shape
 the matrices that end a residual branch are smaller by sqrt(2 x layers), as transformers' ModernBert does.
 """
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config import EncoderConfig
-from cramlm.model.kernels import Rotation, attend, geglu
+from cramlm.model.kernels import Rotation, add_norm, attend, geglu, gelu, norm_of_sum
 
 Shape: TypeAlias = Literal["bert", "modernbert"]
 Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
@@ -54,6 +54,16 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
+    def after_sum(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """x + branch, and its norm."""
+        assert self.bias is None
+        return add_norm(x, branch, self.weight, self.eps)
+
+    def of_sum(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of x + branch, for the residual stream and for the next linear layer."""
+        assert self.bias is not None
+        return norm_of_sum(x, branch, self.weight, self.bias, self.eps)
+
 
 class BertLayer(nn.Module):
     """One post-norm layer; `qkv` holds the native query, key and value matrices one below the other."""
@@ -68,12 +78,12 @@ class BertLayer(nn.Module):
         self.output = nn.Linear(config.intermediate, config.hidden)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=True)
 
-    def forward(self, x: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        attended = self.attention_output(attend(self.qkv(x), bias, None, self.heads))
-        x = self.attention_norm(x + dropped(attended, dropout))
-        changed = self.output(F.gelu(self.intermediate(x)))
-        normed: Tensor = self.output_norm(x + dropped(changed, dropout))
-        return normed
+    def forward(self, x: Tensor, read: Tensor, bias: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        """The residual stream and what linear layers read of it (the same, in their precision) -> both after this layer."""
+        attended = self.attention_output(attend(self.qkv(read), bias, None, self.heads))
+        x, read = self.attention_norm.of_sum(x, dropped(attended, dropout))
+        changed = self.output(gelu(self.intermediate(read)))
+        return self.output_norm.of_sum(x, dropped(changed, dropout))
 
 
 class BertEncoder(nn.Module):
@@ -90,9 +100,9 @@ class BertEncoder(nn.Module):
     def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
         x = F.embedding(token_ids, self.word_embeddings) + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
         x = dropped(self.embedding_norm(x), dropout)
-        bias = attention_bias(sequence, compute_dtype(x))
+        bias, read = attention_bias(sequence, compute_dtype(x)), x
         for layer in self.layers:
-            x = layer(x, bias, dropout)
+            x, read = layer(x, read, bias, dropout)
         return x
 
 
@@ -102,17 +112,20 @@ class ModernBertLayer(nn.Module):
     def __init__(self, config: EncoderConfig, *, first: bool) -> None:
         super().__init__()
         self.heads = config.heads
-        self.attention_norm = nn.Identity() if first else Norm(config.hidden, config.norm_eps, bias=False)
+        if not first:
+            self.attention_norm = Norm(config.hidden, config.norm_eps, bias=False)
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
         self.attention_output = nn.Linear(config.hidden, config.hidden, bias=False)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=False)
         self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
         self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, bias: Tensor, rotation: Rotation, dropout: float) -> Tensor:
-        attended = self.attention_output(attend(self.qkv(self.attention_norm(x)), bias, rotation, self.heads))
-        x = x + dropped(attended, dropout)
-        return x + dropped(self.output(geglu(self.wi(self.output_norm(x)))), dropout)
+    def forward(self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: float) -> tuple[Tensor, Tensor]:
+        """The residual stream, and the branch still to be added to it (none before the first layer) -> both after this layer."""
+        x, read = (x, x) if branch is None else self.attention_norm.after_sum(x, branch)
+        attended = self.attention_output(attend(self.qkv(read), bias, rotation, self.heads))
+        x, read = self.output_norm.after_sum(x, dropped(attended, dropout))
+        return x, dropped(self.output(geglu(self.wi(read))), dropout)
 
 
 class ModernBertEncoder(nn.Module):
@@ -130,17 +143,18 @@ class ModernBertEncoder(nn.Module):
     def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
         x = dropped(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)), dropout)
         dtype = compute_dtype(x)
-        bias, rotation = attention_bias(sequence, dtype), self.rotation(position, dtype)
+        bias, rotation = attention_bias(sequence, dtype), self.rotation(position)
+        branch: Any = None
         for layer in self.layers:
-            x = layer(x, bias, rotation, dropout)
-        normed: Tensor = self.final_norm(x)
+            x, branch = layer(x, branch, bias, rotation, dropout)
+        normed: Tensor = self.final_norm.after_sum(x, branch)[1]
         return normed
 
-    def rotation(self, position: Tensor, dtype: torch.dtype) -> Rotation:
-        """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; gathered once and shared by all layers."""
+    def rotation(self, position: Tensor) -> Rotation:
+        """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; made once and shared by all layers."""
         exponent = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=position.device) / self.head_size
         angle = position[..., None, None].float() * (1.0 / self.rope_theta**exponent)
-        return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
+        return Rotation(angle.cos(), angle.sin())
 
 
 def attention_bias(sequence: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,21 +1,26 @@
-"""Attention and GeGLU with their backward written out, for the CPU; PyTorch's own for CUDA.
+"""What an encoder computes between its linear layers: attention, gated and plain GELU, residual sums with their norms.
 
-On CPU a mini encoder spends half of its time outside matrix products. One autograd node instead of ten saves what autograd adds between
-them: zero-filled gradients of slices, copies to join them, saved intermediates. The results are those of the plain formula
-(tests/model/test_kernels.py).
+Each has three forms that give the same (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
+compiled loops (numba_kernels.py): a mini encoder would otherwise spend half of its time outside matrix products. In other types on a CPU
+attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled gradients of slices,
+copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's own operations.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
+from cramlm.model import numba_kernels as compiled
+
 
 class Rotation(NamedTuple):
-    """Rotary positions: cos and sin, each (R, L, 1, head_size / 2)."""
+    """Rotary positions: cos and sin, each (R, L, 1, head_size / 2), float32 at least."""
 
     cos: Tensor
     sin: Tensor
@@ -34,13 +39,47 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int) -> 
     return result
 
 
+def is_compiled(x: Tensor) -> bool:
+    """Whether the loops of numba_kernels.py take this tensor."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x)."""
+    if not is_compiled(x):
+        return F.gelu(x)
+    result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
 def geglu(x: Tensor) -> Tensor:
     """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
+    if is_compiled(x):
+        compiled_result: Tensor = _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
+        return compiled_result
     if x.device.type != "cpu" or torch.compiler.is_exporting():
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(value) * gate
     result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]
     return result
+
+
+def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + branch, and its layer norm times weight, all (..., D): the residual stream and what the next linear layer reads."""
+    if not is_compiled(branch):
+        total = x + branch
+        return total, F.layer_norm(total, weight.shape, weight, None, eps)
+    both: tuple[Tensor, Tensor] = _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
+    return both
+
+
+def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The layer norm of x + branch, (..., D), as the residual stream goes on with it and as the next linear layer reads it."""
+    if not is_compiled(branch):
+        normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
+        return normed, normed
+    both: tuple[Tensor, Tensor] = _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return both
 
 
 def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
@@ -67,7 +106,7 @@ def attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: in
 
 def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1)
+    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1).to(x.dtype)
 
 
 class _Attend(torch.autograd.Function):
@@ -81,10 +120,14 @@ class _Attend(torch.autograd.Function):
         if cos is None or sin is None:
             torch.mul(parts[:, :, 0], size**-0.5, out=split[0].transpose(1, 2))
             split[1].copy_(parts[:, :, 1].transpose(1, 2))
+            split[2].copy_(parts[:, :, 2].transpose(1, 2))
+        elif is_compiled(qkv):
+            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
+            compiled.split_heads(bits(qkv.view(-1, width)), *angles, np.float32(size**-0.5), bits(split))
         else:
             rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
             rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
-        split[2].copy_(parts[:, :, 2].transpose(1, 2))
+            split[2].copy_(parts[:, :, 2].transpose(1, 2))
         query, key, value = split.view(3, rows * heads, length, size)
         scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length).add_(bias)
         weights = torch.softmax(scores, -1)
@@ -110,10 +153,14 @@ class _Attend(torch.autograd.Function):
         if cos is None:
             torch.mul(d_split[0].transpose(1, 2), size**-0.5, out=d_qkv[:, :, 0])
             d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
+            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
+        elif is_compiled(grad):
+            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
+            compiled.merge_heads(bits(d_split), *angles, np.float32(size**-0.5), bits(d_qkv.view(rows * length, -1)))
         else:
             rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
             rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
-        d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
+            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
         return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None
 
 
@@ -134,3 +181,97 @@ class _Geglu(torch.autograd.Function):
         torch.mul(active, grad, out=d_gate)
         torch.ops.aten.gelu_backward.grad_input(grad * gate, value, approximate="none", grad_input=d_value)
         return result
+
+
+class _CompiledGeglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        width = x.shape[-1] // 2
+        x = x.contiguous()
+        result = x.new_empty(*x.shape[:-1], width)
+        compiled.geglu_forward(bits(x.view(-1, 2 * width)), bits(result.view(-1, width)))
+        ctx.save_for_backward(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        width, result = grad.shape[-1], torch.empty_like(x)
+        compiled.geglu_backward(bits(x.view(-1, 2 * width)), bits(grad.reshape(-1, width)), bits(result.view(-1, 2 * width)))
+        return result
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        compiled.gelu_forward(bits(x.view(-1)), bits(result.view(-1)))
+        ctx.save_for_backward(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        result = torch.empty_like(x)
+        compiled.gelu_backward(bits(x.view(-1)), bits(grad.reshape(-1)), bits(result.view(-1)))
+        return result
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
+        flat, mean_and_spread = (numbers(total.view(-1, width)), bits(normed.view(-1, width))), numbers(moments)
+        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight))
+        compiled.add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
+        ctx.save_for_backward(total, moments, weight)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor, d_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        total, moments, weight = ctx.saved_tensors
+        width = total.shape[-1]
+        d_x, d_branch, d_weight = torch.empty_like(total), torch.empty_like(d_normed), torch.zeros_like(weight)
+        saved = (numbers(total.view(-1, width)), *numbers(moments), numbers(weight))
+        upstream = (numbers(d_total.reshape(-1, width)), bits(d_normed.reshape(-1, width)))
+        compiled.add_norm_backward(*saved, *upstream, numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight))
+        return d_x, d_branch, d_weight, None
+
+
+class _NormOfSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
+        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight), numbers(bias), np.float32(eps))
+        compiled.norm_of_sum_forward(*read, numbers(normed.view(-1, width)), bits(rounded.view(-1, width)), *numbers(moments))
+        ctx.save_for_backward(x, branch, moments, weight)
+        return normed, rounded
+
+    @staticmethod
+    def backward(ctx: Any, d_normed: Tensor, d_rounded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        x, branch, moments, weight = ctx.saved_tensors
+        width = x.shape[-1]
+        d_x, d_branch, d_weight, d_bias = torch.empty_like(x), torch.empty_like(branch), torch.zeros_like(weight), torch.zeros_like(weight)
+        saved = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), *numbers(moments), numbers(weight))
+        upstream = (numbers(d_normed.reshape(-1, width)), bits(d_rounded.reshape(-1, width)))
+        results = (numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight), numbers(d_bias))
+        compiled.norm_of_sum_backward(*saved, *upstream, *results)
+        return d_x, d_branch, d_weight, d_bias, None
+
+
+def bits(x: Tensor) -> npt.NDArray[np.uint16]:
+    """A contiguous bf16 tensor's memory."""
+    assert x.is_contiguous()
+    bits: npt.NDArray[np.uint16] = x.detach().view(torch.int16).numpy().view(np.uint16)
+    return bits
+
+
+def numbers(x: Tensor) -> npt.NDArray[np.float32]:
+    """A contiguous float32 tensor's memory."""
+    assert x.is_contiguous()
+    assert x.dtype == torch.float32
+    numbers: npt.NDArray[np.float32] = x.detach().numpy()
+    return numbers

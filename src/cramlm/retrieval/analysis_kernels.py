@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cramlm.retrieval.compiled import jit
+from cramlm.compiled import jit
 
 # What a code point does (the low 3 bits of its entry in the table) ...
 SEPARATOR, WORD, PAIRS, TRIPLES, MARK, IGNORED = range(6)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.compiled import jit
 from cramlm.records import Int32Array, IntArray
-from cramlm.retrieval.compiled import jit
 
 BLOCK = 4096  # passages
 PLACE = np.uint16(BLOCK - 1)  # low bits of a posting: the passage's place in its block; the high 4 bits are the term frequency

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.compiled import jit
 from cramlm.records import BoolArray, IntArray
-from cramlm.retrieval.compiled import jit
 from cramlm.retrieval.index_kernels import BLOCK, MANY, PLACE, large_frequency, read_number
 from cramlm.retrieval.vector_kernels import CHUNK, clear, lowest_bit, reaching, reaching_with, reaching_with_many
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cramlm.retrieval.compiled import jit
+from cramlm.compiled import jit
 
 SPACE, WORD, OTHER, ALONE = 0, 1, 2, 3  # classes of characters: between tokens; runs; runs; a token each
 _JOIN = 0x20  # between the words of a bigram
