@@ -212,6 +212,15 @@ class BaselineConfig(FrozenModel):
     c: tuple[float, ...] = Field((0.3, 1.0, 3.0, 10.0, 30.0), min_length=1, description="inverse regularisation to try")
 
 
+class DistributedConfig(FrozenModel):
+    """Several processes in one training, as torchrun starts them (docs/distributed.md); for one process nothing here matters."""
+
+    parallel: Literal["ddp", "fsdp2"] = Field(
+        "ddp", description="ddp: every rank holds all weights; fsdp2: each holds its share of weights, gradients and moments"
+    )
+    timeout: float = Field(120.0, gt=0, description="seconds that ranks wait for one another in a step before all stop")
+
+
 class RunConfig(FrozenModel):
     """One run, completely."""
 
@@ -234,6 +243,7 @@ class RunConfig(FrozenModel):
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     baseline: BaselineConfig = BaselineConfig()
     choose_by: Literal["macro_f1", "micro_f1", "accuracy"] = Field("macro_f1", description="dev score that picks the checkpoint")
+    distributed: DistributedConfig = DistributedConfig()
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:

@@ -98,7 +98,7 @@ def test_sequences_without_a_label_count_in_no_mean() -> None:
     each = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, reduction="none")
     result = losses(model, partly, phase)
     assert float(result.total.detach()) == pytest.approx(float(each[1::2].mean().detach()), rel=1e-5)
-    assert result.labelled == len(labels[1::2])
+    assert result.counts.labelled == len(labels[1::2])
 
 
 def test_a_batch_with_nothing_to_learn_has_loss_zero_and_gradient_zero() -> None:
@@ -163,3 +163,13 @@ def test_vocabulary_loss_stays_finite_and_exact_where_a_probability_underflows()
     logits = torch.tensor([[0.0, 500.0, -300.0]])
     _, each = weighted_cross_entropy(logits, torch.tensor([2]), torch.ones(1))
     assert each.tolist() == [800.0]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_vocabulary_loss_of_logits_that_are_not_finite_is_not_finite(kind: torch.dtype, bad: float) -> None:
+    logits = torch.zeros(2, 40, dtype=kind)
+    logits[1, 7] = bad
+    _, each = weighted_cross_entropy(logits, torch.tensor([3, 3]), torch.ones(2))
+    assert math.isfinite(each[0])
+    assert not math.isfinite(each[1])

@@ -13,6 +13,7 @@ from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Emit, silent
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import PhaseResult, never, train_phase
 
 VOCABULARY = 120
@@ -80,6 +81,7 @@ def run_phase(
     fingerprint: Mapping[str, Any] = FINGERPRINT,
     strict: bool = False,
     precision: str = "fp32",
+    ranks: Ranks = ALONE,
 ) -> PhaseResult:
     return train_phase(
         model,
@@ -95,6 +97,7 @@ def run_phase(
         stop=stop,
         fingerprint=fingerprint,
         strict=strict,
+        ranks=ranks,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.randomness import generator
 
-__all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack"]
+__all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack", "share"]
 
 Origin: TypeAlias = Literal["external", "task"]
 _ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
@@ -106,6 +106,50 @@ def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray,
         row[index], column[index] = home, used[home]
         used[home] += length
     return row, column, used[used > 0]
+
+
+def share(batch: Batch, index: int, count: int) -> Batch:
+    """The rows of a batch that one of `count` ranks computes; each row belongs to exactly one.
+
+    Every rank gets as many rows as the others, or one more (a row costs its places, padding too), dealt so that real tokens are even as
+    well: fullest first, there and back. A rank for which there is no row gets one of padding.
+    """
+    assert 0 <= index < count, f"rank {index} of {count}"
+    if count == 1:
+        return batch
+    by_tokens = np.argsort(-(batch.sequence >= 0).sum(axis=1), kind="stable")
+    turn, place = np.divmod(np.arange(len(by_tokens)), count)
+    mine = np.sort(by_tokens[np.where(turn % 2, count - 1 - place, place) == index])
+    if len(mine) == 0:
+        empty = _rows(batch, np.zeros(1, dtype=np.int64), sequences=np.zeros(len(batch.first), dtype=np.bool_))
+        nothing = np.zeros(0, dtype=np.int64)
+        return replace(empty, masked=nothing, mlm_labels=nothing)
+    taken = np.isin(batch.first // batch.token_ids.shape[1], mine)
+    return _rows(batch, mine, sequences=taken)
+
+
+def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
+    """A batch of these rows (rising) with these of its sequences, numbered anew; the places of the others become padding."""
+    length = batch.token_ids.shape[1]
+    number = np.append(np.where(sequences, np.cumsum(sequences) - 1, -1), -1)  # the last entry is for padding, -1
+    new_row = np.full(len(batch.token_ids), -1, dtype=np.int64)
+    new_row[rows] = np.arange(len(rows))
+    kept = new_row[batch.masked // length] >= 0
+
+    def moved(places: IntArray) -> IntArray:
+        there: IntArray = new_row[places // length] * length + places % length
+        return there
+
+    return Batch(
+        token_ids=batch.token_ids[rows],
+        sequence=number[batch.sequence[rows]],
+        position=batch.position[rows],
+        first=moved(batch.first[sequences]),
+        masked=moved(batch.masked[kept]),
+        mlm_labels=batch.mlm_labels[kept],
+        task_labels=batch.task_labels[sequences],
+        external=batch.external[sequences],
+    )
 
 
 class Stream:

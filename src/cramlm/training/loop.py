@@ -4,13 +4,16 @@ A step: batch(step) -> losses -> backward -> finite or stop -> clip -> update. A
 step alone: dev is evaluated, a checkpoint is published, a signal is answered. Nothing that chance or the clock decides lives
 longer than a step, so a phase that was stopped anywhere, any number of times, ends with the same bits as one that was not (same
 machine, same number of threads).
+
+Several ranks run this same loop, each on its rows of the step's batch. They make the same calls of `ranks` and `parallel` in the same
+order; what only one of them may do, it does inside `ranks.told`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,13 @@ from cramlm.errors import DivergedError, Stopped
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Emit, Event
-from cramlm.training.batching import Batches
-from cramlm.training.checkpoint import Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
+from cramlm.training.batching import Batches, share
+from cramlm.training.checkpoint import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
+from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.monitoring import Monitor
+from cramlm.training.objective import Counts
 from cramlm.training.optimization import JointOptimizer, build_optimizer, learning_rate_factor
+from cramlm.training.parallel import spread
 from cramlm.training.planning import count_parameters, executed_flops, paper_flops
 from cramlm.training.randomness import torch_seed
 from cramlm.training.update import deterministic, update
@@ -74,6 +80,7 @@ def train_phase(
     stop: Callable[[], int | None] = never,
     fingerprint: Mapping[str, Any],
     strict: bool = False,
+    ranks: Ranks = ALONE,
 ) -> PhaseResult:
     """Train `model` in place for `phase.steps` steps, going on from the newest whole checkpoint under `work` if there is one.
 
@@ -83,19 +90,19 @@ def train_phase(
 
     stop: asked at every step boundary; an exit code means that a signal came. fingerprint: what the bits depend on; a checkpoint
     made under another is an error. strict: a damaged checkpoint is an error instead of a warning. The caller holds the lock of
-    the run.
+    the run. ranks: those that train together, each of which calls this; the first one's weights, `work` and `evaluate` are used, and all
+    get the same model and result.
 
     Raises:
         DivergedError: if loss, gradient or weights are not finite; nothing is saved from then on.
         Stopped: with the signal's exit code, after a checkpoint was saved.
-        ArtifactError: for a checkpoint of other settings. EnvironmentFault: if the disk refuses.
+        ArtifactError: for a checkpoint of other settings. EnvironmentFault: if the disk refuses. RankLost: if a rank is gone.
     """
     assert phase.steps is not None, "the caller decides the number of steps"
-    run = _Phase(
-        model, phase, batches, seed=seed, phase_index=phase_index, work=work, precision=precision, fingerprint=fingerprint, emit=emit
-    )
+    settings: dict[str, Any] = {"seed": seed, "phase_index": phase_index, "work": work, "precision": precision}
+    run = _Phase(model, phase, batches, **settings, fingerprint=fingerprint, emit=emit, ranks=ranks)
     run.resume(strict=strict)
-    with deterministic():
+    with deterministic(), ranks.exchanging():
         run.train(evaluate if phase.uses_labels else None, choose_by=choose_by, stop=stop)
     return run.finish()
 
@@ -115,6 +122,7 @@ class _Phase:
         precision: Precision,
         fingerprint: Mapping[str, Any],
         emit: Emit,
+        ranks: Ranks,
     ) -> None:
         assert phase.steps is not None
         self.model, self.phase, self.batches, self.precision = model, phase, batches, precision
@@ -122,25 +130,35 @@ class _Phase:
         self.steps = phase.steps
         self.stage = f"phase-{phase_index + 1}-{phase.name}"
         self.device = next(model.parameters()).device
-        self.optimizer: JointOptimizer = build_optimizer(model, phase.optimizer)
+        self.ranks, self.parallel = ranks, spread(model, ranks)
+        self.optimizer: JointOptimizer = build_optimizer(self.parallel.trained, phase.optimizer)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters())
+        """What is trained, as it lies on this rank."""
+        return dict(self.parallel.trained.named_parameters())
 
     def resume(self, *, strict: bool) -> None:
-        """Take up the newest checkpoint, if there is one."""
-        checkpoint = load_newest(self.work, fingerprint=self.fingerprint, emit=self.emit, stage=self.stage, strict=strict)
-        if checkpoint is not None:
-            origin = str(checkpoint.path)
-            restore_weights(self.weights, checkpoint.weights, origin=origin)
-            self.optimizer.load_state_tensors(checkpoint.moments)
-            self.best = {name: tensor.to(self.device) for name, tensor in checkpoint.best.items()}
-            self.progress = checkpoint.progress
-            self.saved_step = checkpoint.progress.step
+        """Take up the newest checkpoint, if there is one, on all ranks."""
+        checkpoint: Checkpoint | None = None
+        if self.ranks.index == 0:
+            checkpoint = load_newest(self.work, fingerprint=self.fingerprint, emit=self.emit, stage=self.stage, strict=strict)
+        progress = self.ranks.told(lambda: None if checkpoint is None else asdict(checkpoint.progress))
+        origin = self.stage if checkpoint is None else str(checkpoint.path)
+        weights = dict(self.model.named_parameters()) if checkpoint is None else checkpoint.weights
+        restore_weights(self.weights, self.parallel.split(self.ranks.given(weights)), origin=origin)
+        if progress is not None:
+            moments, best = (
+                self.ranks.given(checkpoint.moments if checkpoint else {}),
+                self.ranks.given(checkpoint.best if checkpoint else {}),
+            )
+            self.optimizer.load_state_tensors(self.parallel.split(moments))
+            self.best = {name: tensor.to(self.device) for name, tensor in self.parallel.split(best).items()}
+            self.progress = Progress(**progress)
+            self.saved_step = self.progress.step
         self.emit(Event("start", self.stage, done=self.progress.step, total=self.steps, unit="steps"))
         if checkpoint is not None:
             self.emit(Event("note", self.stage, f"goes on from step {self.progress.step} of {self.steps}", data={"checkpoint": origin}))
@@ -154,7 +172,7 @@ class _Phase:
         if evaluate is not None and self.phase.keep == "best" and self.progress.step == 0 < self.steps:
             self.look_at_dev(evaluate, choose_by=choose_by)  # what came in is a candidate: with few labels training can only lower it
         while self.progress.step < self.steps:
-            if (exit_code := stop()) is not None:
+            if (exit_code := self.ranks.agreed(stop())) is not None:
                 self.save()
                 raise Stopped(
                     f"{self.stage} stopped after step {self.progress.step} of {self.steps}; "
@@ -172,19 +190,23 @@ class _Phase:
                 clock = time.perf_counter()
 
     def step(self, monitor: Monitor) -> None:
-        """One update on the batch of the step at hand."""
-        step = self.progress.step
+        """One update on the batch of the step at hand; a rank computes its rows of it."""
+        step, rank = self.progress.step, self.ranks.index
         batch = self.batches.batch(step)
         try:
             result = update(
-                self.model,
-                PackedBatch.of(batch, self.device),
+                self.parallel.trained,
+                PackedBatch.of(share(batch, rank, self.ranks.count), self.device),
                 self.phase,
                 optimizer=self.optimizer,
                 factor=learning_rate_factor(self.phase.schedule, step, self.steps),
                 precision=self.precision,
-                dropout_seed=torch_seed(self.seed, phase_index=self.phase_index, purpose="dropout", index=step),
+                dropout_seed=torch_seed(
+                    self.seed, phase_index=self.phase_index, purpose=f"dropout {rank}" if rank else "dropout", index=step
+                ),
                 step=step,
+                counts=Counts.of(batch, self.phase),
+                parallel=self.parallel,
             )
         except DivergedError as error:
             drawn = {origin: [numbers.start, numbers.stop] for origin, numbers in self.batches.drawn(step).items()}
@@ -198,10 +220,11 @@ class _Phase:
 
     def look_at_dev(self, evaluate: Evaluate, *, choose_by: str) -> None:
         """Score the weights at hand; remember them if they are the best so far and the phase keeps the best."""
+        self.parallel.settle()
         if self.progress.step > 0:  # those that came in are the business of the first update
             self.check_weights()
-        scores = evaluate(self.model)
-        score, progress = float(scores[choose_by]), self.progress
+        scores = self.ranks.told(lambda: {name: float(value) for name, value in evaluate(self.model).items()})
+        score, progress = scores[choose_by], self.progress
         assert score - score == 0, f"{choose_by} is {score}"
         better = progress.best_score is None or score > progress.best_score
         if better:
@@ -213,7 +236,7 @@ class _Phase:
                 "evaluation",
                 self.stage,
                 f"step {progress.step}: dev {choose_by} {score:.4f}" + (", the best so far" if better else ""),
-                data={"step": progress.step, "best": better, "scores": {name: float(value) for name, value in scores.items()}},
+                data={"step": progress.step, "best": better, "scores": scores},
             )
         )
 
@@ -221,20 +244,18 @@ class _Phase:
         """Publish a checkpoint of this step boundary, unless it is there already."""
         if self.saved_step == self.progress.step:
             return
+        self.parallel.settle()
         self.check_weights()
-        save_checkpoint(
-            self.work,
-            self.progress,
-            weights=self.weights,
-            moments=self.optimizer.state_tensors(),
-            best=self.best,
-            fingerprint=self.fingerprint,
+        weights, fingerprint = dict(self.model.named_parameters()), self.fingerprint
+        moments, best = self.parallel.whole(self.optimizer.state_tensors()), self.parallel.whole(self.best)
+        self.ranks.told(
+            lambda: str(save_checkpoint(self.work, self.progress, weights=weights, moments=moments, best=best, fingerprint=fingerprint))
         )
         self.saved_step = self.progress.step
 
     def check_weights(self) -> None:
         """An update can overflow a weight although loss and gradient were finite; such weights are neither scored nor saved."""
-        for name, parameter in self.weights.items():
+        for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise DivergedError(
                     f"phase {self.phase.name!r}, step {self.progress.step - 1}: weight {name!r} is no longer finite; nothing was saved. "
@@ -243,8 +264,9 @@ class _Phase:
 
     def finish(self) -> PhaseResult:
         """Give the model the weights to hand on, and sum up."""
+        self.parallel.settle()
         if self.best:
-            restore_weights(self.weights, self.best, origin=self.stage)
+            restore_weights(dict(self.model.named_parameters()), self.parallel.whole(self.best), origin=self.stage)
         progress = self.progress
         best = "" if progress.best_score is None else f", best dev score {progress.best_score:.4f} at step {progress.best_step}"
         self.emit(

@@ -16,23 +16,38 @@ from torch.nn import functional
 
 from cramlm.config import PhaseConfig
 from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Batch
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """One batch's losses. The terms are detached scalars, in nats, before weights; None where the batch or the phase has none.
+class Counts:
+    """What the terms of a step are means over: places predicted in external and in task text, sequences classified."""
 
-    masked_external, masked_task: places predicted. labelled: sequences classified.
-    """
+    masked_external: int
+    masked_task: int
+    labelled: int
+
+    @classmethod
+    def of(cls, batch: Batch | PackedBatch, phase: PhaseConfig) -> Counts:
+        """Those of a whole batch; 0 where the phase gives a term no weight."""
+        external = int(batch.external[batch.sequence.reshape(-1)[batch.masked]].sum())
+        return cls(
+            masked_external=external if phase.uses_mlm else 0,
+            masked_task=len(batch.masked) - external if phase.mlm_weight > 0 else 0,
+            labelled=int((batch.task_labels >= 0).sum()) if phase.uses_labels else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """One batch's losses. The terms are detached scalars, in nats, before weights; None where the batch or the phase has none."""
 
     total: Tensor
     mlm_external: Tensor | None
     mlm_task: Tensor | None
     task: Tensor | None
-    masked_external: int
-    masked_task: int
-    labelled: int
+    counts: Counts
 
     def terms(self) -> dict[str, float]:
         """The terms that are there, as numbers for a log."""
@@ -40,47 +55,42 @@ class Losses:
         return {name: float(value.detach()) for name, value in named.items() if value is not None}
 
 
-def losses(model: Model, batch: PackedBatch, phase: PhaseConfig) -> Losses:
-    """The weighted losses of a batch.
+def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts | None = None) -> Losses:
+    """The weighted losses of a batch, or its share of those of a larger one: then `counts` are the larger one's, and the shares sum up.
 
     loss_scale "sum": the weighted sum, as in the paper's formula. "mean": divided by the sum of the weights of the terms present, as in the
     released code: an external batch is plain MLM, a task batch (rho_2 * mlm + task) / (rho_2 + 1).
 
-    The vocabulary head runs on masked places only, and not at all in a phase without MLM; the classifier only where labels are learnt.
+    The vocabulary head runs on masked places only, and not at all in a phase without MLM; the classifier only where labels are learnt. A
+    head runs on every share of a batch that has work for it, so that each has gradients for the same parameters.
     Sequences without a label (-1) count in no classification mean. A batch without any term has total 0 (and gradient 0).
     """
+    counts = counts or Counts.of(batch, phase)
     hidden = model.hidden(batch, dropout=phase.dropout or 0.0)
-    is_external = batch.external[batch.sequence.flatten()[batch.masked]]
-    masked_external = int(is_external.sum()) if phase.uses_mlm else 0
-    masked_task = len(batch.masked) - int(is_external.sum()) if phase.mlm_weight > 0 else 0
-    labelled = int((batch.task_labels >= 0).sum()) if phase.uses_labels else 0
-
     present = [
-        weight for weight, count in ((1.0, masked_external), (phase.mlm_weight, masked_task), (phase.task_weight, labelled)) if count
+        weight
+        for weight, count in ((1.0, counts.masked_external), (phase.mlm_weight, counts.masked_task), (phase.task_weight, counts.labelled))
+        if count
     ]
     scale = 1.0 / sum(present) if phase.loss_scale == "mean" and present else 1.0
     total = torch.zeros((), device=hidden.device)
     mlm_external = mlm_task = task = None
-    if masked_external or masked_task:
-        external_weight = scale / max(masked_external, 1)
-        task_weight = scale * phase.mlm_weight / max(masked_task, 1)
+    if counts.masked_external or counts.masked_task:
+        external_weight = scale / max(counts.masked_external, 1)
+        task_weight = scale * phase.mlm_weight / max(counts.masked_task, 1)
+        is_external = batch.external[batch.sequence.flatten()[batch.masked]]
         weights = torch.where(is_external, external_weight, task_weight)
         mlm, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
         total = total + mlm
-        mlm_external = (each * is_external).sum() / masked_external if masked_external else None
-        mlm_task = (each * ~is_external).sum() / masked_task if masked_task else None
-    if labelled:
+        mlm_external = (each * is_external).sum() / counts.masked_external if counts.masked_external else None
+        mlm_task = (each * ~is_external).sum() / counts.masked_task if counts.masked_task else None
+    if counts.labelled:
         logits = model.task_logits(hidden, batch, dropout=phase.dropout or 0.0).float()
-        task = functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing)
+        summed = functional.cross_entropy(
+            logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing, reduction="sum"
+        )
+        task = summed / counts.labelled
         total = total + scale * phase.task_weight * task
     if not present:
         total = hidden.float().sum() * 0.0
-    return Losses(
-        total=total,
-        mlm_external=mlm_external,
-        mlm_task=mlm_task,
-        task=None if task is None else task.detach(),
-        masked_external=masked_external,
-        masked_task=masked_task,
-        labelled=labelled,
-    )
+    return Losses(total, mlm_external, mlm_task, None if task is None else task.detach(), counts)

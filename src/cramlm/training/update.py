@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from cramlm.config import PhaseConfig
 from cramlm.errors import DivergedError
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
-from cramlm.training.objective import Losses, losses
+from cramlm.training.objective import Counts, Losses, losses
 from cramlm.training.optimization import JointOptimizer
+from cramlm.training.parallel import Parallel, Replicated, over_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +37,35 @@ def update(
     precision: Precision,
     dropout_seed: int,
     step: int,
+    counts: Counts | None = None,
+    parallel: Parallel | None = None,
 ) -> Update:
     """Change the model by one step of the optimizer at `factor` times the peak learning rates.
 
-    Dropout is drawn from `dropout_seed` alone. Seeds torch's global generator.
+    Where several ranks train, `batch` is this one's share of a step, `counts` are the step's and `parallel` brings the shares together;
+    the update and what is returned are those of the whole step. Dropout is drawn from `dropout_seed` alone. Seeds torch's global generator.
 
     Raises:
-        DivergedError: if the loss or the gradient is not finite; model and optimizer are then as before.
+        DivergedError: if the loss or the gradient is not finite, on any rank; model and optimizer are then as before. RankLost: if a rank
+            no longer answers.
     """
+    parallel = parallel or Replicated(model)
     torch.manual_seed(dropout_seed)
     optimizer.zero_grad()
     with torch.autocast(batch.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-        computed = losses(model, batch, phase)
-    loss = float(computed.total.detach())
-    _check("loss", loss, phase, optimizer=optimizer, step=step)
+        computed = losses(model, batch, phase, counts)
+    seen = over_all(computed, parallel.ranks)
+    _check("loss", float(seen.total.detach()), phase, optimizer=optimizer, step=step)
     computed.total.backward()  # type: ignore[no-untyped-call]
     parameters = [parameter for parameter in optimizer.parameters if parameter.grad is not None]
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    parallel.sum_gradients(parameters)
+    norm = parallel.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     gradient_norm = float(norm)
     _check("gradient norm", gradient_norm, phase, optimizer=optimizer, step=step)
     clip_grads_with_norm_(parameters, phase.optimizer.clip_norm, norm)
     optimizer.set_factor(factor)
     optimizer.step()
-    return Update(computed, gradient_norm)
+    return Update(seen, gradient_norm)
 
 
 def _check(what: str, value: float, phase: PhaseConfig, *, optimizer: JointOptimizer, step: int) -> None:

@@ -1,0 +1,317 @@
+"""Several ranks in one training are one training: the losses of one process, stops and resumes that are exact, no rank left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
+
+from cramlm.config import PhaseConfig
+from cramlm.errors import DataError
+from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Event
+from cramlm.training.batching import share
+from cramlm.training.distributed import ALONE, Ranks, Stop
+from cramlm.training.loop import never
+from cramlm.training.objective import Counts, losses
+from ranks import exit_codes, said, start_ranks
+
+THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+Accident = Callable[[Model], int | None]
+
+
+def at(boundary: int, accident: Accident) -> Callable[[Model], Stop]:
+    """A `stop` during whose call at a step boundary something happens to this rank."""
+
+    def stop_of(model: Model) -> Stop:
+        asked = count()
+        return lambda: accident(model) if next(asked) == boundary else None
+
+    return stop_of
+
+
+def to_itself(number: signal.Signals) -> Accident:
+    return lambda model: os.kill(os.getpid(), number)
+
+
+def train(phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Model], Stop]] | None = None) -> Callable[[Ranks], None]:
+    """What each rank does: the phase, from other weights than the first rank's; results in `folder/weights-N` and `folder/losses`."""
+
+    def work(ranks: Ranks) -> None:
+        model = make_model(seed=7 if ranks.index == 0 else 1000 + ranks.index)
+        events: list[Event] = []
+        stop = (accidents or {}).get(ranks.index, lambda model: never)(model)
+        result = run_phase(model, phase, folder / "work", emit=events.append, stop=stop, ranks=ranks)
+        save_file(weights_of(model), folder / f"weights-{ranks.index}")
+        if ranks.index == 0:
+            steps = [dict(event.data) for event in events if event.kind == "step"]
+            (folder / "losses").write_text(json.dumps([steps, result.best_score, result.tokens, result.places]), "utf-8")
+
+    return work
+
+
+def one_process(phase: PhaseConfig, folder: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    folder.mkdir(exist_ok=True)
+    train(phase, folder)(ALONE)
+    return results(folder)
+
+
+def results(folder: Path, *, rank: int = 0) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    return load_file(folder / f"weights-{rank}"), json.loads((folder / "losses").read_text("utf-8"))
+
+
+def several(
+    ranks: int,
+    phase: PhaseConfig,
+    folder: Path,
+    *,
+    parallel: str = "ddp",
+    accidents: Mapping[int, Callable[[Model], Stop]] | None = None,
+) -> list[int]:
+    """Train on so many ranks; their exit codes."""
+    return exit_codes(start_ranks(ranks, train(phase, folder, accidents), errors=folder / "said", parallel=parallel))
+
+
+def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, parallel: str) -> None:
+    expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one")
+    folder = tmp_path / "several"
+    assert several(ranks, phase, folder, parallel=parallel) == [0] * ranks, said(folder / "said")
+    weights, (together, *rest) = results(folder)
+    assert rest == [best, tokens, places]
+    for alone, shared in zip(steps, together, strict=True):
+        for term in ("loss", "mlm_external", "mlm_task", "task"):
+            assert (term in alone) == (term in shared)
+            if term in alone:
+                assert shared[term] == pytest.approx(alone[term], rel=1e-5), f"{term} at step {alone['step']}"
+    for rank in range(1, ranks):
+        assert_same_bits(results(folder, rank=rank)[0], weights)
+    if phase.optimizer.kind == "adamw":  # Muon gives directions without gradient a size, and their sign hangs on the last bit
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
+
+
+def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
+    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, optimizer={"kind": "adamw"}), tmp_path, ranks=2, parallel="ddp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": {"kind": "adamw"}},
+        {"optimizer": {"kind": "adamw"}, "external": 0, "mlm_weight": 0.0},
+        {"mixing": "interleaved", "loss_scale": "mean"},
+        {"external": 0, "mlm_weight": 0.0, "label_smoothing": 0.1},
+        {"external": 0, "batch_size": 2, "batch_unit": "sequences"},
+    ],
+)
+def test_any_phase_on_several_ranks_has_the_losses_of_one_process(
+    tmp_path: Path, ranks: int, parallel: str, changes: dict[str, Any]
+) -> None:
+    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, **changes), tmp_path, ranks=ranks, parallel=parallel)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 40])
+def test_every_row_is_computed_by_one_rank_and_places_and_tokens_are_even(ranks: int) -> None:
+    whole = make_batches(make_phase(batch_size=700)).batch(3)
+    shares = [share(whole, index, ranks) for index in range(ranks)]
+    real = [part for part in shares if len(part.first)]
+    assert sum(part.tokens for part in shares) == whole.tokens
+    assert sorted(row.tobytes() for part in real for row in part.token_ids) == sorted(row.tobytes() for row in whole.token_ids)
+    assert max(len(part.token_ids) for part in shares) - min(len(part.token_ids) for part in shares) <= 1
+    fullest = int((whole.sequence >= 0).sum(axis=1).max())
+    assert max(part.tokens for part in shares) - min(part.tokens for part in shares) <= fullest
+    for part in real:
+        assert part.sequence.max() + 1 == len(part.first) == len(part.task_labels) == len(part.external)
+        assert (part.sequence.ravel()[part.first] == np.arange(len(part.first))).all()
+        assert (part.position.ravel()[part.first] == 0).all()
+        assert len(part.masked) == len(part.mlm_labels)
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss_scale": "mean"}, {"external": 0, "mlm_weight": 0.0, "label_smoothing": 0.1}])
+@pytest.mark.parametrize("ranks", [2, 40])
+def test_the_losses_and_gradients_of_the_shares_sum_up_to_those_of_the_batch(changes: dict[str, Any], ranks: int) -> None:
+    phase, model = make_phase(**changes), make_model()
+    whole = make_batches(phase).batch(2)
+    counts = Counts.of(whole, phase)
+
+    def of(parts: list[Any]) -> tuple[float, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        computed = [losses(model, PackedBatch.of(part), phase, counts).total for part in parts]
+        sum(computed, torch.zeros(())).backward()  # type: ignore[no-untyped-call]
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        return float(sum(total.detach() for total in computed)), gradients
+
+    expected, gradients = of([whole])
+    total, summed = of([share(whole, index, ranks) for index in range(ranks)])
+    assert total == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(summed, gradients, rtol=1e-4, atol=1e-6)
+
+
+def undisturbed(phase: PhaseConfig, folder: Path, *, ranks: int = 2, parallel: str = "ddp") -> dict[str, torch.Tensor]:
+    assert several(ranks, phase, folder, parallel=parallel) == [0] * ranks
+    return results(folder)[0]
+
+
+def assert_goes_on_exactly(phase: PhaseConfig, folder: Path, expected: dict[str, torch.Tensor], *, parallel: str = "ddp") -> None:
+    """The same two ranks again finish, with these bits."""
+    assert several(2, phase, folder, parallel=parallel) == [0, 0], said(folder / "said")
+    assert_same_bits(results(folder)[0], expected)
+
+
+def test_61_a_rank_that_is_killed_is_named_and_the_two_go_on_with_the_same_bits(tmp_path: Path) -> None:
+    phase = make_phase(**THOROUGH)
+    expected = undisturbed(phase, tmp_path / "straight")
+    folder = tmp_path / "killed"
+    began = time.monotonic()
+    assert several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))}) == [75, -signal.SIGKILL]
+    assert time.monotonic() - began < 25, "a broken connection is noticed at once, not after the timeout"
+    (line,) = said(folder / "said")
+    assert line.startswith("rank 1 (pid ")
+    assert "is gone or stopped" in line
+    assert "run the same command again" in line
+    assert_goes_on_exactly(phase, folder, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_61_when_the_first_rank_is_killed_the_other_says_so(tmp_path: Path, parallel: str) -> None:
+    phase = make_phase(**THOROUGH)
+    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    folder = tmp_path / "killed"
+    codes = several(2, phase, folder, accidents={0: at(7, to_itself(signal.SIGKILL))}, parallel=parallel)
+    assert codes == [-signal.SIGKILL, 75]
+    (line,) = said(folder / "said")
+    assert "is gone" in line
+    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_61_a_rank_that_is_stopped_is_waited_for_no_longer_than_the_timeout(tmp_path: Path, stopped: int) -> None:
+    phase = make_phase(**THOROUGH)
+    expected = undisturbed(phase, tmp_path / "straight")
+    folder = tmp_path / "stopped"
+    work = train(phase, folder, {stopped: at(7, to_itself(signal.SIGSTOP))})
+    pids = start_ranks(2, work, errors=folder / "said", timeout=5)
+    began = time.monotonic()
+    (code,) = exit_codes([pids[1 - stopped]])
+    assert code == 75
+    assert time.monotonic() - began < 40
+    os.kill(pids[stopped], signal.SIGKILL)  # as torchrun does
+    exit_codes([pids[stopped]])
+    (line,) = said(folder / "said")
+    assert "run the same command again" in line
+    assert_goes_on_exactly(phase, folder, expected)
+
+
+@pytest.mark.slow
+def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score_does_not(tmp_path: Path) -> None:
+    def late(ranks: Ranks) -> None:
+        ranks.told(lambda: time.sleep(6))
+        if ranks.index == 1:
+            time.sleep(9)
+        ranks.agreed(None)
+
+    began = time.monotonic()
+    codes = exit_codes(start_ranks(2, late, errors=tmp_path, timeout=3))
+    assert codes == [75, 75]
+    assert time.monotonic() - began < 40
+    (line,) = said(tmp_path)
+    assert "within 3 s" in line
+
+
+@pytest.mark.slow
+def test_61_ranks_that_do_not_all_come_end_within_the_timeout(tmp_path: Path) -> None:
+    pids = start_ranks(3, lambda ranks: None, errors=tmp_path, timeout=4)
+    os.kill(pids[2], signal.SIGKILL)
+    assert exit_codes(pids) == [75, 75, -signal.SIGKILL]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_56_a_number_that_is_not_finite_on_one_rank_stops_both_and_nothing_of_it_is_saved(tmp_path: Path, parallel: str) -> None:
+    phase = make_phase(**THOROUGH)
+    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    folder = tmp_path / "poisoned"
+
+    codes = several(2, phase, folder, accidents={1: at(7, spoil_the_loss)}, parallel=parallel)
+    assert codes == [6, 6]
+    (line,) = said(folder / "said")
+    assert "step 7: the loss is nan" in line
+    assert sorted(path.name for path in (folder / "work").iterdir()) == ["step-00000004"]
+    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+
+
+def spoil_the_loss(model: Model) -> None:
+    """From now on this process computes NaN."""
+    import cramlm.training.objective as objective
+
+    right = objective.weighted_cross_entropy
+    objective.weighted_cross_entropy = lambda logits, targets, weights: right(logits * math.nan, targets, weights)  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_53_a_signal_to_one_rank_stops_all_at_the_same_boundary_twice_and_the_bits_are_the_same(tmp_path: Path, parallel: str) -> None:
+    phase = make_phase(**THOROUGH)
+    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    folder = tmp_path / "stopped"
+    for rank, boundary in ((1, 5), (0, 4)):
+        codes = several(2, phase, folder, accidents={rank: at(boundary, lambda model: 75)}, parallel=parallel)
+        assert codes == [75, 75]
+        (line,) = said(folder / "said")
+        assert "stopped after step" in line
+    assert (folder / "work" / "step-00000009").is_dir()
+    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+
+
+@pytest.mark.slow
+def test_what_the_first_rank_cannot_do_ends_all_with_its_exit_code_and_one_line(tmp_path: Path) -> None:
+    def refuse(ranks: Ranks) -> None:
+        if ranks.index == 0:
+            raise DataError("train.jsonl:3: no label; add one")
+        ranks.told(lambda: None)
+
+    assert exit_codes(start_ranks(3, refuse, errors=tmp_path)) == [3, 3, 3]
+    assert said(tmp_path) == ["train.jsonl:3: no label; add one"]
+
+
+@pytest.mark.slow
+def test_a_bug_on_another_rank_ends_all(tmp_path: Path) -> None:
+    def fail(ranks: Ranks) -> None:
+        if ranks.index == 1:
+            raise DataError("only here")
+        ranks.agreed(None)
+
+    assert exit_codes(start_ranks(2, fail, errors=tmp_path)) == [3, 3]
+    assert said(tmp_path) == ["only here"]
+
+
+@pytest.mark.slow
+def test_weights_that_drift_apart_are_noticed_before_they_are_saved(tmp_path: Path) -> None:
+    def nudge(model: Model) -> None:
+        with torch.no_grad():
+            model.classifier.dense.weight[0, 0] += 1e-6
+
+    assert several(2, make_phase(**THOROUGH), tmp_path, accidents={1: at(2, nudge)}) == [4, 4]
+    (line,) = said(tmp_path / "said")
+    assert "drifted apart" in line
