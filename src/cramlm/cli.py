@@ -66,6 +66,7 @@ def fit(
     text_pair_column: PairColumn = None,
     on_bad_row: OnBadRowOption = "fail",
     store: StoreOption = None,
+    track: Annotated[str | None, typer.Option(help="Send losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
 ) -> None:
     """Retrieve, train, evaluate and export; run it again to resume or to see that nothing is left to do."""
     from cramlm.console import console_events, show_table, summary_rows
@@ -73,9 +74,10 @@ def fit(
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed)
+    from cramlm.deploy.trackers import follow
     from cramlm.pipeline import run  # after the config was checked: this loads torch
 
-    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as emit:
+    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as show, follow(track, out, resolved, show) as emit:
         finished = run(resolved, out=out, store=store, emit=emit, stop=stop)
     header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
     show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))

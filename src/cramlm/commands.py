@@ -1,4 +1,4 @@
-"""The commands on a finished model, `export`, `explain` and `push`: a part of the command line that cli.py takes in."""
+"""The commands on a finished model, `export`, `explain`, `push` and `track`: a part of the command line that cli.py takes in."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(export)
     app.command()(explain)
     app.command()(push)
+    app.command()(track)
 
 
 def export(
@@ -73,3 +74,15 @@ def push(
     with console_events() as emit:
         url = push_model(model, repository, public=public, license_id=license_id, language=language, emit=emit)
     print(url)
+
+
+def track(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
+) -> None:
+    """Send a run's losses and scores to an experiment tracker, from its events.jsonl; `fit --track` does it as they come."""
+    from cramlm.console import console_events
+    from cramlm.deploy.trackers import replay
+
+    with console_events() as emit:
+        replay(tracker, run, emit)

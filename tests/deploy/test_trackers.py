@@ -1,0 +1,144 @@
+"""Experiment trackers: the real libraries, each skipped where it is not installed (TensorBoard is, for developers)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramlm.config import RunConfig, load_config, to_toml
+from cramlm.deploy.trackers import follow, open_tracker, replay
+from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.records import Event, silent
+from tiny_task import tiny_config
+
+PATHS = {name: f"{name}.jsonl" for name in ("train", "dev", "test", "corpus")}
+EVENTS = [
+    Event("start", "phase-1-joint"),
+    Event("step", "phase-1-joint", data={"step": 5, "loss": 3.5, "mlm": 3.0, "learning_rate": {"muon": 0.01}}),
+    Event("step", "phase-1-joint", data={"step": 10, "loss": 2.5}),
+    Event("step", "phase-1-joint", data={"step": 10, "loss": 2.25}),  # once more, after a stop
+    Event("evaluation", "phase-1-joint", data={"step": 10, "best": True, "scores": {"macro_f1": 0.75}}),
+]
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return load_config(tiny_config(PATHS))
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder as far as trackers read it; whatever a tracker keeps elsewhere is kept below."""
+    folder = tmp_path / "mine"
+    (folder / "evaluation").mkdir(parents=True)
+    (folder / "run.toml").write_text(to_toml(config), "utf-8")
+    lines = [{"time": 1.0, "kind": event.kind, "stage": event.stage, "message": "", "data": event.data} for event in EVENTS]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    test = {"accuracy": 0.5, "macro_f1": 0.5, "micro_f1": 0.5}
+    (folder / "evaluation" / "scores.json").write_text(json.dumps({"models": {"tlm": {"test": test, "dev": None}}}), "utf-8")
+    for name, value in (
+        ("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}"),
+        ("MLFLOW_ALLOW_FILE_STORE", "true"),
+        ("WANDB_MODE", "offline"),
+        ("WANDB_SILENT", "true"),
+        ("TRACKIO_DIR", str(tmp_path / "trackio")),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: Any = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+EXPECTED = {
+    "phase-1-joint/loss": [(5, 3.5), (10, 2.25)],
+    "phase-1-joint/mlm": [(5, 3.0)],
+    "phase-1-joint/dev_macro_f1": [(10, 0.75)],
+    "final/tlm/test_accuracy": [(0, 0.5)],
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_what_the_log_of_a_run_holds(run: Path) -> None:
+    pytest.importorskip("tensorboard")
+    assert replay("tensorboard", run, silent) == 3
+    found = tensorboard_scalars(run)
+    assert {name: found[name] for name in EXPECTED} == EXPECTED
+    assert found["phase-1-joint/learning_rate/muon"][0][0] == 5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_that_goes_on_is_followed(run: Path, config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
+    heard: list[Event] = []
+    with follow("tensorboard", run, config, heard.append) as emit:
+        for event in EVENTS:
+            emit(event)
+    assert heard == EVENTS
+    assert tensorboard_scalars(run)["phase-1-joint/loss"] == [(5, 3.5), (10, 2.5), (10, 2.25)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_holds_scalars_and_every_knob(run: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    replay("mlflow", run, silent)
+    (found,) = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("cramlm").experiment_id])
+    for name, points in EXPECTED.items():
+        history = mlflow.MlflowClient().get_metric_history(found.info.run_id, name)
+        assert [(point.step, point.value) for point in history] == points
+    assert found.data.params["task.train"] == "train.jsonl"
+    assert found.info.run_name == "mine"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_holds_the_scalars(run: Path, tmp_path: Path) -> None:
+    import sqlite3
+
+    pytest.importorskip("trackio")
+    replay("trackio", run, silent)
+    with sqlite3.connect(next((tmp_path / "trackio").rglob("cramlm.db"))) as database:
+        rows = [(step, json.loads(metrics)) for step, metrics in database.execute("select step, metrics from metrics order by id")]
+    for name, points in EXPECTED.items():
+        assert [(step, metrics[name]) for step, metrics in rows if name in metrics] == points
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_takes_a_run_offline(run: Path) -> None:
+    pytest.importorskip("wandb")
+    replay("wandb", run, silent)
+    (log,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    assert b"phase-1-joint/loss" in log.read_bytes()
+
+
+def test_a_tracker_that_is_not_installed_is_one_line_with_the_command(
+    run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what the import system itself does for a module that is not to be found
+    with pytest.raises(EnvironmentFault, match=r"pip install wandb$"):
+        open_tracker("wandb", run, config)
+    with pytest.raises(UsageError, match="tensorboard, wandb, mlflow, trackio"):
+        open_tracker("visdom", run, config)
+    with pytest.raises(UsageError, match="holds no events"):
+        replay("tensorboard", run / "evaluation", silent)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tracker_that_fails_costs_a_warning_and_not_the_run(run: Path, config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
+    heard: list[Event] = []
+    with follow("tensorboard", run, config, heard.append) as emit:
+        emit(Event("step", "phase-1-joint", data={"step": 10**30, "loss": 1.0}))  # no 64-bit step: the library raises
+        emit(EVENTS[1])
+    assert [event.kind for event in heard] == ["step", "warning", "step"]
+    assert "cramlm track RUN tensorboard" in heard[1].message
