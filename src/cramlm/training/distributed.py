@@ -157,7 +157,7 @@ class _Joined:
                 f"not all {os.environ['WORLD_SIZE']} ranks came to {where} within {config.timeout:g} s; run the same command again"
             ) from error
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._turn = 0
+        self._turn, self._gone = 0, [self.index]  # ranks that nobody waits for when this one leaves
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._store.set(f"who/{self.index}", f"pid {os.getpid()} on {socket.gethostname()}")
         self._leaving = threading.Event()
@@ -265,7 +265,7 @@ class _Joined:
         self._store.set(f"left/{self.index}", "")
         until = time.monotonic() + _LEAVING_SECONDS
         while self.index == 0 and time.monotonic() < until:
-            if all(self._store.check([f"left/{index}"]) for index in range(1, self.count)):
+            if all(index in self._gone or self._store.check([f"left/{index}"]) for index in range(self.count)):
                 break
             time.sleep(_NAP_SECONDS[0])
         self._leaving.set()
@@ -294,6 +294,7 @@ class _Joined:
             lost = self._lost()
             if self._store.check([_ENDED]):
                 return _Ended(int(self._store.get(_ENDED)))
+            self._gone += lost
             names = [f"rank {index} ({self._store.get(f'who/{index}').decode()})" for index in lost]
         except RuntimeError:
             return RankLost(f"rank {self.index} of {self.count}: the machine where the ranks meet is gone ({_brief(error)}); {again}")

@@ -1,0 +1,108 @@
+"""What the other ranks of a training in several do while the first one runs the stages: wait for an order, train with it, wait again.
+
+An order is everything that a phase is made of: settings as JSON, token pools as arrays. So only the first rank needs the files, and the
+machines share no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+
+from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.model.device import Precision
+from cramlm.model.model import Model, build_model
+from cramlm.records import silent
+from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.distributed import Ranks, Stop
+from cramlm.training.loop import train_phase
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a model is built from; its weights come with the training."""
+
+    encoder: EncoderConfig
+    head: HeadConfig
+    special: SpecialIds
+    labels: int
+
+    def build(self, seed: int) -> Model:
+        """A model of this size."""
+        special = self.special
+        return build_model(self.encoder, self.head, vocab_size=special.vocab_size, labels=self.labels, seed=seed, pad_id=special.pad)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A phase to train; number: its place among the phases. work: where the first rank keeps checkpoints."""
+
+    phase: PhaseConfig
+    number: int
+    size: Size
+    seed: int
+    precision: Precision
+    threads: int
+    choose_by: str
+    work: Path
+
+
+_ORDER = TypeAdapter(Order)
+
+
+def give_order(ranks: Ranks, order: Order, external: TokenPool | None, task: TokenPool | None) -> None:
+    """Called by the first rank before `train_phase`: the others make the same call."""
+    ranks.told(lambda: {"order": _ORDER.dump_python(order, mode="json")})
+    for pool in (external, task):
+        arrays = {} if pool is None else {name: getattr(pool, name) for name in TokenPool.__dataclass_fields__}
+        writable = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items() if array is not None}
+        ranks.given({name: torch.from_numpy(array) for name, array in writable.items()})
+
+
+def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
+    """Called by the first rank when everything is done; `result` is what `follow` returns to the others."""
+    ranks.told(lambda: {"order": None, "result": dict(result)})
+
+
+def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
+    """Obey the first rank until it dismisses this one; reads and writes no file.
+
+    Raises:
+        RankLost: if the first rank is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
+    """
+    while (word := ranks.told(_unasked))["order"] is not None:
+        order = _ORDER.validate_python(word["order"])
+        external, task = (_pool(ranks), _pool(ranks))
+        torch.set_num_threads(order.threads)
+        train_phase(
+            order.size.build(order.seed),
+            order.phase,
+            Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.size.special),
+            seed=order.seed,
+            phase_index=order.number,
+            work=order.work,
+            precision=order.precision,
+            emit=silent,
+            evaluate=_unasked,
+            choose_by=order.choose_by,
+            stop=stop,
+            fingerprint={},
+            ranks=ranks,
+        )
+    result: dict[str, Any] = word["result"]
+    return result
+
+
+def _pool(ranks: Ranks) -> TokenPool | None:
+    arrays = {name: tensor.numpy() for name, tensor in ranks.given({}).items()}
+    return TokenPool(**arrays) if arrays else None
+
+
+def _unasked(model: Model | None = None) -> dict[str, Any]:
+    raise AssertionError("only the first rank is asked")
