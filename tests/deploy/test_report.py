@@ -355,6 +355,26 @@ def test_it_follows_the_reader_into_the_dark(browser: Any, reported: Path) -> No
     assert dark[0] < 150 < 600 < dark[1]
 
 
+def test_on_paper_it_is_light_and_whole_and_without_what_only_a_screen_can_do(browser: Any, reported: Path) -> None:
+    shown, trouble = look(browser, reported / "report.html", color_scheme="dark", viewport={"width": 720, "height": 1000})
+    shown.emulate_media(media="print", color_scheme="dark")
+    for name in ("nav", ".unfold", ".filter"):
+        assert shown.locator(name).count() > 0
+        assert shown.locator(f"{name}:visible").count() == 0, name
+    for element in ("body", "section"):
+        style = f"getComputedStyle(document.querySelector('{element}'))"
+        background, ink = (re.findall(r"[\d.]+", shown.evaluate(f"{style}.{name}")) for name in ("backgroundColor", "color"))
+        assert background[:3] == ["255", "255", "255"] or background[3:] == ["0"], "white, or nothing painted"
+        assert sum(map(int, ink[:3])) < 200
+    table = shown.locator("table", has_text="Where the passages come from")
+    assert table.locator("tbody tr:visible").count() == table.locator("tbody tr").count() > 10
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 720
+    paper = shown.pdf(format="A4")
+    assert paper.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type /Page\b", paper)) > 1
+    assert trouble == []
+
+
 def test_without_scripts_it_is_whole(browser: Any, reported: Path) -> None:
     shown, _ = look(browser, reported / "report.html", java_script_enabled=False)
     table = shown.locator("table", has_text="Where the passages come from")

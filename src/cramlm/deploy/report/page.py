@@ -29,7 +29,7 @@ from cramlm.records import Emit, Event
 
 FILE = "report.html"
 RUNS_FILE = "runs.html"
-CODE_FORMAT = 1  # raise it when the same run would give another page
+CODE_FORMAT = 2  # raise it when the same run would give another page
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
 
 
