@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,7 +73,7 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
         EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed, `target` is as before.
     """
     with environment_faults(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -104,7 +105,8 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
 def publish_file(target: Path, content: bytes) -> None:
     """Write one file whole or not at all (temporary file, fsync, rename, fsync of the folder)."""
     with environment_faults(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
+        _remove_files_of_the_dead(target)
         temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
         try:
             temporary.write_bytes(content)
@@ -146,6 +148,20 @@ def open_artifact(path: Path, *, kind: str) -> Artifact:
     return artifact
 
 
+def check_files(path: Path, names: Iterable[str]) -> None:
+    """If `path` is a published folder, check every byte of these files of it; a folder that was made by others has no promises to keep.
+
+    Raises:
+        ArtifactError: naming the file that is damaged or missing.
+    """
+    if not (path / MANIFEST).exists():
+        return
+    promised = _read_manifest(path).files
+    for name in names:
+        if name in promised:
+            _check_file(path / name, promised[name], whole=True, remedy=f"export again; if you changed it yourself, remove {MANIFEST}")
+
+
 def verify(path: Path) -> int:
     """Check every published folder at or below `path`, every file by its hash; returns how many folders were checked.
 
@@ -185,6 +201,9 @@ def stage(
     name, key = name or kind, json.loads(json.dumps(key))  # as it will read back from the manifest: tuples become lists
     if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
         emit(Event("fresh", name, "fresh"))
+        if next(_leftovers(target), None) is not None:  # of a builder that was killed while it tidied up
+            with contextlib.suppress(LockedError), lock(target):
+                pass
         return artifact
     with lock(target):
         if (target / MANIFEST).exists():
@@ -216,7 +235,7 @@ def lock(target: Path) -> Iterator[None]:
         LockedError: at once, naming pid and host of the holder.
     """
     with environment_faults(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         path = target.parent / f".{target.name}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -230,7 +249,7 @@ def lock(target: Path) -> Iterator[None]:
         with environment_faults(target):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        remove_leftovers(target)
+            remove_leftovers(target)
         yield
     finally:
         os.close(handle)
@@ -251,7 +270,7 @@ def wait_while_locked(build: Callable[[], _Result], tell: Callable[[str], None])
 
 def remove_leftovers(target: Path) -> None:
     """Delete temporary folders that a killed builder of `target` left; call only under its lock."""
-    for leftover in target.parent.glob(f".{target.name}.tmp-*"):
+    for leftover in _leftovers(target):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -293,17 +312,40 @@ def _read_manifest(path: Path) -> Artifact:
     return artifact
 
 
-def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool) -> None:
+def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool, remedy: str = "delete the folder and build it again") -> None:
     try:
         size = path.stat().st_size
         if size != promised["bytes"]:
-            raise ArtifactError(f"{path}: damaged, {size} bytes instead of {promised['bytes']}; delete the folder and build it again")
+            raise ArtifactError(f"{path}: damaged, {size} bytes instead of {promised['bytes']}; {remedy}")
         if whole and hash_file(path) != promised["sha256"]:
-            raise ArtifactError(f"{path}: damaged, content differs from its hash; delete the folder and build it again")
+            raise ArtifactError(f"{path}: damaged, content differs from its hash; {remedy}")
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: missing; delete the folder and build it again") from error
+        raise ArtifactError(f"{path}: missing; {remedy}") from error
     except OSError as error:
         raise EnvironmentFault(f"{path}: {error.strerror}; check the disk and permissions") from error
+
+
+def _leftovers(target: Path) -> Iterator[Path]:
+    return target.parent.glob(f"{glob.escape(f'.{target.name}.tmp-')}*")
+
+
+def _remove_files_of_the_dead(target: Path) -> None:
+    """Delete temporary files that killed writers of `target` left on this machine."""
+    for leftover in _leftovers(target):
+        pid = leftover.name.rpartition("-")[2]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not _lives(int(pid)):
+                leftover.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # someone else's
+    return pid != os.getpid()
 
 
 def _manifests_below(path: Path) -> Iterator[Path]:
@@ -313,6 +355,14 @@ def _manifests_below(path: Path) -> Iterator[Path]:
             subfolders.clear()
             yield Path(folder) / MANIFEST
         subfolders[:] = [name for name in subfolders if ".tmp-" not in name]
+
+
+def _make_folder(path: Path) -> None:
+    """With those above it, each synced into its own parent: what is published in a folder whose name is lost is lost."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _fsync(path.parent)
 
 
 def _fsync(path: Path) -> None:

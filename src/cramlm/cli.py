@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,6 +22,7 @@ import typer
 from cramlm.commands import add_commands
 from cramlm.errors import CramError, Stopped
 from cramlm.options import checked, open_encoder, resolve_corpus, resolve_retriever, resolve_run
+from cramlm.signals import EXIT_CODES, Interrupted, interrupt_at_signals
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -279,6 +281,7 @@ def serve(
     from cramlm.deploy.server import serve as serve_model
     from cramlm.deploy.server_limits import Limits
 
+    tell = partial(print, file=sys.stderr, flush=True)
     limits = Limits(
         body_bytes=max_body_bytes,
         texts=max_texts,
@@ -288,7 +291,7 @@ def serve(
         read_seconds=read_timeout,
     )
     code = serve_model(
-        model, host=host, port=port, token=token, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=_announce
+        model, host=host, port=port, token=token, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=tell
     )
     raise typer.Exit(code)
 
@@ -309,9 +312,11 @@ def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index,
     """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
     from cramlm.artifacts import verify as verify_artifacts
     from cramlm.data.corpus import verify_corpora
+    from cramlm.retrieval.index import verify_indexes
 
     folders = verify_artifacts(path)
     verify_corpora(path)
+    verify_indexes(path)
     print(f"{folders} folders whole: {path}")
 
 
@@ -329,6 +334,7 @@ add_commands(app)
 
 def main() -> NoReturn:
     """Run the command line; never shows a traceback unless asked."""
+    interrupt_at_signals()
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -338,8 +344,8 @@ def main() -> NoReturn:
     except typer.TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "nothing to do; see `cramlm --help`", 2)
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; run the same command again to continue", 130)
+    except Interrupted as error:
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: not our error
         sys.exit(0)
@@ -349,10 +355,6 @@ def main() -> NoReturn:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
     except Exception as error:
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
-
-
-def _announce(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -370,7 +372,7 @@ def _stop_on_signals() -> Iterator[Callable[[], int | None]]:
     def remember(number: int, frame: Any) -> None:
         if received:
             os._exit(128 + number)
-        received.append(75 if number == signal.SIGTERM else 130)
+        received.append(EXIT_CODES[number])
         print("stopping at the next safe point; once more to stop at once", file=sys.stderr)
 
     previous = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -394,6 +396,5 @@ def _traceback_to(path: Path) -> Iterator[None]:
         raise
 
 
-def _printable(text: str) -> str:
-    """Text for a terminal: control characters (escape sequences, line ends) shown as spaces."""
+def _printable(text: str) -> str:  # for a terminal: control characters (escape sequences, line ends) as spaces
     return "".join(character if character.isprintable() else " " for character in text)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import read_array
 from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage, wait_while_locked
 from cramlm.config import CorpusConfig
 from cramlm.data.executors import Executor, Processes, Share
@@ -191,7 +192,7 @@ def _open_parts(path: Path, table: Sequence[dict[str, Any]]) -> tuple[Part, ...]
         ArtifactError: naming the part that is missing, damaged, or not the one that the corpus was built from.
     """
     allow_open_parts(len(table))
-    dropped = np.load(path / "dropped.npy", allow_pickle=False)
+    dropped = read_array(path / "dropped.npy")
     parts: list[Part] = []
     first = start = 0
     for entry in table:

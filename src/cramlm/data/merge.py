@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import hash_json, open_artifact
 from cramlm.data.parts import damage_named, read_statistics
 from cramlm.data.reading import KIND as PART
@@ -51,7 +52,7 @@ class _Input:
         return sum(file["passages"] for file in self.files)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = np.load(self.path / f"{name}.npy", allow_pickle=False)
+        values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
         return values
 
 
@@ -146,8 +147,8 @@ class _Merger:
             start, first = end, first + count
         assert start == len(digests)
         assert first == len(source)
-        np.save(self._folder / "dropped.npy", np.concatenate(dropped), allow_pickle=False)
-        np.save(self._folder / "source.npy", source, allow_pickle=False)
+        save_array(self._folder / "dropped.npy", np.concatenate(dropped))
+        save_array(self._folder / "source.npy", source)
         self._write_rejected()
         statistics = self._statistics()
         _write_json(self._folder / "sources.json", list(self._sources))

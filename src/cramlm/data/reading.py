@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import save_array
 from cramlm.artifacts import hash_json, stage
 from cramlm.config import CorpusConfig
 from cramlm.data.inputs import stamp_inputs
@@ -285,7 +286,7 @@ class _PartWriter:
             "own_id_lines": np.asarray(self._own_id_lines, np.int64),
         }
         for name, values in arrays.items():
-            np.save(self._folder / f"{name}.npy", values, allow_pickle=False)
+            save_array(self._folder / f"{name}.npy", values)
         (self._folder / "sources.json").write_text(json.dumps(list(self._sources), ensure_ascii=False, indent=1) + "\n", "utf-8")
         if self._rejected:
             with (self._folder / "rejected.jsonl").open("w", encoding="utf-8") as file:

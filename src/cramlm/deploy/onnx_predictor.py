@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from cramlm.artifacts import check_files
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.records import FloatArray, IntArray, Prediction
@@ -79,6 +80,7 @@ class OnnxPredictor:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise EnvironmentFault(f"an ONNX model needs the package {error.name}; run: pip install 'cramlm[onnx]'") from error
+        check_files(folder, (GRAPH_FILE, FACTS_FILE, TOKENIZER_FILE))
         facts = _facts(folder)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET

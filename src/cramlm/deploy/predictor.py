@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from cramlm.artifacts import check_files
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import DataError
 from cramlm.evaluation.evaluate import evaluate_examples, predict_probabilities
 from cramlm.evaluation.metrics import Scores
 from cramlm.model.device import Precision
-from cramlm.model.hf import LoadedModel, load_classifier
+from cramlm.model.hf import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, LoadedModel, load_classifier
+from cramlm.model.tokenization import TOKENIZER_FILE
 from cramlm.records import Example, FloatArray, Prediction
 
 
@@ -37,6 +39,7 @@ class Predictor:
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
         """
+        check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
         loaded = load_classifier(Path(folder))
         loaded.model.to(device)
         return cls(loaded, precision=precision)

@@ -21,15 +21,15 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cramlm.artifacts import environment_faults
 from cramlm.config import EncoderConfig, HeadConfig, explain_validation_error
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.model.model import Model, empty_model, initialise_all
 from cramlm.model.native_names import NATIVE_NAMES
 from cramlm.model.tokenization import SPECIAL_TOKENS, TOKENIZER_FILE, Tokenizer
+from cramlm.model.weights import save_tensors
 
 Task: TypeAlias = Literal["classifier", "mlm"]
 
@@ -202,7 +202,7 @@ def _save(model: Model, tokenizer: Tokenizer, folder: Path, *, task: Task, label
     }
     with environment_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
         (folder / TOKENIZER_FILE).write_text(tokenizer.content, "utf-8")
         for name, content in ((CONFIG_FILE, native_config(model, task=task, labels=labels)), (TOKENIZER_CONFIG_FILE, tokenizer_config)):
             (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -348,6 +348,8 @@ def _opened(path: Path) -> Any:
     try:
         with environment_faults(path):
             return safe_open(path, framework="pt", device="cpu")
+    except RuntimeError as error:  # torch maps the file
+        raise EnvironmentFault(f"{path}: cannot be read ({str(error).rpartition(':')[2].strip()}); check the disk") from error
     except SafetensorError as error:
         raise ArtifactError(f"{path}: damaged, not a whole safetensors file ({error}); export the model again") from error
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import save_array
 from cramlm.artifacts import hash_json, stage, wait_while_locked
 from cramlm.data.corpus import Corpus
 from cramlm.records import Emit, Event, silent
@@ -144,7 +145,7 @@ class _Builder:
                 self._emit(Event("progress", KIND, f"{len(self._vocabulary):,} terms", done=done, total=run.count, unit="passages"))
         for file in files.values():
             file.close()
-        np.save(self._folder / "order.npy", order, allow_pickle=False)
+        save_array(self._folder / "order.npy", order)
         self._save_terms()
         statistics = {
             "documents": run.count,
@@ -203,4 +204,4 @@ class _Builder:
             "term_bytes": vocabulary.term_bytes,
         }
         for name, array in arrays.items():
-            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+            save_array(self._folder / f"{name}.npy", array)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import publish_file, wait_while_locked
+from cramlm.artifacts import environment_faults, publish_file, wait_while_locked
 from cramlm.config import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus, read_share
 from cramlm.data.executors import Executor, Share
@@ -76,9 +76,11 @@ def open_catalog(folder: Path) -> tuple[Corpus, Index]:
         ArtifactError: if `cramlm index` did not write it, or a part is damaged.
     """
     try:
-        names = json.loads((folder / CATALOG).read_bytes())
+        with environment_faults(folder):
+            content = (folder / CATALOG).read_bytes() if (folder / CATALOG).is_file() else b""
+        names = json.loads(content)
         corpus, index = folder / names["corpus"], folder / names["index"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{folder}: not an index folder (no readable {CATALOG}); build it with `cramlm index FILES --out {folder}`"
         ) from error

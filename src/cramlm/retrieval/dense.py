@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import save_array
 from cramlm.artifacts import hash_json, stage
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
@@ -103,7 +104,7 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
             vectors[start:stop] = block
             emit(Event("progress", STAGE, "encoding", done=part.first + stop, total=len(corpus), unit="passages"))
         if vectors is None:
-            np.save(folder / "vectors.npy", np.zeros((0, 0), np.float32), allow_pickle=False)
+            save_array(folder / "vectors.npy", np.zeros((0, 0), np.float32))
 
     def tell(event: Event) -> None:
         if event.kind != "fresh":  # parts may be many: that one is there already is no news

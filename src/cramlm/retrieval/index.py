@@ -9,6 +9,7 @@ Nothing global is stored but sums, so that a corpus that grew needs new shards o
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from cramlm.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify
+from cramlm.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify
 from cramlm.data.corpus import Corpus
 from cramlm.data.executors import Executor, Processes, Tally
 from cramlm.errors import ArtifactError
@@ -70,7 +71,7 @@ class Index:
         listing = _listing(artifact)
         shards = []
         for entry in listing["shards"]:
-            shard = Shard.open(path / entry["path"])
+            shard = Shard.open(Path(os.path.normpath(path.absolute() / entry["path"])))
             if shard.fingerprint != entry["fingerprint"] or len(shard) != entry["documents"]:
                 raise ArtifactError(f"{shard.path}: is not the shard that {path} was made of; build the index again")
             shards.append(shard)
@@ -167,6 +168,17 @@ def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Exec
     return Index.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
+def verify_indexes(path: Path) -> None:
+    """Open every index at or below `path`: `artifacts.verify` checks the shards that are there, this that none is missing.
+
+    Raises:
+        ArtifactError: naming a shard that is missing, damaged, or not the one that an index was made of.
+    """
+    for listing in sorted(path.rglob(LISTING)):
+        if (listing.parent / MANIFEST).exists() and not any(".tmp-" in name for name in listing.relative_to(path).parts):
+            Index.open(listing.parent)
+
+
 def _listing_of(corpus: Corpus, runs: Sequence[Run], paths: Sequence[Path]) -> dict[str, Any]:
     shards = [Shard.open(path) for path in paths]
     entries = [
@@ -218,10 +230,11 @@ def _listing(artifact: Artifact) -> dict[str, Any]:
     if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
         raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
     try:
-        listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
+        with environment_faults(path):
+            listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
         sums = {name: sum(entry[name] for entry in listing["shards"]) for name in SUMS}
         if any(listing["sums"][name] != value for name, value in sums.items()):
             raise ValueError("the sums do not fit the shards")
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
     return listing

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import hash_json, stage
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
@@ -122,14 +123,14 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
                 size += len(block.buckets)
                 file.write(block.buckets.astype("<u2").tobytes())
                 emit(Event("progress", STAGE, "hashing n-grams", done=first + done, total=len(corpus), unit="passages"))
-        np.save(folder / "offsets.npy", offsets)
-        np.save(folder / "counts.npy", counts)
+        save_array(folder / "offsets.npy", offsets)
+        save_array(folder / "counts.npy", counts)
 
     path = stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=_quiet_when_fresh(emit)).path
     try:
         offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
         found = np.memmap(path / "buckets.bin", dtype="<u2", mode="r") if offsets[-1] else np.zeros(0, np.uint16)
-        counts = np.load(path / "counts.npy", allow_pickle=False)
+        counts = read_array(path / "counts.npy")
     except (ValueError, OSError) as error:
         raise ArtifactError(f"{path}: damaged n-grams ({error}); delete the folder and run again") from error
     return Ngrams(found, offsets), counts

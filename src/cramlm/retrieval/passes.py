@@ -28,7 +28,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify, wait_while_locked
+from cramlm.arrays import read_array, save_array
+from cramlm.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify, wait_while_locked
 from cramlm.data.executors import Executor, Processes, Share, Tally
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
@@ -105,7 +106,7 @@ class Passes:
     def tokens(self) -> Tokens:
         """The texts of the batch as terms."""
         text = (self.folder / "batch" / "texts.bin").read_bytes()
-        offsets = np.load(self.folder / "batch" / "offsets.npy", allow_pickle=False).tolist()
+        offsets = read_array(self.folder / "batch" / "offsets.npy").tolist()
         return tokenise_texts([text[start:end].decode() for start, end in pairwise(offsets)])
 
     def queries(self) -> Queries:
@@ -120,7 +121,7 @@ class Passes:
 
         def write(folder: Path) -> None:
             frequencies = np.sum([_read(artifact.path, "frequencies", np.int64) for artifact in inputs], axis=0)
-            np.save(folder / "frequencies.npy", frequencies, allow_pickle=False)
+            save_array(folder / "frequencies.npy", frequencies)
 
         key = {"code": CODE_FORMAT, "batch": self.fingerprint, "counts": [artifact.fingerprint for artifact in inputs]}
         _stage(self.folder / "statistics", "statistics", key, write, emit)
@@ -159,7 +160,7 @@ def publish_passes(index: Index, texts: Sequence[str], folder: Path, *, limit: i
 
     def write(batch: Path) -> None:
         (batch / "texts.bin").write_bytes(b"".join(encoded))
-        np.save(batch / "offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64), allow_pickle=False)
+        save_array(batch / "offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
         (batch / "batch.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
 
     _stage(target / "batch", "batch", key, write, silent)
@@ -187,7 +188,7 @@ def count_task(task: dict[str, Any], emit: Emit) -> None:
 
     def write(folder: Path) -> None:
         frequencies = count_in_shards(passes.tokens(), [shard for _, shard in passes.shards(group)])
-        np.save(folder / "frequencies.npy", frequencies, allow_pickle=False)
+        save_array(folder / "frequencies.npy", frequencies)
 
     _stage(passes.path("counts", group), "counts", _key(passes, group), write, emit)
 
@@ -205,8 +206,8 @@ def score_task(task: dict[str, Any], emit: Emit) -> None:
             sizes[query], exponents[query] = len(keys), exponent
             found.append(keys)
         found.close()
-        np.save(folder / "offsets.npy", np.concatenate(([0], np.cumsum(sizes))), allow_pickle=False)
-        np.save(folder / "exponents.npy", exponents, allow_pickle=False)
+        save_array(folder / "offsets.npy", np.concatenate(([0], np.cumsum(sizes))))
+        save_array(folder / "exponents.npy", exponents)
 
     _stage(passes.path("hits", group), "hits", _key(passes, group), write, emit)
 
@@ -242,6 +243,7 @@ def _open(passes: Passes, kind: str, group: int) -> Artifact:
 
 def _read(folder: Path, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
     try:
-        return load_array(folder / f"{name}.npy", dtype)
-    except (ValueError, OSError) as error:
+        with environment_faults(folder):
+            return load_array(folder / f"{name}.npy", dtype)
+    except ValueError as error:
         raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and search again") from error

@@ -23,7 +23,8 @@ from typing import Any, Final, TextIO
 
 import numpy as np
 
-from cramlm.artifacts import open_artifact, stage
+from cramlm.arrays import read_array, save_array
+from cramlm.artifacts import environment_faults, open_artifact, stage
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.data.words import count_words
@@ -100,8 +101,9 @@ def read_selection(path: Path) -> Selection:
     """
     open_artifact(path, kind=KIND)
     try:
-        arrays = {name: np.load(path / f"{name}.npy", allow_pickle=False) for name in _ARRAYS}
-    except (ValueError, OSError) as error:
+        with environment_faults(path):
+            arrays = {name: read_array(path / f"{name}.npy") for name in _ARRAYS}
+    except ValueError as error:
         raise ArtifactError(f"{path}: damaged selection ({error}); delete the folder and select again") from error
     return Selection(**arrays)
 
@@ -153,7 +155,7 @@ class _Writer:
         weight = rank_weights(kept.rank, self._decay)
         for name, dtype in _ARRAYS.items():
             values = weight if name == "weight" else getattr(kept, name)
-            np.save(self._folder / f"{name}.npy", np.asarray(values, dtype), allow_pickle=False)
+            save_array(self._folder / f"{name}.npy", np.asarray(values, dtype))
         self._tell(self._report(proposal, kept))
 
     def _keep(self, kept: Kept, ranking: Ranking, file: TextIO) -> None:

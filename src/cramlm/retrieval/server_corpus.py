@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import Artifact, hash_json, stage
 from cramlm.config import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
@@ -66,7 +67,7 @@ class ElasticsearchRetriever:
         """See `Retriever`. Raises ArtifactError if the corpus is another one."""
         answers = _answers(self.settings, texts, self.store, emit)
         report = json.loads((answers.path / "report.json").read_bytes())
-        rank, query, score = (np.load(answers.path / f"{name}.npy", allow_pickle=False) for name in _ARRAYS)
+        rank, query, score = (read_array(answers.path / f"{name}.npy") for name in _ARRAYS)
         with (answers.path / "documents.jsonl").open(encoding="utf-8") as lines:
             places = {json.loads(line)["id"]: place for place, line in enumerate(lines)}
         names = [name if (name := document.id) in places else name.rpartition("#")[0] for document in corpus]  # x#0: a passage of x
@@ -152,7 +153,7 @@ def _write(
     if not kept:
         raise DataError(f"{settings.url}: no training text finds a document in {settings.index!r}; use an index in the task's language")
     for column, (name, dtype) in enumerate(_ARRAYS.items()):
-        np.save(folder / f"{name}.npy", np.array([best[key][column] for key in kept], dtype), allow_pickle=False)
+        save_array(folder / f"{name}.npy", np.array([best[key][column] for key in kept], dtype))
     report = {
         "queries": asdict(counts),
         "documents": {"found": len(order), "missing": missing.total()},

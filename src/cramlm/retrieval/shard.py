@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import SMALL_FILE, open_artifact
+from cramlm.arrays import read_array
+from cramlm.artifacts import SMALL_FILE, environment_faults, open_artifact
 from cramlm.errors import ArtifactError
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval import index_kernels
@@ -72,9 +73,10 @@ class Shard:
         if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
             raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
         try:
-            statistics = json.loads((path / STATISTICS).read_bytes())
-            arrays = {name: load_array(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
-        except (ValueError, KeyError, OSError) as error:
+            with environment_faults(path):
+                statistics = json.loads((path / STATISTICS).read_bytes())
+                arrays = {name: load_array(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
+        except (ValueError, KeyError) as error:
             raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
         blocks = Blocks(*(arrays.pop(name) for name in Blocks._fields))
         offsets = np.concatenate(([0], np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)))
@@ -178,7 +180,8 @@ def load_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
     Raises:
         ValueError: if it is no such array.
     """
-    array = np.load(path, mmap_mode="r" if path.stat().st_size > SMALL_FILE else None, allow_pickle=False)
+    mapped = path.stat().st_size > SMALL_FILE
+    array = np.load(path, mmap_mode="r", allow_pickle=False) if mapped else read_array(path)
     if array.dtype != dtype or array.ndim != 1:
         raise ValueError(f"{path.name} holds {array.dtype} of {array.ndim} dimensions")
     array.flags.writeable = False

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from cramlm.arrays import read_array
 from cramlm.artifacts import Artifact
 from cramlm.config import PhaseConfig, RetrieverConfig
 from cramlm.model.device import Precision
@@ -54,7 +53,7 @@ class Chosen:
 
     def weights(self) -> FloatArray | None:
         """How often training draws each passage, mean 1, in the same order; None where all are drawn alike."""
-        weights: FloatArray = np.load(self.artifact.path / "weight.npy", allow_pickle=False)
+        weights: FloatArray = read_array(self.artifact.path / "weight.npy")
         return None if (weights == weights[0]).all() else weights
 
 

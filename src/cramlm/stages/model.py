@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
 
-from cramlm.artifacts import Artifact, stage
+from cramlm.artifacts import Artifact, stage, verify
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
@@ -22,6 +21,7 @@ from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenization import Tokenizer
+from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
 from cramlm.training import budget
@@ -235,12 +235,17 @@ def export(
 
 def save_weights(model: Model, folder: Path) -> None:
     """Every parameter as fp32 in folder/model.safetensors."""
-    save_file({name: parameter.detach().float().contiguous() for name, parameter in model.named_parameters()}, folder / "model.safetensors")
+    save_tensors(folder / "model.safetensors", {name: parameter.float() for name, parameter in model.named_parameters()})
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Fill the model from what `save_weights` wrote for the same shapes."""
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    """Fill the model from what `save_weights` wrote for the same shapes, after every byte was checked.
+
+    Raises:
+        ArtifactError: if the folder is damaged.
+    """
+    verify(folder)
+    model.load_state_dict(read_tensors(folder / "model.safetensors"))
 
 
 def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision) -> Mapping[str, float]:

@@ -19,13 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from cramlm.artifacts import environment_faults, explain_difference, open_artifact, publish, verify
 from cramlm.errors import ArtifactError
+from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event
 
 KIND = "checkpoint"
@@ -84,9 +83,7 @@ def save_checkpoint(
     def write(folder: Path) -> None:
         for name, tensors in (("weights", weights), ("optimizer", moments), ("best", best)):
             if tensors:
-                # Written by Python, not by safetensors, so that a full disk is an OSError here and one line for the user.
-                content = safetensors.torch.save({key: tensor.detach().contiguous() for key, tensor in tensors.items()})
-                (folder / f"{name}.safetensors").write_bytes(content)
+                save_tensors(folder / f"{name}.safetensors", tensors)
         (folder / "state.json").write_text(json.dumps(asdict(progress), indent=1, allow_nan=False) + "\n", "utf-8")
 
     path = checkpoint_path(work, progress.step)
@@ -135,9 +132,9 @@ def _read(path: Path) -> Checkpoint:
     try:
         for name in ("weights", "optimizer", "best"):
             file = path / f"{name}.safetensors"
-            tensors[name] = safetensors.torch.load_file(file) if file.exists() else {}
+            tensors[name] = read_tensors(file) if file.exists() else {}
         progress = Progress(**json.loads((path / "state.json").read_text("utf-8")))
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (ArtifactError, ValueError, TypeError) as error:
         # Its hashes are right, so these are the bytes that were written: by another version.
         raise ArtifactError(f"{path}: not a checkpoint of this version ({error}); delete it to start from an earlier one") from error
     return Checkpoint(path, progress, tensors["weights"], tensors["optimizer"], tensors["best"])

@@ -1,0 +1,191 @@
+"""R1, R8, R9: processes that end or stand still at a chosen call, and what the next one finds."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from figures import Figure
+from syscalls import KILL, Call, supervise
+from workloads import Workload, World, check_states, leftovers, results
+
+from cramlm import cli
+
+
+def counted(folder: Path, at: int, what: Callable[[Call], int | None]) -> tuple[Callable[[Call], int | None], list[Call]]:
+    """A `decide` that asks `what` about call number `at` of those that change something in `folder`; and the calls seen so far."""
+    root, seen = str(folder), list[Call]()
+
+    def decide(call: Call) -> int | None:
+        if not (call.changes and (call.path.startswith(root) or call.other.startswith(root))):
+            return None
+        seen.append(call)
+        return what(call) if len(seen) == at + 1 else None
+
+    return decide, seen
+
+
+def kills(world: World, scratch: Path, *, most: int, seed: int = 11) -> Figure:
+    """R1: kill -9 before calls that change files, drawn from all of them; then the same again to its end."""
+    figure = Figure("R1", "kill -9 before a call that changes files, then the same command again")
+    generator = random.Random(seed)
+    with figure.timed():
+        cases: list[tuple[Workload, bool, int]] = []
+        ends = {}
+        for workload in world.workloads().values():
+            ends[workload.name] = workload.states(scratch / f"{workload.name}-end")
+            for replacing in workload.ways:
+                folder = scratch / f"{workload.name}-count"
+                workload.prepare(folder, replacing=replacing)
+                decide, seen = counted(folder, 10**9, lambda call: None)
+                assert supervise(workload.body(folder), decide) == 0
+                shutil.rmtree(folder)
+                cases += [(workload, replacing, number) for number in range(len(seen))]
+        chosen = cases if len(cases) <= most else generator.sample(cases, most)
+        figure.notes.append(f"of {len(cases)} moments in {len(ends)} commands")
+        for workload, replacing, number in chosen:
+            folder = scratch / "trial"
+            workload.prepare(folder, replacing=replacing)
+            decide, seen = counted(folder, number, lambda call: KILL)
+            code = supervise(workload.body(folder), decide)
+            where = f"{workload.name}{' replacing' if replacing else ''}, call {number} ({seen[-1].name} {Path(seen[-1].path).name})"
+            allowed, end = ends[workload.name]
+            figure.check(code == -signal.SIGKILL, f"{where}: exit {code}")
+            figure.failures += [f"{where}: {wrong}" for wrong in check_states(folder, allowed)]
+            code = workload.run(folder)
+            figure.check(code == 0, f"{where}: the next run exits {code}")
+            figure.check(set(end.items()) <= set(results(folder).items()), f"{where}: the end differs from the undisturbed one")
+            figure.check(not (left := leftovers(folder)), f"{where}: left behind {left}")
+            figure.trials += 1
+            shutil.rmtree(folder)
+    return figure
+
+
+def command(arguments: Sequence[str | Path], folder: Path) -> Callable[[], int]:
+    """The body of a child that is the command line, its output in `folder`/stderr and stdout."""
+
+    def body() -> int:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, number)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.argv = ["cramlm", *map(str, arguments)]
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            sys.stdout.flush()
+            return leaving.code if isinstance(leaving.code, int) else 1
+        return 0
+
+    return body
+
+
+def start(body: Callable[[], int]) -> int:
+    """Its process id."""
+    if (pid := os.fork()) == 0:
+        code = 99
+        try:
+            code = body()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def finish(pid: int, *, within: float = 60.0) -> int:
+    """The exit code of a child, minus the signal that ended it; it is killed when its time is over."""
+    deadline = time.monotonic() + within
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def signals(world: World, scratch: Path, *, times: int, seed: int = 5) -> Figure:
+    """R8: SIGTERM to a training command at random moments; it is saved, and goes on to the same end."""
+    figure = Figure("R8", "SIGTERM to `cramlm fit`: exit 75 within 30 s, then the same command to the same end")
+    generator = random.Random(seed)
+    arguments = ["fit", "--config", world.folder / "run.toml"]
+
+    def fit(folder: Path) -> Callable[[], int]:
+        return command([*arguments, "--out", folder / "run", "--store", folder / "store"], folder)
+
+    with figure.timed():
+        whole = scratch / "undisturbed"
+        whole.mkdir()
+        began = time.monotonic()
+        assert finish(start(fit(whole))) == 0, (whole / "stderr").read_text()
+        duration = time.monotonic() - began
+        end, slowest, late = results(whole), 0.0, 0
+        while figure.trials < times:
+            folder = scratch / "trial"
+            folder.mkdir()
+            for _ in range(2):  # stopped twice, on the way
+                pid = start(fit(folder))
+                time.sleep(generator.uniform(0.0, 0.9) * duration)
+                os.kill(pid, signal.SIGTERM)
+                sent = time.monotonic()
+                code = finish(pid)
+                slowest = max(slowest, time.monotonic() - sent)
+                lines = (folder / "stderr").read_text().strip().splitlines() if (folder / "stderr").exists() else []
+                if code == 0:
+                    late += 1
+                    continue
+                figure.trials += 1
+                if code == -signal.SIGTERM and not lines and not (folder / "run").exists():
+                    continue  # before our first line
+                figure.check(code == 75, f"trial {figure.trials}: exit {code}")
+                figure.check(lines and lines[-1].startswith("cramlm: error: "), f"trial {figure.trials}: last line {lines[-1:]}")
+            figure.check(finish(start(fit(folder))) == 0, f"trial {figure.trials}: the next run fails")
+            figure.check(results(folder) == end, f"trial {figure.trials}: the end differs from the undisturbed one")
+            shutil.rmtree(folder)
+        figure.check(slowest < 30, f"{slowest:.1f} s until one stopped")
+        figure.notes.append(f"slowest {slowest:.2f} s; {late} were done before the signal")
+    return figure
+
+
+def races(world: World, scratch: Path, *, times: int, seed: int = 7) -> Figure:
+    """R9: a builder stands still at a call; a second one comes to the same path; then the first goes on."""
+    figure = Figure("R9", "two `cramlm index` on one path, the first held at a call until the second has ended")
+    generator = random.Random(seed)
+    arguments = ["index", world.folder / "data/corpus.jsonl", "--workers", "1", "--out"]
+    outcomes: Counter[tuple[int, int]] = Counter()
+    with figure.timed():
+        whole = scratch / "undisturbed"
+        whole.mkdir()
+        decide, seen = counted(whole, 10**9, lambda call: None)
+        assert supervise(command([*arguments, whole / "index"], scratch), decide) == 0
+        end, calls = results(whole / "index"), len([call for call in seen if "/index" in call.path])
+        for _ in range(times):
+            folder = scratch / "trial"
+            (folder / "second").mkdir(parents=True)
+            codes: list[int] = []
+
+            def second(call: Call, folder: Path = folder, codes: list[int] = codes) -> None:
+                codes.append(finish(start(command([*arguments, folder / "index"], folder / "second")), within=30))
+
+            decide, _ = counted(folder / "index", generator.randrange(calls), second)
+            first = supervise(command([*arguments, folder / "index"], folder), decide)
+            said = (folder / "second/stderr").read_text() if codes else ""
+            figure.check(first == 0 and codes in ([0], [7]), f"trial {figure.trials}: exits {first}, {codes}: {said.strip()[-200:]}")
+            figure.check(
+                codes != [7] or "another process (" in said, f"trial {figure.trials}: the loser is not told who builds: {said[-200:]}"
+            )
+            figure.check(results(folder / "index") == end, f"trial {figure.trials}: the index differs from that of one builder")
+            figure.failures += [f"trial {figure.trials}: {wrong}" for wrong in check_states(folder / "index", _only(end))]
+            outcomes[first, *codes[:1]] += 1
+            figure.trials += 1
+            shutil.rmtree(folder)
+    figure.notes.append(f"{outcomes[0, 7]} times the second exited 7, {outcomes[0, 0]} times it was first or found all built")
+    return figure
+
+
+def _only(end: Mapping[str, str]) -> dict[str, set[str]]:
+    return {name: {value} for name, value in end.items()}

@@ -1,0 +1,140 @@
+"""R4: a byte flipped, a file cut, a file gone: `verify` notices, and so does whoever opens it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from figures import Figure
+from workloads import World, run_child
+
+from cramlm.artifacts import MANIFEST, open_artifact, verify
+from cramlm.data.corpus import verify_corpora
+from cramlm.deploy.predictor import Predictor
+from cramlm.errors import ArtifactError
+from cramlm.model.tokenization import Tokenizer
+from cramlm.retrieval.catalog import open_catalog
+from cramlm.retrieval.index import verify_indexes
+from cramlm.retrieval.selection import read_selection
+from cramlm.training.checkpoint import load_newest
+
+
+def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """(published folder, what reads it) for every kind of folder that a run, a store and a training in work hold."""
+    catalog, run = world.folder / "catalog", world.folder / "run"
+    for kind in ("parts", "corpora", "shards", "indexes"):
+        for folder in sorted((catalog / kind).glob("*/")):
+            yield folder, lambda: open_catalog(catalog)
+    yield run / "selection", lambda: read_selection(run / "selection")
+    yield run / "tokenizer", lambda: (open_artifact(run / "tokenizer", kind="tokenizer"), Tokenizer.load(run / "tokenizer"))
+    yield run / "export", lambda: Predictor.load(run / "export")
+    for folder in sorted(run.glob("*/")):
+        if (folder / MANIFEST).exists() and folder.name not in ("selection", "tokenizer", "export"):
+            kind = json.loads((folder / MANIFEST).read_bytes())["kind"]
+            yield folder, lambda folder=folder, kind=kind: open_artifact(folder, kind=kind)
+    work = world.folder / "stopped/run/.work/phase-1-joint"
+    for folder in sorted(work.glob("step-*")):
+        key = json.loads((folder / MANIFEST).read_bytes())["key"]
+        yield folder, lambda key=key: load_newest(work, fingerprint=key, emit=lambda event: None, stage="phase", strict=True)
+
+
+def damages(world: World, *, every: int | None, most: int | None, seed: int = 23) -> Figure:
+    """Flips (of every so manieth byte, or of `most` drawn ones), truncations and missing files."""
+    figure = Figure("R4", "a byte flipped, a file cut or gone, in every kind of folder: noticed by `verify` and by opening")
+    generator = random.Random(seed)
+    with figure.timed():
+        _interrupt_a_training(world)
+        files = [
+            (folder, path, opener)
+            for folder, opener in openers(world)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.stat().st_size
+        ]
+        cases: list[tuple[Path, Path, Callable[[], object], str, int]] = []
+        size = 0
+        for folder, path, opener in files:
+            length = path.stat().st_size
+            size += length
+            cases += [(folder, path, opener, "flip", place) for place in range(0, length, every or 1)]
+            cases += [(folder, path, opener, "cut", length * sixteenth // 16) for sixteenth in range(16)]
+            cases.append((folder, path, opener, "gone", 0))
+        if most is not None and len(cases) > most:
+            first = {id(case[1]): case for case in cases}.values()  # one of each file at least
+            cases = [
+                *generator.sample(list(first), min(len(first), most // 2)),
+                *generator.sample(cases, most - min(len(first), most // 2)),
+            ]
+        figure.notes.append(f"{len(files)} files, {size / 1e3:,.0f} kB")
+        for folder, path, opener, how, place in cases:
+            _one(figure, world, folder, path, opener, how, place, generator)
+    return figure
+
+
+def _one(
+    figure: Figure, world: World, folder: Path, path: Path, opener: Callable[[], object], how: str, place: int, generator: random.Random
+) -> None:
+    whole = path.read_bytes()
+    where = f"{path.relative_to(world.folder)}: {how} at {place}"
+    try:
+        if how == "flip":
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << generator.randrange(8)]) + whole[place + 1 :])
+        elif how == "cut":
+            path.write_bytes(whole[:place])
+        else:
+            path.unlink()
+        if (
+            path.name == MANIFEST
+            and how == "flip"
+            and whole[place : place + 1].isspace()
+            and path.read_bytes()[place : place + 1].isspace()
+        ):
+            return  # one white space for another says the same
+        for name, check in (("verify", lambda: verify(folder)), ("opening", opener)):
+            try:
+                check()
+            except ArtifactError as error:
+                figure.check(str(path) in str(error) or str(folder) in str(error), f"{where}: {name} names another file: {error}")
+            except Exception as error:
+                figure.failures.append(f"{where}: {name} fails with {error!r}")
+            else:
+                read = path.relative_to(folder).as_posix()
+                figure.check(name == "opening" and not is_read(folder, read), f"{where}: not noticed by {name}")
+        figure.trials += 1
+    finally:
+        path.write_bytes(whole)
+
+
+def is_read(folder: Path, name: str) -> bool:
+    """Whether opening reads the file. An export's card, provenance and language model are other people's reading."""
+    return folder.name != "export" or name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def _interrupt_a_training(world: World) -> None:
+    """Leave the checkpoints of a training that was stopped in its fifth step."""
+    asked = iter(range(1000))
+    world.workloads()["train"].prepare(world.folder / "stopped")
+    assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if next(asked) == 8 else None)) == 75
+
+
+def store_damages(world: World) -> Figure:
+    """What lies across folders: a part, a shard, a whole folder that is missing below a store, as `cramlm verify` checks it."""
+    figure = Figure("R4", "a whole part or shard that is gone: noticed by `cramlm verify` of the store")
+    catalog = world.folder / "catalog"
+    with figure.timed():
+        for kind in ("parts", "shards"):
+            for folder in sorted((catalog / kind).glob("*/")):
+                aside = folder.rename(folder.with_name("aside.tmp-1"))
+                try:
+                    verify(catalog)
+                    verify_corpora(catalog)
+                    verify_indexes(catalog)
+                except ArtifactError as error:
+                    figure.check(str(folder) in str(error), f"{folder}: another is named: {error}")
+                else:
+                    figure.failures.append(f"{kind}: not noticed")
+                finally:
+                    aside.rename(folder)
+                figure.trials += 1
+    return figure

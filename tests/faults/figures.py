@@ -1,0 +1,46 @@
+"""What a figure of the fault list comes to: how much was tried, and what went wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Figure:
+    """One row of the table. trials: in the unit that `what` names. failures: a line each."""
+
+    name: str
+    what: str
+    trials: int = 0
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def check(self, holds: object, failure: str) -> None:
+        """Count a failure unless something holds."""
+        if not holds:
+            self.failures.append(failure)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON, with the first failures only."""
+        return {
+            "figure": self.name,
+            "what": self.what,
+            "trials": self.trials,
+            "failures": len(self.failures),
+            "first_failures": self.failures[:5],
+            "notes": self.notes,
+            "seconds": round(self.seconds, 1),
+        }

@@ -1,0 +1,97 @@
+"""The figures of the fault list at a small size; `make faults` has the size for a release."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import crashes
+import damage
+import io_errors
+import power_loss
+import pytest
+import syscalls
+import workloads
+from figures import Figure
+
+from cramlm.artifacts import verify
+from cramlm.data.corpus import verify_corpora
+from cramlm.errors import ArtifactError
+from cramlm.retrieval.index import verify_indexes
+
+watched = pytest.mark.skipif(not syscalls.available(), reason="this kernel does not let a process watch its child's calls")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[workloads.World]:
+    with workloads.scratch() as folder:
+        yield workloads.World.build(folder / "world")
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with workloads.scratch() as folder:
+        yield folder
+
+
+def assert_holds(figure: Figure) -> None:
+    assert figure.trials
+    assert not figure.failures, "\n".join(figure.failures[:10])
+
+
+@watched
+def test_killed_before_any_change_to_a_file_the_same_command_ends_with_the_same_bytes(world: workloads.World, scratch: Path) -> None:
+    assert_holds(crashes.kills(world, scratch, most=8))
+
+
+@watched
+def test_a_call_on_files_that_fails_once_is_told_and_nothing_is_half(world: workloads.World, scratch: Path) -> None:
+    assert_holds(io_errors.failures(world, scratch, workloads=("index", "select", "finish"), most=14))
+
+
+@watched
+def test_after_a_power_loss_every_result_is_old_or_new(world: workloads.World, scratch: Path) -> None:
+    assert_holds(power_loss.losses(world, scratch, most=120, rerun_every=60))
+
+
+@watched
+def test_of_two_index_builders_one_builds_whenever_the_other_comes(world: workloads.World, scratch: Path) -> None:
+    assert_holds(crashes.races(world, scratch, times=5))
+
+
+def test_sigterm_at_any_moment_is_saved_and_gone_on_from(world: workloads.World, scratch: Path) -> None:
+    assert_holds(crashes.signals(world, scratch, times=3))
+
+
+def test_a_flipped_byte_or_a_cut_is_noticed_by_verify_and_by_opening_in_every_kind_of_folder(world: workloads.World) -> None:
+    assert_holds(damage.damages(world, every=None, most=300))
+
+
+def test_a_part_or_shard_that_is_gone_is_noticed_by_verify_of_the_store(world: workloads.World) -> None:
+    assert_holds(damage.store_damages(world))
+
+
+def test_verify_of_a_store_finds_whole_folders_whole(world: workloads.World) -> None:
+    for check in (verify, verify_corpora, verify_indexes):
+        check(world.folder / "catalog")
+    with pytest.raises(ArtifactError):
+        verify(world.folder / "data")
+
+
+@watched
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_to_a_command_that_does_not_train_gets_a_line_and_leaves_nothing_half(
+    world: workloads.World, scratch: Path, number: int, code: int
+) -> None:
+    pids: list[int] = []
+
+    def interrupt(call: syscalls.Call) -> None:
+        os.kill(pids[0], number)
+
+    decide, _ = crashes.counted(scratch / "index", 60, interrupt)
+    body = crashes.command(["index", world.folder / "data/corpus.jsonl", "--workers", "1", "--out", scratch / "index"], scratch)
+    assert syscalls.supervise(body, decide, started=pids.append) == code
+    assert (scratch / "stderr").read_text().splitlines()[-1].startswith("cramlm: error: stopped by a signal")
+    assert not workloads.leftovers(scratch)
