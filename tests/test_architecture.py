@@ -24,8 +24,13 @@ MOST_LINES = 400
 LEVELS = [
     {"errors", "signals"},
     {"records"},
+<<<<<<< /tmp/bp/ours
+    {"amounts", "retriever_config"},
+    {"config", "artifacts", "compiled"},
+=======
     {"retriever_config"},
     {"config", "artifacts", "arrays", "compiled"},
+>>>>>>> /tmp/bp/theirs
     {"data"},
     {"model", "retrieval"},
     {"training"},
@@ -42,6 +47,7 @@ LEVELS = [
 WITHOUT_TORCH = (
     "errors",
     "records",
+    "amounts",
     "retriever_config",
     "config",
     "artifacts",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cramlm import recipes
 from cramlm.artifacts import hash_file, verify
@@ -165,9 +166,22 @@ def test_a_run_without_budget_or_steps_says_what_to_pass(tmp_path: Path) -> None
 
 def test_a_budget_sets_every_open_number_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="25s")
+    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="1e11flops")
     config = config.model_copy(update={"encoder": RunConfig.model_validate(tiny_config(paths)).encoder, "threads": 1})
     first = run(config, out=tmp_path / "run", store=tmp_path / "store")
+    assert (tmp_path / "run/schedule-2-finetune/schedule.json").is_file()
+    assert first.scores["flops"]["executed"] == pytest.approx(1e11, rel=0.1)
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
+
+
+def test_a_run_leaves_pytorchs_number_of_threads_as_it_was(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, config = finished
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        events_of(config, folder / "run", folder / "store")  # on one thread, fresh throughout
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

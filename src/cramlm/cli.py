@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cramlm.commands import add_commands
+from cramlm.commands import SPINS, PresetOption, add_commands
 from cramlm.errors import CramError, Stopped
 from cramlm.options import checked, open_encoder, resolve_corpus, resolve_retriever, resolve_run
 from cramlm.signals import EXIT_CODES, Interrupted, interrupt_at_signals
 
+_STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -59,7 +61,8 @@ def fit(
     corpus: Annotated[list[str] | None, typer.Option(help="Raw text: file, folder or quoted glob; may be repeated.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/cramlm"),
     recipe: Annotated[str | None, typer.Option(help="tlm (default), random-retrieval or labels-only.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m, or operations, like 3e15flops.")] = None,
+    preset: PresetOption = None,
     config: Annotated[Path | None, typer.Option(help="TOML as `cramlm config` prints it.")] = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -75,12 +78,13 @@ def fit(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed)
+    resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed, preset=preset)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     from cramlm.deploy.trackers import follow
     from cramlm.pipeline import run  # after the config was checked: this loads torch
 
     with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as show, follow(track, out, resolved, show) as emit:
-        finished = run(resolved, out=out, store=store, emit=emit, stop=stop)
+        finished = run(resolved, out=out, store=store, emit=emit, stop=stop, began=_STARTED)
     header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
     show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))
     flops = finished.scores["flops"]
@@ -97,6 +101,7 @@ def config(
     test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
     budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
@@ -104,7 +109,8 @@ def config(
     from cramlm.config import to_toml
 
     task = {"train": train or "train.jsonl", "dev": dev, "test": test}
-    print(to_toml(resolve_run(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], budget=budget, seed=seed)), end="")
+    files = corpus or ["corpus/*.jsonl.zst"]
+    print(to_toml(resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset)), end="")
 
 
 @app.command()
@@ -307,6 +313,8 @@ def report(
     print(write_report(runs, out))
 
 
+<<<<<<< /tmp/bp/ours
+=======
 @app.command()
 def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
     """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
@@ -329,6 +337,7 @@ def doctor() -> None:
         print(f"{name:<14} {value}")
 
 
+>>>>>>> /tmp/bp/theirs
 add_commands(app)
 
 

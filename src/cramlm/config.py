@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from cramlm.amounts import parse_budget as parse_budget
+from cramlm.amounts import parse_duration as parse_duration
 from cramlm.errors import UsageError
 from cramlm.retriever_config import Bm25Config as Bm25Config
 from cramlm.retriever_config import ElasticsearchConfig, FrozenModel, with_kind
@@ -227,12 +229,18 @@ class RunConfig(FrozenModel):
     name: str = "tlm"
     seed: int = Field(13, ge=0)
     budget: str | None = Field(
-        None, description="wall-clock time for the whole run, like 20m, 90s, 1h; sets model size, selection and steps"
+        None,
+        description="wall-clock time for the whole run, like 20m, 90s, 1h, or operations of its training, like 3e15flops; sets model size, "
+        "selection and steps",
     )
     tokens_per_second: float | None = Field(
         None, gt=0, description="training speed to plan the budget with; None = measured. Given, the plan is the same on every machine"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads; None = all cores. Same number, same bits")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads; None = all cores, or one where the measurement for a budget finds that faster. Same number, same bits",
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the CPU or GPU computes in it")
     task: TaskConfig
     corpus: CorpusConfig | None = None
@@ -267,18 +275,6 @@ class RunConfig(FrozenModel):
         if longest > self.encoder.max_positions:
             raise ValueError(f"max_length {longest} exceeds encoder.max_positions {self.encoder.max_positions}")
         return self
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in '90s', '20m', '1.5h' or a plain number of seconds.
-
-    Raises:
-        UsageError: for anything else, or a time that is not positive.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"budget {text!r} is not a positive time; write it like 90s, 20m or 1h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def load_config(data: dict[str, Any], *, origin: str = "config") -> RunConfig:

@@ -139,6 +139,27 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
+def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+    """What `fit` would do with several budgets (stages/plan.py, `PlannedRun.as_dict`), a row each."""
+    header = ("budget", "model", "params", "vocab", "raw tokens", "phase", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
+    rows: list[list[str]] = []
+    for plan in plans:
+        if plan["refused"]:
+            rows.append([plan["budget"], plan["model"], "too small", *[""] * (len(header) - 3)])
+            continue
+        memory = "" if plan["memory"] is None else f"{plan['memory'] / 1e9:.1f} GB"
+        whole = [f"{plan['seconds'] / 60:.1f}", f"{plan['flops']:.1e}", memory, f"{plan['disk'] / 1e9:.1f} GB"]
+        sizes = [f"{plan['parameters'] / 1e6:.1f}M", f"{plan['vocab_size']:,}", f"{plan['external_tokens'] / 1e6:.1f}M"]
+        for place, phase in enumerate(plan["phases"]):
+            before, after = ([plan["budget"], plan["model"], *sizes], whole) if place == 0 else ([""] * 5, [""] * 4)
+            passes = " + ".join(f"{count:.1f}" for count in phase["passes"].values())
+            rows.append([*before, phase["name"], phase["batch"], f"{phase['steps']:,}", passes, *after])
+    show_table("What a budget buys on this machine (passes: over the task, over the raw text)", header, rows)
+    for plan in plans:
+        if plan["refused"]:
+            print(f"{plan['budget']}: {plan['refused']}")
+
+
 def _percentages(test: Mapping[str, Any] | None) -> list[str]:
     keys = ("accuracy", "micro_f1", "macro_f1")
     return ["-"] * len(keys) if test is None else [f"{100 * test[key]:.1f}" for key in keys]

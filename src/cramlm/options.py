@@ -18,13 +18,14 @@ def resolve_run(
     corpus: list[str] | None,
     budget: str | None,
     seed: int | None,
+    preset: str | None = None,
 ) -> Any:
-    """The config that the flags mean: a recipe or a file, then the flags that were given, then every --set."""
+    """The config that the flags mean: a recipe or a file, then the flags that were given, the preset, then every --set."""
     from cramlm import recipes
-    from cramlm.config import apply_overrides, load_config, parse_duration, read_toml
+    from cramlm.config import apply_overrides, load_config, parse_budget, read_toml
 
     if budget is not None:
-        parse_duration(budget)
+        parse_budget(budget)
     given = {name: value for name, value in task.items() if value is not None}
     if config_file is not None:
         if recipe is not None:
@@ -48,7 +49,10 @@ def resolve_run(
         given |= {key: value for key, value in (("budget", budget), ("seed", seed)) if value is not None}
         build = recipes.RECIPES[name]
         data = checked(lambda: build(**given)).model_dump(mode="json", exclude_unset=False)
-    return load_config(apply_overrides(data, overrides or []), origin=str(config_file or "command line"))
+    origin = str(config_file or "command line")
+    if preset is not None:
+        data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")
+    return load_config(apply_overrides(data, overrides or []), origin=origin)
 
 
 def resolve_retriever(given: Mapping[str, Any], overrides: list[str] | None) -> Any:

@@ -12,13 +12,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from cramlm.amounts import Budget, parse_budget
 from cramlm.artifacts import lock, publish_file
-from cramlm.config import RunConfig, parse_duration, to_toml
+from cramlm.config import RunConfig, to_toml
 from cramlm.data.task import read_task
 from cramlm.deploy.report.machine import describe_machine
 from cramlm.deploy.report.page import refresh_report
@@ -27,7 +31,10 @@ from cramlm.records import Emit, Event, silent
 from cramlm.stages import model as model_stages
 from cramlm.stages import text as text_stages
 from cramlm.stages.common import Clock
+from cramlm.stages.plan import plan as plan_stage
+from cramlm.stages.schedule import schedule
 from cramlm.training.loop import never
+from cramlm.training.memory import trim
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +65,49 @@ def run(
     store: str | Path | None = None,
     emit: Emit = silent,
     stop: Callable[[], int | None] = never,
+    began: float | None = None,
 ) -> Run:
     """Do everything that `config` asks and is not already done in `out`.
 
-    `stop` is asked between training steps; an exit code ends the run resumably.
+    `stop` is asked between training steps; an exit code ends the run resumably. `began`: when a time budget began to run, as
+    `time.monotonic` tells it; None = now. PyTorch's number of threads is afterwards what it was.
 
     Raises:
         CramError: one of its kinds (errors.py); what was published before stays, and the same call continues from there.
     """
     folder, shared = Path(out), Path(store) if store is not None else default_store()
-    with lock(folder / "run"):
+    with lock(folder / "run"), _thread_count_kept():
         emit = _interruptible(_logged(folder / "events.jsonl", emit), stop)
         publish_file(folder / "run.toml", to_toml(config).encode())
-        clock = Clock(time.monotonic(), None if config.budget is None else parse_duration(config.budget))
-        text_stages.prepare_torch(config)
+        clock = Clock(time.monotonic() if began is None else began, Budget() if config.budget is None else parse_budget(config.budget))
         emit(Event("note", "machine", describe_machine()))
 
         task = read_task(config.task, seed=config.seed, emit=emit)
         text_stages.report_task(task, folder, emit=emit)
         baseline = text_stages.fit_baseline(config, task, folder, emit=emit)
-        plan = text_stages.plan(config, task, folder, clock=clock, emit=emit)
+        plan = plan_stage(config, task, folder, shared, clock=clock, emit=emit)
+        torch.set_num_threads(plan.threads)
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
-        phases = model_stages.schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
-        trained = model_stages.train(config, plan, phases, task, selection, tokenizer, folder, emit=emit, stop=stop)
+        planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
+        trained = model_stages.train(config, plan, planned, task, selection, tokenizer, folder, clock=clock, emit=emit, stop=stop)
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
         refresh_report(folder, emit=emit)
+    trim()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
-    return Run(folder, config.model_copy(update={"phases": phases}), scores)
+    return Run(folder, config.model_copy(update={"phases": trained.phases}), scores)
+
+
+@contextmanager
+def _thread_count_kept() -> Iterator[None]:
+    """The threads of a run are those of its plan; the caller's number comes back afterwards."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:

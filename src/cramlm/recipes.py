@@ -26,8 +26,9 @@ from cramlm.config import (
     RunConfig,
     ScheduleConfig,
     TaskConfig,
-    parse_duration,
+    parse_budget,
 )
+from cramlm.errors import UsageError
 
 DEFAULT_BUDGET = "20m"
 
@@ -36,6 +37,20 @@ DEFAULT_BUDGET = "20m"
 TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384)
 MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512)
 SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768)
+BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536)
+# The paper's: BERT-base at its small and medium scale, BERT-large at its large one.
+BERT_BASE = EncoderConfig(shape="bert", layers=12, hidden=768, heads=12, intermediate=3072, norm_eps=1e-12)
+BERT_LARGE = EncoderConfig(shape="bert", layers=24, hidden=1024, heads=16, intermediate=4096, norm_eps=1e-12)
+
+PRESETS: Mapping[str, EncoderConfig] = {
+    "tiny": TINY,
+    "mini": MINI,
+    "small": SMALL,
+    "base": BASE,
+    "bert-base": BERT_BASE,
+    "bert-large": BERT_LARGE,
+}
+"""Sizes by the name that `--preset` takes."""
 
 
 def encoder_for_budget(seconds: float) -> EncoderConfig:
@@ -107,6 +122,19 @@ RECIPES: Mapping[str, Callable[..., RunConfig]] = {"tlm": tlm, "random-retrieval
 """By the name that `--recipe` takes. Those other than labels-only need `corpus`."""
 
 
+def with_preset(config: RunConfig, name: str) -> RunConfig:
+    """The same run with an encoder of `PRESETS`; one of BERT's shape pools [CLS].
+
+    Raises:
+        UsageError: if there is no such preset.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
+    encoder = PRESETS[name]
+    head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
+    return config.model_copy(update={"encoder": encoder, "head": head})
+
+
 def _with_retrieval(
     name: str,
     retriever: RetrieverConfig,
@@ -131,4 +159,4 @@ def _with_retrieval(
 
 
 def _encoder(budget: str | None) -> EncoderConfig:
-    return encoder_for_budget(parse_duration(budget or DEFAULT_BUDGET))
+    return encoder_for_budget(parse_budget(budget or DEFAULT_BUDGET).nominal_seconds)

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+<<<<<<< /tmp/bp/ours
+import numpy as np
+
+from cramlm.amounts import Budget
+=======
 from cramlm.arrays import read_array
+>>>>>>> /tmp/bp/theirs
 from cramlm.artifacts import Artifact
 from cramlm.config import PhaseConfig, RetrieverConfig
 from cramlm.model.device import Precision
@@ -19,32 +25,43 @@ from cramlm.training.budget import Speed
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When the run began (monotonic seconds) and how long it may take (None: as long as it needs)."""
+    """When the run began (monotonic seconds) and what it may use (neither time nor operations: as much as it needs)."""
 
     began: float
-    budget: float | None
+    budget: Budget
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.began
 
     @property
     def left(self) -> float | None:
-        """Seconds of the budget that are not spent."""
-        return None if self.budget is None else self.budget - (time.monotonic() - self.began)
+        """Seconds of the budget that are not spent; None where it is no time."""
+        return None if self.budget.seconds is None else self.budget.seconds - self.elapsed
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is decided before anything is read: the bound of the selection, the number format, the speed of this machine."""
+    """What is decided before anything is read: the bound of the selection, the number format, the threads, the speed of this machine.
+
+    speed: tokens per second. economy: tokens per operation. operations: whether the budget is counted in these.
+    """
 
     retriever: RetrieverConfig | None
     precision: Precision
     threads: int
     speed: Speed
+    economy: Speed
+    operations: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The published selection."""
+    """The published selection; `teacher` is what stages/teacher.py published beside it, if a phase asks for it."""
 
     artifact: Artifact
+    teacher: Artifact | None = None
 
     def texts(self) -> list[str]:
         """The selected passages in order of (rank, position)."""
@@ -55,6 +72,13 @@ class Chosen:
         """How often training draws each passage, mean 1, in the same order; None where all are drawn alike."""
         weights: FloatArray = read_array(self.artifact.path / "weight.npy")
         return None if (weights == weights[0]).all() else weights
+
+    def soft_labels(self) -> FloatArray | None:
+        """A teacher's probabilities of each passage, (passages, labels), in the same order; None where there is no teacher."""
+        if self.teacher is None:
+            return None
+        probabilities: FloatArray = np.load(self.teacher.path / "soft_labels.npy", allow_pickle=False)
+        return probabilities
 
 
 def fingerprint(chosen: Chosen | None) -> str | None:

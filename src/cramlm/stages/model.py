@@ -1,4 +1,4 @@
-"""From the plan of the phases to the exported model."""
+"""From the planned phases to the exported model."""
 
 from __future__ import annotations
 
@@ -21,28 +21,36 @@ from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenization import Tokenizer
+<<<<<<< /tmp/bp/ours
+from cramlm.records import Emit, Event, Example, FloatArray, Task
+from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
+from cramlm.stages.schedule import Schedule, replan
+=======
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
 from cramlm.training import budget
+>>>>>>> /tmp/bp/theirs
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.loop import train_phase
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The model as the last phase left it, and what each phase reported (phase.json of each)."""
+    """The model as the last phase left it, the phases as they were run, and what each reported (its phase.json)."""
 
     model: Model
+    phases: tuple[PhaseConfig, ...]
     artifacts: tuple[Artifact, ...]
     reports: tuple[Mapping[str, Any], ...]
     max_length: int
     has_mlm: bool
 
 
-def schedule(
+def train(
     config: RunConfig,
     plan: Plan,
+    planned: Schedule,
     task: Task,
     selection: Chosen | None,
     tokenizer: Tokenizer,
@@ -50,46 +58,11 @@ def schedule(
     *,
     clock: Clock,
     emit: Emit,
-) -> tuple[PhaseConfig, ...]:
-    """Steps, row length and evaluation interval of every phase, from the time that is left and the tokens that are there."""
-
-    def write(target: Path) -> None:
-        lengths = _lengths(tokenizer, task.train)
-        rows = budget.row_length(lengths, longest=config.encoder.max_positions)
-        longest = max(phase.max_length or rows for phase in config.phases)
-        dev, test = (int(np.minimum(_lengths(tokenizer, split), longest).sum()) for split in (task.dev, task.test))
-        external = sum(map(len, selection.texts())) // 4 if selection else 0  # about four characters a token
-        sizes = budget.Sizes(len(task.train), int(np.minimum(lengths, longest).sum()), dev, test, external)
-        seconds = None
-        if clock.left is not None:
-            finishing = 4.0 + 1.5 * (dev + test) / (plan.speed.finetune * budget.EVALUATION_SPEEDUP)
-            seconds = (clock.left - finishing) * (1 - budget.EVALUATION_SHARE / 2)
-        phases = budget.plan_phases(config.phases, sizes=sizes, speed=plan.speed, seconds=seconds, rows=rows)
-        write_json(target / "schedule.json", {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes)})
-        for phase in phases:
-            emit(Event("plan", "schedule", budget.describe(phase, sizes, plan.speed)))
-
-    sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
-    inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
-    key = {"format": 1, **sections, **inputs}
-    artifact = stage(folder / "schedule", kind="schedule", key=key, write=write, emit=emit)
-    data = json.loads((artifact.path / "schedule.json").read_bytes())
-    return tuple(PhaseConfig.model_validate(phase) for phase in data["phases"])
-
-
-def train(
-    config: RunConfig,
-    plan: Plan,
-    phases: Sequence[PhaseConfig],
-    task: Task,
-    selection: Chosen | None,
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    emit: Emit,
     stop: Callable[[], int | None],
 ) -> Trained:
-    """Run the phases in order, each from the weights of the one before; a published phase is not run again."""
+    """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
+    rest of the budget is planned anew.
+    """
     model = build_model(
         config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
     )
@@ -137,12 +110,16 @@ def train(
         shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
         return artifact
 
-    artifacts: list[Artifact] = []
-    for number, phase in enumerate(phases):
-        artifacts.append(run_phase(number, phase, artifacts[-1] if artifacts else None))
+    done: list[tuple[Artifact, Mapping[str, Any]]] = []
+    phases = planned.phases
+    for number in range(len(phases)):
+        if done:
+            phases = replan(config, planned, done, folder, clock=clock, emit=emit)
+        artifact = run_phase(number, phases[number], done[-1][0] if done else None)
+        done.append((artifact, json.loads((artifact.path / "phase.json").read_bytes())))
+    artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)
-    reports = tuple(json.loads((artifact.path / "phase.json").read_bytes()) for artifact in artifacts)
-    return Trained(model, tuple(artifacts), reports, phases[-1].row_length, any(phase.uses_mlm for phase in phases))
+    return Trained(model, phases, artifacts, reports, phases[-1].row_length, any(phase.uses_mlm for phase in phases))
 
 
 def evaluate(
@@ -265,11 +242,6 @@ def external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> To
     weights = selection.weights()
     drawn = None if weights is None else weights[tokens.source]
     return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), drawn)
-
-
-def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:
-    """Tokens per example with [CLS] and [SEP], uncut."""
-    return sequences_of(tokenizer, examples, max_length=1 << 30).lengths
 
 
 def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-import torch
-
 from cramlm.artifacts import Artifact, open_artifact, publish_file, stage
-from cramlm.config import PhaseConfig, RunConfig
+from cramlm.config import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
-from cramlm.model.device import Precision, resolve_precision
-from cramlm.model.model import build_model
 from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenization import Tokenizer, train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
 from cramlm.retrieval.server_corpus import server_corpus
-from cramlm.retriever_config import RETRIEVER, Bm25Config, ElasticsearchConfig, RetrieverConfig, members_of
-from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
-from cramlm.training import budget
-from cramlm.training.planning import count_parameters, measure_speed, paper_flops
-
-PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
-
-
-def prepare_torch(config: RunConfig) -> None:
-    """Fix the thread count: the same number gives the same bits."""
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+from cramlm.retriever_config import Bm25Config, ElasticsearchConfig, members_of
+from cramlm.stages.common import Chosen, Plan, fingerprint, write_json
 
 
 def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
@@ -53,34 +39,6 @@ def fit_baseline(config: RunConfig, task: Task, folder: Path, *, emit: Emit) -> 
 
     key = {"format": 1, "task": task_fingerprint(task), "config": config.baseline.model_dump(mode="json"), "seed": config.seed}
     return stage(folder / "baseline", kind="baseline", key=key, write=write, emit=emit)
-
-
-def plan(config: RunConfig, task: Task, folder: Path, *, clock: Clock, emit: Emit) -> Plan:
-    """Measure this machine for a few seconds and bound the selection by what the budget can train on."""
-    threads = config.threads or os.cpu_count() or 1
-    precision = resolve_precision(config.precision)
-
-    def write(target: Path) -> None:
-        emit(Event("start", "plan", "measuring this machine" if config.tokens_per_second is None else "with the speed given"))
-        with_head = next((phase for phase in config.phases if phase.uses_mlm), config.phases[0])
-        without_head = next((phase for phase in config.phases if not phase.uses_mlm), config.phases[-1])
-        joint, finetune = (_measured(config, phase, precision) for phase in (with_head, without_head))
-        retriever = config.retriever
-        if retriever is not None:
-            retriever = budget.plan_selection(retriever, seconds=clock.left, tokens_per_second=joint)
-        chosen = None if retriever is None else retriever.model_dump(mode="json")
-        write_json(target / "plan.json", {"retriever": chosen, "speed": {"joint": joint, "finetune": finetune}})
-        rates = f"{joint:,.0f} tokens/s with the vocabulary head, {finetune:,.0f} without"
-        emit(Event("done", "plan", f"{rates}, {precision}, {threads} threads"))
-        if clock.left is not None:
-            emit(Event("plan", "plan", _outlook(config, retriever, seconds=clock.left, tokens_per_second=joint)))
-
-    sections = {name: config.model_dump(mode="json")[name] for name in PLANNED_BY}
-    key = {"format": 2, **sections, "phases": phases_by_name(config.phases), "precision": precision, "threads": threads}
-    artifact = stage(folder / "plan", kind="plan", key=key, write=write, emit=emit)
-    data = json.loads((artifact.path / "plan.json").read_bytes())
-    retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
-    return Plan(retriever, precision, threads, budget.Speed(**data["speed"]))
 
 
 def corpus(config: RunConfig, task: Task, store: Path, *, emit: Emit) -> Corpus | None:
@@ -131,21 +89,3 @@ def tokenizer(config: RunConfig, task: Task, selection: Chosen | None, folder: P
     key = {"format": 1, "config": config.tokenizer.model_dump(mode="json"), **inputs}
     artifact = stage(folder / "tokenizer", kind="tokenizer", key=key, write=write, emit=emit)
     return Tokenizer.load(artifact.path)
-
-
-def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision) -> float:
-    """Tokens per second of a phase, at the row length that most tasks get where it is still open; the config's figure if it has one."""
-    if config.tokens_per_second is not None:
-        return config.tokens_per_second
-    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": 128})
-    return measure_speed(config.encoder, config.head, fixed, vocab_size=config.tokenizer.vocab_size, precision=precision)
-
-
-def _outlook(config: RunConfig, retriever: RetrieverConfig | None, *, seconds: float, tokens_per_second: float) -> str:
-    """What the budget will roughly buy, said before anything is read; the schedule says it exactly."""
-    model = build_model(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, seed=0)
-    parameters, tokens = count_parameters(model).total, seconds * tokens_per_second
-    bounds = [] if retriever is None else [(retriever.max_documents, "passages"), (retriever.max_tokens, "tokens of raw text")]
-    limits = "".join(f"at most {bound:,} {unit}, " for bound, unit in bounds if bound is not None)
-    flops = paper_flops(parameters, places=round(tokens))
-    return f"{limits}up to {tokens / 1e6:.1f}M tokens for {parameters / 1e6:.1f}M parameters, {flops:.1e} FLOPs, {seconds / 60:.1f} min"

@@ -1,9 +1,12 @@
-"""The planner: from a time budget and the sizes of the data to the numbers a recipe leaves open.
+"""The planner: from a budget and the sizes of the data to the numbers a recipe leaves open.
 
-Two decisions, at two moments. Before anything is read (`plan_selection`): how much text to retrieve, from the speed of this
+Three decisions, at three moments. Before anything is read (`plan_selection`): how much text to retrieve, from the speed of this
 machine, so that training passes over it a few times. After tokenizing, when the time left and the tokens are known
-(`plan_phases`): row length, steps of every phase and how often dev is evaluated. Both are pure functions of what they are given;
-the pipeline publishes their answers in the run folder, so that a run that is started again keeps its plan.
+(`plan_phases`): row length, steps of every phase and how often dev is evaluated. After each phase but the last (`drift`, and
+`plan_phases` again for the phases to come): the time that is really left, at the speed that was really reached. All are pure functions of
+what they are given; the pipeline publishes their answers in the run folder, so that a run that is started again keeps its plan.
+
+A budget is an amount of seconds, or of floating-point operations; a `Speed` is then in tokens per operation, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ PASSES_OVER_SELECTION = 5.0  # repeated text keeps most of its use for a handful
 FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
 UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
-EVALUATION_SHARE = 0.1  # of a phase's time, at most, for looking at dev
+EVALUATION_SHARE = 0.1  # of a phase's time, for looking at dev; more only where two looks take more
+MOST_LOOKS, FEWEST_LOOKS = 20, 2
+LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
@@ -31,7 +36,7 @@ ROW_LENGTHS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Real tokens per second that training was measured at on this machine, with and without the vocabulary head."""
+    """Real tokens per unit of the budget (second, or operation) in training, with and without the vocabulary head."""
 
     joint: float
     finetune: float
@@ -48,16 +53,16 @@ class Sizes:
     external_tokens: int
 
 
-def plan_selection(retriever: RetrieverConfig, *, seconds: float | None, tokens_per_second: float) -> RetrieverConfig:
-    """Bound the selection to what `seconds` of training can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
+def plan_selection(retriever: RetrieverConfig, *, amount: float | None, tokens_per_unit: float) -> RetrieverConfig:
+    """Bound the selection to what a budget of `amount` can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
 
     Without a budget (None) a retriever that finds documents by queries keeps all of them; one that lists the whole corpus gives
     `UNPLANNED_DOCUMENTS`.
     """
     if retriever.bounded:
         return retriever
-    if seconds is not None:
-        affordable = max(FEWEST_TOKENS, int(seconds * tokens_per_second / PASSES_OVER_SELECTION))
+    if amount is not None:
+        affordable = max(FEWEST_TOKENS, int(amount * tokens_per_unit / PASSES_OVER_SELECTION))
         return retriever.model_copy(update={"max_tokens": affordable})
     return retriever.model_copy(update={"max_documents": UNPLANNED_DOCUMENTS}) if unbounded(retriever) else retriever
 
@@ -74,66 +79,140 @@ def finetune_passes(examples: int) -> float:
     return float(np.clip(40_000 / max(examples, 1), 10, 60))
 
 
-def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, seconds: float | None, rows: int) -> tuple[PhaseConfig, ...]:
+def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
     """Steps, row length, dropout and evaluation interval for every phase that leaves them open.
 
-    Phases on labels alone get `finetune_passes`, within `FINETUNE_SHARE` of the time when other phases want the rest; those others
-    share what is left. `seconds` is what training may still take; None = no budget, and then open steps must come from passes.
+    Phases on labels alone get `finetune_passes`, within `FINETUNE_SHARE` of the budget when other phases want the rest; those others
+    share what is left. `amount` is what training may still take, looks at dev included; None = no budget, and then open steps must
+    come from passes.
 
     Raises:
-        UsageError: if there is no budget and a phase names neither steps nor passes, or the time is too short to train at all.
+        UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
-    open_phases = [phase for phase in phases if phase.steps is None and phase.passes is None]
-    spent = sum(_fixed_steps(phase, sizes) * _seconds_per_step(phase, sizes, speed) for phase in phases if phase not in open_phases)
-    left = None if seconds is None else seconds - spent
+    open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.uses_mlm]
     text_phases = [phase for phase in open_phases if phase.uses_mlm]
-    if text_phases and left is None:
+    if text_phases and amount is None:
         raise UsageError(f"phase {text_phases[0].name!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
+    fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if phase not in open_phases}
+    left = (
+        None if amount is None else amount - sum(_cost(phase, fixed[phase.name], sizes, speed) for phase in phases if phase.name in fixed)
+    )
     planned: dict[str, int] = {}
     for phase in label_phases:
-        steps = _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
+        planned[phase.name] = _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
         if left is not None:
             allowed = left * (FINETUNE_SHARE if text_phases else 1.0) / len(label_phases)
-            steps = min(steps, int(allowed / _seconds_per_step(phase, sizes, speed)))
-        planned[phase.name] = steps
+            planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
     if left is not None:
-        left -= sum(planned[phase.name] * _seconds_per_step(phase, sizes, speed) for phase in label_phases)
+        left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
         for phase in text_phases:
-            planned[phase.name] = int(left / len(text_phases) / _seconds_per_step(phase, sizes, speed))
+            planned[phase.name] = _affordable_steps(phase, left / len(text_phases), sizes, speed)
     for name, steps in planned.items():
         if steps < FEWEST_STEPS:
-            raise UsageError(f"the budget leaves phase {name!r} only {max(steps, 0)} steps on this machine; pass a longer --budget")
+            raise UsageError(
+                f"the budget leaves phase {name!r} only {max(steps, 0)} steps on this machine, fewer than {FEWEST_STEPS} teach nothing; "
+                "pass a longer --budget or a smaller --preset"
+            )
     result = []
     for phase in phases:
-        steps = planned.get(phase.name, _fixed_steps(phase, sizes))
-        every = phase.evaluate_every or _evaluation_interval(phase, steps, sizes, speed)
+        steps = planned[phase.name] if phase.name in planned else fixed[phase.name]
+        every = phase.evaluate_every or max(1, -(-steps // max(1, _looks(phase, steps, sizes, speed))))
         dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
         dropout = dropout if phase.dropout is None else phase.dropout
         result.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
     return tuple(result)
 
 
-def describe(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> str:
-    """A planned phase in one line: steps, tokens, passes over what it reads, time without evaluations."""
-    assert phase.steps is not None, "describe comes after plan_phases"
-    tokens = phase.steps * _tokens_per_step(phase, sizes)
-    share = phase.task / (phase.external + phase.task)
-    passes = [f"{tokens * share / max(sizes.train_tokens, 1):.1f} passes over the task"] if phase.task else []
-    passes += [f"{tokens * (1 - share) / max(sizes.external_tokens, 1):.1f} over the selection"] if phase.external else []
-    minutes = phase.steps * _seconds_per_step(phase, sizes, speed) / 60
+def is_open(phase: PhaseConfig) -> bool:
+    """Whether the planner decides how long the phase is."""
+    return phase.steps is None and phase.passes is None
+
+
+def least_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> float:
+    """The smallest amount for which `plan_phases` plans these phases: fixed ones whole, open ones with `FEWEST_STEPS`."""
+    steps = [FEWEST_STEPS if is_open(phase) else _fixed_steps(phase, sizes) for phase in phases]
+    fixed = sum(_cost(phase, count, sizes, speed) for phase, count in zip(phases, steps, strict=True) if not is_open(phase))
+    label_phases = [phase for phase in phases if is_open(phase) and not phase.uses_mlm]
+    text_phases = [phase for phase in phases if is_open(phase) and phase.uses_mlm]
+    share = FINETUNE_SHARE if text_phases else 1.0
+    room = 1.0 + 1e-6  # so that rounding does not take the last step away
+    for_labels = max((room * _dearest(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
+    for_text = sum(_dearest(phase, sizes, speed) for phase in text_phases)
+    return fixed + room * max(for_labels, for_text / (1 - FINETUNE_SHARE if label_phases else 1.0))
+
+
+def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
+    """What a planned phase takes of the budget, its looks at dev included."""
+    assert phase.steps is not None, "phase_amount comes after plan_phases"
+    return _cost(phase, phase.steps, sizes, speed)
+
+
+def phase_tokens(phase: PhaseConfig, sizes: Sizes) -> float:
+    """Real tokens that a planned phase reads."""
+    assert phase.steps is not None, "phase_tokens comes after plan_phases"
+    return phase.steps * _tokens_per_step(phase, sizes)
+
+
+def drift(planned: float, took: float) -> float:
+    """The factor on every speed after a phase that was planned to take one amount and took another; 1 where it was too short to tell."""
+    if planned <= 0 or took <= 0:
+        return 1.0
+    return float(np.clip(planned / took, 1 / LARGEST_DRIFT, LARGEST_DRIFT))
+
+
+def describe(phase: PhaseConfig, sizes: Sizes, *, seconds: float) -> str:
+    """A planned phase in one line: steps, tokens, passes over what it reads, and the time it is planned to take."""
+    over = ", ".join(f"{count:.1f} passes over the {text}" for text, count in passes(phase, sizes).items())
     shape = f"{phase.steps:,} steps in rows of {phase.max_length}"
-    return f"{phase.name}: {shape}, {tokens / 1e6:.1f}M tokens ({', '.join(passes)}), about {minutes:.1f} min"
+    return f"{phase.name}: {shape}, {phase_tokens(phase, sizes) / 1e6:.1f}M tokens ({over}), about {seconds / 60:.1f} min"
 
 
-def _evaluation_interval(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
-    """Ten looks at dev where its share of the time allows, at least two; only one, at the end, where the last weights are kept."""
+def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:
+    """How often a planned phase reads the task and the selection, those that it draws from."""
+    tokens, share = phase_tokens(phase, sizes), phase.task / (phase.external + phase.task)
+    over = {"task": tokens * share / max(sizes.train_tokens, 1)} if phase.task else {}
+    return over | ({"selection": tokens * (1 - share) / max(sizes.external_tokens, 1)} if phase.external else {})
+
+
+def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
+    """Updates and looks at dev."""
+    looks = _looks(phase, steps, sizes, speed)
+    first = 1 if looks and phase.keep == "best" else 0  # what came in is looked at before the first step
+    return steps * _amount_per_step(phase, sizes, speed) + (looks + first) * _look(sizes, speed)
+
+
+def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
+    return (FEWEST_STEPS + 1) * _amount_per_step(phase, sizes, speed) + (FEWEST_LOOKS + 1) * _look(sizes, speed)
+
+
+def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
+    """The most steps whose cost is within `amount`."""
+    each = _amount_per_step(phase, sizes, speed)
+    steps = int(amount / each)
+    for _ in range(8):  # the looks depend on the steps: a few rounds settle
+        over = _cost(phase, max(steps, 0), sizes, speed) - amount
+        if over <= 0:
+            break
+        steps -= max(1, int(over / each))
+    return steps
+
+
+def _looks(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
+    """How often dev is looked at: what `EVALUATION_SHARE` pays for within bounds; once, at the end, where the last weights are kept."""
+    if not phase.uses_labels or steps <= 0:
+        return 0
+    if phase.evaluate_every is not None:
+        return -(-steps // phase.evaluate_every)
     if phase.keep == "last":
-        return max(1, steps)
-    look = sizes.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
-    affordable = EVALUATION_SHARE * steps * _seconds_per_step(phase, sizes, speed) / max(look, 1e-9)
-    return max(1, -(-steps // int(np.clip(affordable, 2, 20))))
+        return 1
+    affordable = EVALUATION_SHARE * steps * _amount_per_step(phase, sizes, speed) / max(_look(sizes, speed), 1e-30)
+    return int(np.clip(affordable, FEWEST_LOOKS, MOST_LOOKS))
+
+
+def _look(sizes: Sizes, speed: Speed) -> float:
+    return sizes.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
 
 
 def _passes_over_labels(phase: PhaseConfig, steps: int, sizes: Sizes) -> float:
@@ -151,7 +230,7 @@ def _tokens_per_step(phase: PhaseConfig, sizes: Sizes) -> float:
     return float(phase.batch_size) if phase.batch_unit == "tokens" else phase.batch_size * sizes.train_tokens / max(sizes.train_examples, 1)
 
 
-def _seconds_per_step(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
+def _amount_per_step(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
     return _tokens_per_step(phase, sizes) / (speed.joint if phase.uses_mlm else speed.finetune)
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
-from cramlm.config import parse_duration
+from cramlm.config import parse_budget
 from cramlm.deploy.report.facts import RunFacts
 from cramlm.deploy.report.markup import Cell, clean, facts, inline, missing, note, number, passage, power, section, table
 
@@ -155,9 +155,14 @@ def _stage_table(run: RunFacts) -> str:
         for name in order
     ]
     starts = sum(event["stage"] == "task" and event["kind"] == "start" for event in run.events)
-    asked = "" if run.config.budget is None else f" The budget was {duration(parse_duration(run.config.budget))}."
+    asked = "" if run.config.budget is None else f" The budget was {_amount(run.config.budget)}."
     began = f"{starts} starts" if starts > 1 else "one start"
     return table("Where the time went", ["stage", "seconds", "share"], rows) + note(f"{duration(total)} in {began}.{asked}")
+
+
+def _amount(budget: str) -> str:
+    seconds = parse_budget(budget).seconds
+    return budget if seconds is None else duration(seconds)
 
 
 def _share(share: float) -> Cell:

@@ -1,0 +1,184 @@
+"""From sizes and time to the steps of every phase; and, between phases, from what training really took to the steps of the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cramlm.artifacts import Artifact, stage
+from cramlm.config import PhaseConfig, RunConfig
+from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.evaluate import sequences_of
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Emit, Event, Example, IntArray, Task
+from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
+from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
+from cramlm.stages.cost import finishing_seconds
+from cramlm.training import budget
+from cramlm.training.measuring import count_step, measure
+
+MEASURED_SHARE = 0.01  # of the budget, for each phase, once the texts are there
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The phases as planned.
+
+    amount: what of the budget (seconds, or operations) training had when this was planned; None without a budget. speed: in tokens per
+    unit of that. seconds_per_unit: 1 for a time. finishing: seconds for what comes after training. rows: places of a row, for phases that
+    leave them open.
+    """
+
+    artifact: Artifact
+    phases: tuple[PhaseConfig, ...]
+    sizes: budget.Sizes
+    amount: float | None
+    speed: budget.Speed
+    seconds_per_unit: float
+    finishing: float
+    rows: int
+
+
+def schedule(
+    config: RunConfig,
+    plan: Plan,
+    task: Task,
+    selection: Chosen | None,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    clock: Clock,
+    emit: Emit,
+) -> Schedule:
+    """Steps, row length and evaluation interval of every phase, from the time that is left and the tokens that are there.
+
+    With a time as budget the speed is measured once more, on rows and a vocabulary as they are now known.
+    """
+
+    def write(target: Path) -> None:
+        lengths = _lengths(tokenizer, task.train)
+        rows = budget.row_length(lengths, longest=config.encoder.max_positions)
+        longest = max(phase.max_length or rows for phase in config.phases)
+        dev, test = (int(np.minimum(_lengths(tokenizer, split), longest).sum()) for split in (task.dev, task.test))
+        external = int(sum(map(len, selection.texts())) / CHARACTERS_PER_TOKEN) if selection else 0
+        sizes = budget.Sizes(len(task.train), int(np.minimum(lengths, longest).sum()), dev, test, external)
+        trial = _Trial(config, plan, rows, tokenizer.vocab_size, lengths)
+        speed, units = plan.speed, plan.speed
+        if plan.operations:
+            units = trial.economy()
+        elif config.tokens_per_second is None and clock.budget.seconds is not None:
+            speed = units = trial.speed(min(2.0, MEASURED_SHARE * clock.budget.seconds))
+        seconds_per_unit = units.joint / speed.joint if plan.operations else 1.0
+        finishing = finishing_seconds(sizes, speed)
+        amount = clock.budget.flops if clock.left is None else clock.left - finishing
+        # The plan has refused what is hopeless: what is tight now, on a machine that became busy, ends late rather than not at all.
+        least = budget.least_amount(config.phases, sizes, units)
+        if amount is not None and least > amount:
+            late = (least - amount) * seconds_per_unit
+            emit(Event("warning", "schedule", f"training got slower than it was measured before: the run will end about {late:.0f} s late"))
+            amount = least
+        phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
+        facts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
+        planned = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(units)}
+        write_json(target / "schedule.json", {**planned, **facts})
+        for phase in phases:
+            seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
+            emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
+
+    sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
+    inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
+    key = {"format": 2, **sections, **inputs}
+    return _read(stage(folder / "schedule", kind="schedule", key=key, write=write, emit=emit))
+
+
+def replan(
+    config: RunConfig, planned: Schedule, done: Sequence[tuple[Artifact, Mapping[str, Any]]], folder: Path, *, clock: Clock, emit: Emit
+) -> tuple[PhaseConfig, ...]:
+    """The phases again, those after the finished ones planned anew: from what is left, at the speed that the last one reached.
+
+    done: the finished phases with their reports. An artifact like every plan, so that a run that is started again keeps it; in a run
+    without a budget, or where nothing is open any more, the plan stays as it is. What is left is a pure function of what is published
+    (the amount that was planned with, less what the reports say), or less, where this process saw more time pass.
+    """
+    number = len(done)
+    if planned.amount is None or not any(budget.is_open(phase) for phase in config.phases[number:]):
+        return planned.phases
+    name = f"schedule-{number + 1}-{config.phases[number].name}"
+    reports = [report for _, report in done]
+
+    def write(target: Path) -> None:
+        sizes, speed = planned.sizes, planned.speed
+        if clock.budget.flops is not None:
+            left = clock.budget.flops - sum(report["executed_flops"] for report in reports)
+        else:
+            left = (planned.amount or 0.0) - sum(report["seconds"] for report in reports)
+            left = left if clock.left is None else min(left, clock.left - planned.finishing)
+            factor = budget.drift(budget.phase_amount(planned.phases[number - 1], sizes, speed), reports[-1]["seconds"])
+            speed = budget.Speed(speed.joint * factor, speed.finetune * factor)
+        coming = config.phases[number:]
+        amount = max(left, budget.least_amount(coming, sizes, speed))  # a phase that was begun is worth its end, late or not
+        phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
+        data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
+        facts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}
+        write_json(target / "schedule.json", {**data, **facts, "rows": planned.rows})
+        for before, phase in zip(planned.phases[number:], phases[number:], strict=True):
+            if before != phase:
+                seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
+                emit(Event("plan", name, f"{before.steps:,} steps -> {budget.describe(phase, sizes, seconds=seconds)}"))
+
+    key = {"format": 1, "schedule": planned.artifact.fingerprint, "done": done[-1][0].fingerprint}
+    return _read(stage(folder / name, kind="schedule", key=key, write=write, emit=emit, name=name)).phases
+
+
+def _read(artifact: Artifact) -> Schedule:
+    data = json.loads((artifact.path / "schedule.json").read_bytes())
+    phases = tuple(PhaseConfig.model_validate(phase) for phase in data["phases"])
+    sizes, speed = budget.Sizes(**data["sizes"]), budget.Speed(**data["speed"])
+    return Schedule(artifact, phases, sizes, data["amount"], speed, data["seconds_per_unit"], data["finishing"], data["rows"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Updates on sequences of the task's lengths, with its vocabulary and the threads of the plan."""
+
+    config: RunConfig
+    plan: Plan
+    rows: int
+    vocab_size: int
+    lengths: IntArray
+
+    def speed(self, seconds: float) -> budget.Speed:
+        """Tokens per second."""
+
+        def rate(phase: PhaseConfig) -> float:
+            measured = measure(**self._settings(phase), threads=(self.plan.threads,), seconds=seconds)
+            return measured.tokens_per_second
+
+        return self._both(rate)
+
+    def economy(self) -> budget.Speed:
+        """Tokens per operation."""
+        return self._both(lambda phase: 1 / count_step(**self._settings(phase))[0])
+
+    def _settings(self, phase: PhaseConfig) -> dict[str, Any]:
+        fixed = phase if phase.max_length else phase.model_copy(update={"max_length": self.rows})
+        sizes = {"encoder": self.config.encoder, "head": self.config.head, "vocab_size": self.vocab_size}
+        return {**sizes, "phase": fixed, "precision": self.plan.precision, "lengths": self.lengths}
+
+    def _both(self, rate: Callable[[PhaseConfig], float]) -> budget.Speed:
+        """With and without the vocabulary head; where there is one kind of phase only, its rate for both."""
+        phases = self.config.phases
+        joint = next((phase for phase in phases if phase.uses_mlm), None)
+        finetune = next((phase for phase in phases if not phase.uses_mlm), None)
+        rates = [None if phase is None else rate(phase) for phase in (joint, finetune)]
+        return budget.Speed(rates[0] or rates[1] or 0.0, rates[1] or rates[0] or 0.0)
+
+
+def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:
+    """Tokens per example with [CLS] and [SEP], uncut."""
+    return sequences_of(tokenizer, examples, max_length=1 << 30).lengths

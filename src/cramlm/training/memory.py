@@ -1,0 +1,64 @@
+"""Resident memory of this process, as Linux counts it: now, and the most since a moment.
+
+glibc keeps what was freed inside its heap, so that a process that trains one model after the other would grow with the scatter of what it
+freed: `trim` hands whole free pages back. It costs milliseconds and belongs between pieces of work, not into a loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+
+
+def resident() -> int | None:
+    """Bytes that are resident now; None where the system does not tell."""
+    return _field("VmRSS:")
+
+
+def most_resident() -> int | None:
+    """The most bytes that were resident since the process began, or since `forget_peak`; None where the system does not tell."""
+    return _field("VmHWM:")
+
+
+def forget_peak() -> None:
+    """Let `most_resident` begin anew; nothing where the system cannot."""
+    try:
+        _RESET.write_text("5")
+    except OSError:
+        return
+
+
+def available() -> int | None:
+    """Bytes that new work can take without swapping: of the machine, or of this process's control group if that allows less."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no control group, or "max"
+        return free
+    return max(0, min(free, limit - used))
+
+
+def trim() -> None:
+    """Collect garbage and give freed pages back to the system."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none
+        if trim_heap is not None:
+            trim_heap(0)
+
+
+def _field(name: str) -> int | None:
+    try:
+        line = next(line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith(name))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * 1024
