@@ -65,13 +65,20 @@ def main() -> None:
     print(f"{min(ratios):.1f} to {max(ratios):.1f} times the pipeline's throughput where several clients ask; the goal is {GOAL:g}")
     names = ["texts", "batch", "clients", "per_second", "peer_per_second", "ratio", "p50_ms", "peer_p50_ms", "p99_ms", "peer_p99_ms"]
     names += ["cpu_ms", "peer_cpu_ms"]
-    facts = {"model": str(arguments.model), "threads": arguments.threads, "cores": os.cpu_count(), "seconds": arguments.seconds}
+    facts = {
+        "model": str(arguments.model),
+        "onnx": arguments.onnx is not None,
+        "threads": arguments.threads,
+        "cores": os.cpu_count(),
+        "seconds": arguments.seconds,
+    }
     print(json.dumps({"benchmark": "serving", **facts, "rows": [dict(zip(names, row, strict=True)) for row in rows]}))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="an exported folder")
+    parser.add_argument("--onnx", type=Path, help="its ONNX folder, for cramlm to serve instead; fp32, or the answers differ")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="texts per request")
     parser.add_argument("--seconds", type=float, default=10.0, help="per load and server")
@@ -135,7 +142,7 @@ def running(name: str, arguments: argparse.Namespace) -> Iterator[tuple[int, int
             "--queue-texts",
             "65536",
         ]
-        command = [sys.executable, "-m", "cramlm", "serve", str(arguments.model), *options]
+        command = [sys.executable, "-m", "cramlm", "serve", str(arguments.onnx or arguments.model), *options]
     else:
         command = [sys.executable, str(Path(__file__).with_name("serving_peer.py")), str(arguments.model), str(port), threads]
         command += ["parallel"] if arguments.parallel_peer else []

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from cramlm.deploy.predictor import Predictor
-from cramlm.deploy.server_batching import Batcher, BusyError, NotReadyError, answer
+from cramlm.deploy.server_batching import Batcher, BusyError, NotReadyError
 from cramlm.deploy.server_limits import Limits
 from cramlm.deploy.server_metrics import Metrics
+from cramlm.deploy.server_models import ServedModel, load_model, of_torch
 from cramlm.errors import DivergedError
-from cramlm.model.hf import LoadedModel, load_classifier
+from cramlm.model.hf import load_classifier
 from cramlm.model.tokenization import Tokenizer
-from serving import export_tiny
+from cramlm.records import Example
+from serving import export_tiny, serving
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +29,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> LoadedModel:
-    return load_classifier(folder)
+def loaded(folder: Path) -> ServedModel:
+    return load_model(folder, None)
+
+
+@pytest.fixture(scope="module")
+def onnx_folder(folder: Path, texts: list[str]) -> Path:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+    from cramlm.deploy.onnx import export_onnx
+
+    return export_onnx(folder, texts=[Example(str(place), text, None, None) for place, text in enumerate(texts)]).path
 
 
 @contextmanager
-def batching(loaded: LoadedModel, *, window_seconds: float = 0.0, limits: Limits = Limits()) -> Iterator[Batcher]:  # noqa: B008
+def batching(loaded: ServedModel, *, window_seconds: float = 0.0, limits: Limits = Limits()) -> Iterator[Batcher]:  # noqa: B008
     """A started batcher of the running loop, its model there."""
     there = threading.Event()
     batcher = Batcher(lambda: loaded, limits=limits, metrics=Metrics(), window_seconds=window_seconds, loaded=lambda _: there.set())
@@ -52,7 +63,7 @@ def alone(texts: Sequence[str]) -> list[None]:
     return [None] * len(texts)
 
 
-def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: LoadedModel, folder: Path, texts: list[str]) -> None:
+def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: ServedModel, folder: Path, texts: list[str]) -> None:
     requests = [texts[start : start + size] for start, size in ((0, 1), (1, 3), (4, 10), (14, 26))] * 5
 
     async def ask() -> list[np.ndarray]:
@@ -65,7 +76,7 @@ def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: Loaded
         np.testing.assert_allclose(got, predictor.probabilities(request), atol=1e-5)
 
 
-def test_a_cancelled_request_makes_room_at_once(loaded: LoadedModel) -> None:
+def test_a_cancelled_request_makes_room_at_once(loaded: ServedModel) -> None:
     async def ask() -> int:
         with batching(loaded, window_seconds=60, limits=Limits(texts=4, queue_texts=4)) as batcher:
             first = batcher.submit(["a"] * 4, [None] * 4)
@@ -84,7 +95,7 @@ def test_a_cancelled_request_makes_room_at_once(loaded: LoadedModel) -> None:
     assert asyncio.run(ask()) == 4
 
 
-def test_what_waited_too_long_is_refused_instead_of_computed(loaded: LoadedModel) -> None:
+def test_what_waited_too_long_is_refused_instead_of_computed(loaded: ServedModel) -> None:
     async def ask() -> list[object]:
         with batching(loaded, window_seconds=0.3, limits=Limits(wait_seconds=0.1)) as batcher:
             late = batcher.submit(["a"], [None])
@@ -97,7 +108,7 @@ def test_what_waited_too_long_is_refused_instead_of_computed(loaded: LoadedModel
     assert not isinstance(fresh, BaseException)
 
 
-def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(loaded: LoadedModel) -> None:
+def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(loaded: ServedModel) -> None:
     async def ask() -> list[object]:
         with batching(loaded, window_seconds=0.1) as batcher:
             requests = [["fine"], ["\ud83d"], ["fine too"]]
@@ -109,10 +120,29 @@ def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(lo
     assert not isinstance(other, BaseException)
 
 
-def test_lengths_are_those_of_the_whole_texts_with_special_tokens(loaded: LoadedModel) -> None:
+def test_lengths_are_those_of_the_whole_texts_with_special_tokens(loaded: ServedModel) -> None:
     texts = ["water", "water " * 45, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs = [None, None, None, None, None, "river " * 40]
-    assert answer(loaded, texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
+    assert loaded.answer(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
+
+
+def test_an_onnx_folder_is_asked_as_the_model_is(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
+    other = load_model(onnx_folder, 1)
+    assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
+    asked = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
+    pairs: list[str | None] = [*alone(texts), None, None, None, "river " * 40]
+    ours, theirs = loaded.answer(asked, pairs), other.answer(asked, pairs)
+    np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+    np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-4)
+
+
+def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Path, loaded: ServedModel) -> None:
+    with serving(onnx_folder) as server:
+        (answer,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
+        assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    expected = loaded.answer(["aspirin reduces pain " * 40], [None]).probabilities[0]
+    np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-4)
+    assert answer["truncated"]
 
 
 def test_a_model_whose_numbers_are_not_finite_answers_nothing(folder: Path) -> None:
@@ -120,4 +150,4 @@ def test_a_model_whose_numbers_are_not_finite_answers_nothing(folder: Path) -> N
     for parameter in broken.model.parameters():
         parameter.data.fill_(float("nan"))
     with pytest.raises(DivergedError):
-        answer(broken, ["a"], [None])
+        of_torch(broken).answer(["a"], [None])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,12 +126,7 @@ class OnnxPredictor:
         Raises:
             UsageError, DataError: as `predict`. DivergedError: if an answer is not a finite number.
         """
-        logits = self.logits(texts, pairs).astype(np.float64)
-        if not np.isfinite(logits).all():
-            raise DivergedError("the model's answers are not finite numbers; export it again, and report this")
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-        return probabilities
+        return probabilities_of(self.logits(texts, pairs))
 
     @property
     def tokenizer_json(self) -> str:
@@ -139,8 +135,12 @@ class OnnxPredictor:
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """What the graph gives for each text, float32 (n, labels), in the order given."""
+        return self.compute(texts, pairs)[0]
+
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> tuple[FloatArray, IntArray]:
+        """`logits`, and how many tokens were read of each text, special ones too: int64 (n,)."""
         check_texts(texts, pairs)
-        sequences = self._sequences(texts, pairs)
+        sequences = self._sequences(self._tokenizer, texts, pairs)
         logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         for group in _groups(lengths, BATCH_TOKENS if self._facts.weights == "fp32" else 1):
@@ -150,19 +150,40 @@ class OnnxPredictor:
                 ids[row, : lengths[index]] = sequences[index]
             mask = (np.arange(width) < lengths[group, None]).astype(np.int64)
             logits[group] = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        return logits
+        return logits, lengths
 
-    def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[list[int]]:
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """How many tokens each text has, special ones and those beyond `max_length` too: int64 (n,)."""
+        return np.array([len(sequence) for sequence in self._sequences(self._uncut, texts, pairs)], dtype=np.int64)
+
+    @cached_property
+    def _uncut(self) -> Any:
+        tokenizer = type(self._tokenizer).from_str(self.tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _sequences(self, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[list[int]]:
         """Token ids of each text, [CLS] and [SEP] included."""
         inputs = [text if pair is None else (text, pair) for text, pair in zip(texts, pairs or [None] * len(texts), strict=True)]
         sequences: list[list[int]] = []
         for start in range(0, len(inputs), _CHUNK):
             try:
-                encodings = self._tokenizer.encode_batch_fast(inputs[start : start + _CHUNK])
+                encodings = tokenizer.encode_batch_fast(inputs[start : start + _CHUNK])
             except (TypeError, UnicodeEncodeError) as error:
                 raise DataError(f"one of texts {start + 1} to {start + _CHUNK}: holds a lone surrogate; remove it") from error
             sequences += [encoding.ids for encoding in encodings]
         return sequences
+
+
+def probabilities_of(logits: FloatArray) -> FloatArray:
+    """Softmax of each row (n, labels), float32. Raises DivergedError if a logit is not a finite number."""
+    logits = logits.astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise DivergedError("the model's answers are not finite numbers; export it again, and report this")
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+    return probabilities
 
 
 def _groups(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:

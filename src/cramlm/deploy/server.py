@@ -18,13 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cramlm.deploy.server_limits import Limits, check_reach
 from cramlm.errors import EnvironmentFault, UsageError
-
-if TYPE_CHECKING:
-    from cramlm.model.hf import LoadedModel
 
 STOP_SECONDS = 1.0  # after draining, for answers that are being written and the thread to end
 
@@ -40,9 +37,9 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     announce: Callable[[str], None] = print,
 ) -> int:
-    """Serve an exported folder until a signal; 0 after SIGTERM, 130 after SIGINT.
+    """Serve an exported folder, or an ONNX one, until a signal; 0 after SIGTERM, 130 after SIGINT.
 
-    port 0 takes a free one. threads: of PyTorch (None: its own choice). window_seconds: how long an idle server waits for more requests
+    port 0 takes a free one. threads: of the model (None: as it likes). window_seconds: how long an idle server waits for more requests
     to compute together. `announce` is told one line when the server listens and one when the model is loaded.
 
     Raises:
@@ -58,6 +55,7 @@ def serve(
         from cramlm.deploy.server_batching import Batcher
         from cramlm.deploy.server_gate import Gate
         from cramlm.deploy.server_metrics import Metrics
+        from cramlm.deploy.server_models import ServedModel, load_model
         from cramlm.deploy.server_protocol import bounded_protocol
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cramlm"):
@@ -67,10 +65,10 @@ def serve(
     metrics = Metrics()
     started = time.monotonic()
 
-    def loaded(model: LoadedModel) -> None:
+    def loaded(model: ServedModel) -> None:
         announce(f"ready after {time.monotonic() - started:.1f} s: {len(model.labels)} labels, {model.max_length} tokens per text")
 
-    batcher = Batcher(lambda: _load(folder, threads), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
+    batcher = Batcher(lambda: load_model(folder, threads), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     app = build_app(batcher, name=folder.resolve().name, limits=limits, metrics=metrics, guarded=token is not None)
 
     class Server(uvicorn.Server):
@@ -127,20 +125,6 @@ def serve(
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _load(folder: Path, threads: int | None) -> LoadedModel:
-    """The model, in the thread that will use it (PyTorch's number of threads is a matter of each thread)."""
-    import torch
-
-    from cramlm.deploy.server_batching import answer
-    from cramlm.model.hf import load_classifier
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load_classifier(folder)
-    answer(model, ["warm up"], [None])  # the first call is slow, and shows whether the model answers at all
-    return model
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from cramlm.deploy.server_batching import Answers, Batcher, BusyError, NotReadyError
+from cramlm.deploy.server_batching import Batcher, BusyError, NotReadyError
 from cramlm.deploy.server_gate import ClientGoneError
 from cramlm.deploy.server_limits import Limits
 from cramlm.deploy.server_metrics import Metrics
+from cramlm.deploy.server_models import Answers
 from cramlm.deploy.server_page import PAGE_HEADERS, page
 from cramlm.deploy.server_wire import (
     JSON,

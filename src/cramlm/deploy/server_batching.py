@@ -17,16 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cramlm.deploy.server_limits import Limits
 from cramlm.deploy.server_metrics import Metrics
-from cramlm.records import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from cramlm.model.hf import LoadedModel
+from cramlm.deploy.server_models import Answers, ServedModel
 
 BATCH_TOKENS = 8192  # estimated; the model computes at most as many at once whatever the estimate
 CHARACTERS_PER_TOKEN = 3  # a cautious guess for deciding how much to take from the queue; correctness does not rest on it
@@ -38,18 +34,6 @@ class BusyError(Exception):
 
 class NotReadyError(Exception):
     """The model is not loaded yet, or the server drains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What the model says of the n texts of a request.
-
-    logits, probabilities: float32, (n, labels). lengths: tokens of each whole text with its special ones, before any was cut off; (n,).
-    """
-
-    logits: FloatArray
-    probabilities: FloatArray
-    lengths: IntArray
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +50,12 @@ class Batcher:
 
     def __init__(
         self,
-        load: Callable[[], LoadedModel],
+        load: Callable[[], ServedModel],
         *,
         limits: Limits,
         metrics: Metrics,
         window_seconds: float,
-        loaded: Callable[[LoadedModel], None],
+        loaded: Callable[[ServedModel], None],
     ) -> None:
         """`load` and then `loaded` run in the model's thread; an exception of theirs is kept as `failure`."""
         self._load = load
@@ -79,7 +63,7 @@ class Batcher:
         self._limits = limits
         self._metrics = metrics
         self._window_seconds = window_seconds
-        self._model: LoadedModel | None = None
+        self._model: ServedModel | None = None
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self._waiting_texts = 0
@@ -93,7 +77,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     @property
-    def model(self) -> LoadedModel | None:
+    def model(self) -> ServedModel | None:
         """The loaded model; None while it loads."""
         return self._model
 
@@ -217,12 +201,12 @@ class Batcher:
                 tokens += work.tokens
         return batch, expired
 
-    def _compute(self, model: LoadedModel, batch: Sequence[_Work]) -> None:
+    def _compute(self, model: ServedModel, batch: Sequence[_Work]) -> None:
         started = time.perf_counter()
         texts = [text for work in batch for text in work.texts]
         pairs = [pair for work in batch for pair in work.pairs]
         try:
-            answers = answer(model, texts, pairs)
+            answers = model.answer(texts, pairs)
         except Exception as error:
             if len(batch) == 1:
                 self._deliver([(batch[0], error)])
@@ -247,25 +231,6 @@ class Batcher:
             self._loop.call_soon_threadsafe(_settle, results)
         except RuntimeError:  # the loop was closed: the process ends, nobody waits any more
             return
-
-
-def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
-    """Compute texts as `Predictor` does.
-
-    Raises:
-        DivergedError: if a logit is not finite.
-    """
-    from cramlm.evaluation.evaluate import predict_logits, probabilities_of
-
-    tokenizer, longest = model.tokenizer, model.max_length
-    sequences = tokenizer.sequences(texts, pairs, max_length=longest, cut="truncate")
-    logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    lengths = sequences.lengths.copy()
-    full = np.flatnonzero(lengths == longest).tolist()
-    if full:  # cut, or exactly as long: only these are worth a second look
-        whole = tokenizer.encode([texts[index] for index in full], [pairs[index] for index in full]).lengths
-        lengths[full] = whole + np.array([2 if pairs[index] is None else 3 for index in full])
-    return Answers(logits, probabilities_of(logits), lengths)
 
 
 def _settle(results: Sequence[tuple[_Work, Answers | Exception]]) -> None:

@@ -1,0 +1,102 @@
+"""What a server asks of a model, whichever way it is computed: by PyTorch from an export, by onnxruntime from an ONNX folder.
+
+An ONNX folder is served without PyTorch in the process. Answers are those of `Predictor` and `OnnxPredictor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cramlm.records import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from cramlm.deploy.onnx_predictor import OnnxPredictor
+    from cramlm.model.hf import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the model says of the n texts of a request.
+
+    logits, probabilities: float32, (n, labels). lengths: tokens of each whole text with its special ones, before any was cut off; (n,).
+    """
+
+    logits: FloatArray
+    probabilities: FloatArray
+    lengths: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """labels: in the order of the logits. max_length: tokens that it reads. answer: texts and their pairs (None: none) -> Answers.
+
+    `answer` raises DivergedError if a logit is not finite.
+    """
+
+    labels: tuple[str, ...]
+    max_length: int
+    answer: Callable[[Sequence[str], Sequence[str | None]], Answers]
+
+
+def load_model(folder: Path, threads: int | None) -> ServedModel:
+    """The model of a folder, for the thread that will use it (PyTorch's number of threads is a matter of each thread); warm.
+
+    Raises:
+        ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `load_classifier`.
+    """
+    from cramlm.deploy.onnx_predictor import GRAPH_FILE, OnnxPredictor
+
+    if (folder / GRAPH_FILE).is_file():
+        model = of_onnx(OnnxPredictor.load(folder, threads=threads))
+    else:
+        import torch
+
+        from cramlm.model.hf import load_classifier
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = of_torch(load_classifier(folder))
+    model.answer(["warm up"], [None])  # the first call is slow, and shows whether the model answers at all
+    return model
+
+
+def of_torch(loaded: LoadedModel) -> ServedModel:
+    return ServedModel(tuple(loaded.labels), loaded.max_length, partial(answer, loaded))
+
+
+def of_onnx(predictor: OnnxPredictor) -> ServedModel:
+    from cramlm.deploy.onnx_predictor import probabilities_of
+
+    def answer_onnx(texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
+        logits, lengths = predictor.compute(texts, pairs)
+        full = np.flatnonzero(lengths == predictor.max_length).tolist()
+        if full:  # cut, or exactly as long: only these are worth a second look
+            lengths[full] = predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
+        return Answers(logits, probabilities_of(logits), lengths)
+
+    return ServedModel(predictor.labels, predictor.max_length, answer_onnx)
+
+
+def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
+    """Compute texts as `Predictor` does.
+
+    Raises:
+        DivergedError: if a logit is not finite.
+    """
+    from cramlm.evaluation.evaluate import predict_logits, probabilities_of
+
+    tokenizer, longest = model.tokenizer, model.max_length
+    sequences = tokenizer.sequences(texts, pairs, max_length=longest, cut="truncate")
+    logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
+    lengths = sequences.lengths.copy()
+    full = np.flatnonzero(lengths == longest).tolist()
+    if full:  # cut, or exactly as long: only these are worth a second look
+        whole = tokenizer.encode([texts[index] for index in full], [pairs[index] for index in full]).lengths
+        lengths[full] = whole + np.array([2 if pairs[index] is None else 3 for index in full])
+    return Answers(logits, probabilities_of(logits), lengths)
