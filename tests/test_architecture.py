@@ -24,13 +24,8 @@ MOST_LINES = 400
 LEVELS = [
     {"errors", "signals"},
     {"records"},
-<<<<<<< /tmp/bp/ours
     {"amounts", "retriever_config"},
-    {"config", "artifacts", "compiled"},
-=======
-    {"retriever_config"},
     {"config", "artifacts", "arrays", "compiled"},
->>>>>>> /tmp/bp/theirs
     {"data"},
     {"model", "retrieval"},
     {"training"},

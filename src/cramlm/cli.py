@@ -313,31 +313,6 @@ def report(
     print(write_report(runs, out))
 
 
-<<<<<<< /tmp/bp/ours
-=======
-@app.command()
-def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
-    """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
-    from cramlm.artifacts import verify as verify_artifacts
-    from cramlm.data.corpus import verify_corpora
-    from cramlm.retrieval.index import verify_indexes
-
-    folders = verify_artifacts(path)
-    verify_corpora(path)
-    verify_indexes(path)
-    print(f"{folders} folders whole: {path}")
-
-
-@app.command()
-def doctor() -> None:
-    """Print what this machine offers: versions, device, bf16, memory, disk, and what missing extras would give."""
-    from cramlm.doctor import report
-
-    for name, value in report():
-        print(f"{name:<14} {value}")
-
-
->>>>>>> /tmp/bp/theirs
 add_commands(app)
 
 

@@ -71,9 +71,11 @@ def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index,
     """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
     from cramlm.artifacts import verify as verify_artifacts
     from cramlm.data.corpus import verify_corpora
+    from cramlm.retrieval.index import verify_indexes
 
     folders = verify_artifacts(path)
     verify_corpora(path)
+    verify_indexes(path)
     print(f"{folders} folders whole: {path}")
 
 

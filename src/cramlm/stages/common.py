@@ -9,13 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-<<<<<<< /tmp/bp/ours
-import numpy as np
-
 from cramlm.amounts import Budget
-=======
 from cramlm.arrays import read_array
->>>>>>> /tmp/bp/theirs
 from cramlm.artifacts import Artifact
 from cramlm.config import PhaseConfig, RetrieverConfig
 from cramlm.model.device import Precision
@@ -77,7 +72,7 @@ class Chosen:
         """A teacher's probabilities of each passage, (passages, labels), in the same order; None where there is no teacher."""
         if self.teacher is None:
             return None
-        probabilities: FloatArray = np.load(self.teacher.path / "soft_labels.npy", allow_pickle=False)
+        probabilities: FloatArray = read_array(self.teacher.path / "soft_labels.npy")
         return probabilities
 
 

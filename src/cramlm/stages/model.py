@@ -21,16 +21,10 @@ from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenization import Tokenizer
-<<<<<<< /tmp/bp/ours
+from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
 from cramlm.stages.schedule import Schedule, replan
-=======
-from cramlm.model.weights import read_tensors, save_tensors
-from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task
-from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
-from cramlm.training import budget
->>>>>>> /tmp/bp/theirs
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.loop import train_phase
 
