@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEMO := runs/demo
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow check bench clean
+.PHONY: help setup demo test test-slow newcomer docs check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,16 @@ test: $(READY)  ## the test suite: no network, no GPU
 test-slow: $(READY)  ## the tests that take long, too
 	@$(RUN)pytest -m 'slow or not slow'
 
+newcomer: $(READY)  ## the newcomer's path: the wheel in a new environment, an own csv, report, predict, ONNX, serve, demo (installs packages)
+	@$(RUN)pytest -m slow tests/test_newcomer.py
+
+docs: $(READY)  ## the site of the documentation, in site/
+	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]' >>$(VENV)/setup.log 2>&1 \
+		|| { tail -5 $(VENV)/setup.log >&2; echo "the packages of [docs] could not be installed; see $(VENV)/setup.log" >&2; exit 1; }
+	@$(RUN)python docs/pictures/method.py
+	@NO_MKDOCS_2_WARNING=1 $(RUN)python -m mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 check: $(READY)  ## formatting, lint, types, and who may import whom
 	@$(RUN)ruff format --check .
 	@$(RUN)ruff check .
@@ -51,5 +61,5 @@ bench-%: $(READY) $(VENV)/.bench  ## one of them: make bench-retrieval ARGS='--s
 	@$(RUN)python benchmarks/bench_$*.py $(ARGS)
 
 clean:  ## remove .venv, caches and the demo's run; other runs stay
-	@rm -rf $(VENV) $(DEMO) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(DEMO) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find src tests demo benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

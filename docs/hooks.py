@@ -1,0 +1,131 @@
+"""The reference pages of the site, made from the code at every build: commands from the parser, knobs from the config, Python
+from docstrings.
+
+`pages()` gives them as Markdown; MkDocs calls `on_files`, which puts them beside the written ones. Nothing of them is in the repository.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import cramlm
+from cramlm import config, recipes, retriever_config
+from cramlm.cli import app
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """MkDocs's hook: adds the generated pages."""
+    from mkdocs.structure.files import File
+
+    for place, text in pages().items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
+    """MkDocs's hook: links that lead out of docs/, to files of the repository, become their names."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?:README|CHANGELOG|CONTRIBUTING|src/|tests/|benchmarks/)[^)]*\)", r"\1", markdown)
+
+
+def pages() -> dict[str, str]:
+    """Markdown by the place of its page."""
+    return {"reference/commands.md": _commands(), "reference/config.md": _config(), "reference/python.md": _python()}
+
+
+def _commands() -> str:
+    group: Any = typer.main.get_command(app)
+    parts = ["# Commands", "Results go to stdout, progress and errors to stderr. `cramlm COMMAND --help` says the same."]
+    for name, command in sorted(group.commands.items()):
+        parts += [f"## cramlm {name}", command.help or ""]
+        rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+        parts.append("\n".join(["| | | default |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _parameter(parameter: Any) -> str:
+    is_option = parameter.param_type_name == "option"
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+    default = "" if parameter.default is None or callable(parameter.default) or parameter.required else f"`{parameter.default}`"
+    return f"| {names} | {_cell(getattr(parameter, 'help', None) or '')} | {default} |"
+
+
+def _config() -> str:
+    parts = [
+        "# Every knob",
+        "As `cramlm config` prints them and `--set` takes them, like `--set phases[0].steps=500`. A recipe chooses values.",
+    ]
+    for model in _models():
+        parts += [f"## {model.__name__}", inspect.getdoc(model) or ""]
+        rows = [_field(name, field) for name, field in model.model_fields.items()]
+        parts.append("\n".join(["| knob | type | default | |", "|---|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _models() -> Iterator[type[BaseModel]]:
+    seen = [config.RunConfig]
+    found = [
+        member
+        for module in (config, retriever_config)
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, BaseModel) and member.__name__.endswith("Config") and member.__module__.startswith("cramlm")
+    ]
+    yield from dict.fromkeys([*seen, *found])
+
+
+def _field(name: str, field: FieldInfo) -> str:
+    default = "**required**" if field.is_required() else f"`{_short(field.get_default(call_default_factory=True))}`"
+    bounds = [str(bound) for bound in field.metadata if any(hasattr(bound, each) for each in ("ge", "gt", "le", "lt", "min_length"))]
+    words = "; ".join(part for part in (field.description or "", ", ".join(bounds)) if part)
+    return f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(default)} | {_cell(words)} |"
+
+
+def _short(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, BaseModel) else repr(value)
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("unset" if each is types.NoneType else _type(each) for each in arguments)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    return getattr(annotation, "__name__", str(annotation)) if not arguments else str(annotation).replace("cramlm.config.", "")
+
+
+def _python() -> str:
+    parts = ["# Python", "The public names of `cramlm`, and its recipes."]
+    for name in sorted(cramlm.__all__):
+        member = getattr(cramlm, name)
+        if inspect.isclass(member) or inspect.isfunction(member):
+            parts += _entry(name, member)
+    for name, recipe in recipes.RECIPES.items():
+        parts += _entry(f"recipes.{name.replace('-', '_')}", recipe)
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(name: str, member: Callable[..., Any]) -> Iterator[str]:
+    yield f"## cramlm.{name}"
+    with contextlib.suppress(ValueError):  # a class without a signature
+        yield f"```python\n{name.rpartition('.')[2]}{inspect.signature(member)}\n```"
+    yield f"```text\n{inspect.getdoc(member) or ''}\n```"
+    if inspect.isclass(member):
+        for method, function in inspect.getmembers(member, lambda each: inspect.isfunction(each) or inspect.ismethod(each)):
+            if not method.startswith("_") and (text := inspect.getdoc(function)) and function.__module__.startswith("cramlm"):
+                yield f"### {name}.{method}"
+                yield f"```python\n{method}{inspect.signature(function)}\n```\n\n```text\n{text}\n```"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,135 @@
+"""The documents: their commands parse, their tutorials run on made-up data, their reference is whole, their picture is the script's."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cramlm.cli import app
+from cramlm.config import RunConfig
+from tiny_task import write_task
+
+DOCS = Path(__file__).parents[1] / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+SMALL = "--budget 4e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
+    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text("utf-8")) if match[1] in kinds]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `cramlm ...` of a page's blocks, as arguments; shell variables stay as they are."""
+    lines = [line.strip().removeprefix("$ ") for _, text in blocks(page, "sh", "console") for line in text.splitlines()]
+    found = [line[line.index("cramlm ") :] for line in lines if re.search(r"(^|\| )cramlm ", line) and "..." not in line]
+    values = {"$corpus": "--corpus corpus.jsonl", "$seed": "1", "$recipe": "tlm"}
+    for name, value in values.items():
+        found = [line.replace(name, value) for line in found]
+    return [shlex.split(line)[1:] for line in found]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_every_command_of_a_tutorial_is_one_that_the_parser_takes(page: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    assert commands(page)
+    for name, *arguments in commands(page):
+        command = group.commands[name]
+        command.make_context(name, list(arguments), resilient_parsing=False).close()
+
+
+def test_the_reference_names_every_command_and_every_knob() -> None:
+    pages = load(DOCS / "hooks.py").pages()
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert f"## cramlm {name}\n" in pages["reference/commands.md"]
+        for parameter in command.params:
+            assert parameter.opts[0].lstrip("-") in pages["reference/commands.md"].lower()
+    for name in RunConfig.model_fields:
+        assert f"| `{name}` |" in pages["reference/config.md"]
+    assert "## cramlm.CramClassifier" in pages["reference/python.md"]
+    assert "recipes.tlm" in pages["reference/python.md"]
+
+
+def test_the_picture_of_the_method_is_what_its_script_draws() -> None:
+    assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
+
+
+def prepare(folder: Path) -> None:
+    """The files that the tutorials speak of, made from the tiny task."""
+    paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=240).items()}
+    rows = {name: [json.loads(line) for line in path.read_text("utf-8").splitlines()] for name, path in paths.items()}
+    for name, split, header, dialect in (
+        ("reviews.csv", "train", ("review", "topic"), "excel"),
+        ("new.csv", "test", ("review", "topic"), "excel"),
+        ("train.tsv", "train", ("text", "label"), "excel-tab"),
+        ("test.tsv", "test", ("text", "label"), "excel-tab"),
+    ):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, dialect)
+            writer.writerow(header)
+            writer.writerows([row["text"], row["label"]] for row in rows[split])
+    (folder / "raw").mkdir()
+    (folder / "raw" / "all.txt").write_text("\n\n".join(row["text"] for row in rows["corpus"]), "utf-8")
+    (folder / "web.jsonl").write_bytes(paths["corpus"].read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "CRAMLM_STORE": str(tmp_path / "store"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = 0
+    for kind, text in blocks(page, "sh", "python"):
+        script = re.sub(r"--budget \d+m", SMALL, text)  # the data are tiny; nothing else is changed
+        command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", script]
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+        assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+        done += 1
+    assert done
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="no mkdocs-material: pip install 'cramlm[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "site" / "reference" / "config" / "index.html").read_text("utf-8")
+    assert "passage_words" in page
+    for file in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', file.read_text("utf-8")), "nothing is fetched from elsewhere"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_common_shell_gets_its_completion(shell: str) -> None:
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "cramlm", "--show-completion", shell]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "complet" in result.stdout

@@ -1,0 +1,157 @@
+"""A newcomer's path, from a wheel in an environment of its own: install, fit an own csv, report, predict, ONNX, serve; then the demo.
+
+Slow, and it installs packages (`make newcomer`); the folder of the sources is out of reach for everything that runs in that environment.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiny_task import write_task
+
+ROOT = Path(__file__).parents[1]
+SMALL = ("--budget", "4e12flops", "--preset", "tiny")  # in operations, so that the plan does not depend on what else the machine does
+
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    """A folder with an environment in it that holds cramlm's wheel and what it asks for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "venv" / "bin" / "python"
+
+    def run(self, *command: str | Path, code: int = 0, stdin: str | None = None, seconds: float = 900) -> str:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environment = {**kept, "CRAMLM_STORE": str(self.folder / "store"), "HF_HUB_OFFLINE": "1"}
+        result = subprocess.run(
+            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, input=stdin, timeout=seconds
+        )
+        assert result.returncode == code, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        return result.stdout
+
+    def cramlm(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        return self.run(self.folder / "venv" / "bin" / "cramlm", *arguments, stdin=stdin)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, timeout=600)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
+    place = Place(tmp_path_factory.mktemp("newcomer"))
+    subprocess.run([sys.executable, "-m", "venv", str(place.folder / "venv")], check=True, timeout=300)
+    install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
+    place.run(place.python, *install, f"{wheel}[serve,onnx]", seconds=3000)
+    return place
+
+
+@pytest.fixture(scope="module")
+def fitted(place: Place) -> Path:
+    """The run of `cramlm fit` over a csv with columns of its own."""
+    paths = write_task(place.folder / "data", train=60)
+    rows = [json.loads(line) for line in Path(paths["train"]).read_text("utf-8").splitlines()]
+    with (place.folder / "mine.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["review", "topic"])
+        writer.writerows([row["text"], row["label"]] for row in rows)
+    columns = ("--text-column", "review", "--label-column", "topic")
+    told = place.cramlm("fit", "--train", "mine.csv", *columns, "--corpus", paths["corpus"], "--out", "run", *SMALL)
+    assert "tfidf" in told
+    return place.folder / "run"
+
+
+def test_every_file_that_is_not_python_is_in_the_wheel(wheel: Path) -> None:
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("cramlm/")}
+    source = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "cramlm").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert inside == source
+    assert {"cramlm/deploy/report/report.css", "cramlm/deploy/report/report.js", "cramlm/deploy/server_page.html"} <= inside
+
+
+def test_what_is_installed_is_the_wheel_and_nothing_of_the_sources(place: Place) -> None:
+    where = place.run(place.python, "-c", "import cramlm; print(cramlm.__file__)")
+    assert where.startswith(str(place.folder))
+    assert "fit" in place.cramlm("--help")
+    assert "torch" in place.cramlm("doctor")
+
+
+def test_a_csv_becomes_a_report_answers_and_an_explanation(place: Place, fitted: Path) -> None:
+    assert (fitted / "report.html").read_text("utf-8").startswith("<!doctype html>")
+    place.cramlm("report", "run", "--out", "page.html")
+    assert "<style>" in (place.folder / "page.html").read_text("utf-8")
+    answers = place.cramlm("predict", "run/export", "-", stdin="wave ship harbour sailor tide\nsummit ridge valley climber\n")
+    assert [json.loads(line)["label"] for line in answers.splitlines()] == ["sea", "hill"]
+    assert json.loads(place.cramlm("explain", "run", "wave ship harbour", "--json"))
+    assert "whole" in place.cramlm("verify", "run")
+
+
+def test_an_onnx_folder_answers_as_the_model_does(place: Place, fitted: Path) -> None:
+    place.cramlm("export", "run")
+    texts = "wave ship harbour sailor tide\nsummit ridge valley climber\n"
+    ours, theirs = (
+        [json.loads(line)["probabilities"] for line in place.cramlm("predict", model, "-", stdin=texts).splitlines()]
+        for model in ("run/export", "run/onnx")
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+@pytest.fixture
+def server(place: Place, fitted: Path) -> Iterator[str]:
+    command = [place.folder / "venv" / "bin" / "cramlm", "serve", fitted / "export", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=place.folder)
+    assert process.stderr is not None
+    try:
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, "the server ended"
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        yield found[0]
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stderr.close()
+
+
+def test_the_model_is_served_with_its_page(server: str) -> None:
+    body = json.dumps({"texts": ["wave ship harbour sailor tide"]}).encode()
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(f"{server}/readyz", timeout=10):
+                break
+        except OSError:
+            time.sleep(0.2)
+    request = urllib.request.Request(f"{server}/v1/predict", data=body, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert "sea" in response.read().decode()
+    with urllib.request.urlopen(server, timeout=30) as response:
+        assert b"<html" in response.read()
+
+
+def test_the_demo_runs_beside_the_wheel(place: Place) -> None:
+    place.run(place.python, ROOT / "demo" / "build_task.py", "--out", place.folder / "demo")
+    told = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=1800)
+    assert "Which library does a passage describe?" in told
