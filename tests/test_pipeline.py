@@ -18,7 +18,7 @@ from cramlm.deploy.predictor import Predictor
 from cramlm.errors import Stopped, UsageError
 from cramlm.pipeline import run
 from cramlm.records import Event
-from tiny_task import tiny_config, write_task
+from tiny_task import TOPICS, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
 
@@ -48,7 +48,18 @@ def events_of(config: dict[str, Any], out: Path, store: Path) -> list[Event]:
 
 def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
-    stages = ("baseline", "plan", "selection", "tokenizer", "schedule", "phase-1-joint", "phase-2-finetune", "evaluation", "export")
+    stages = (
+        "baseline",
+        "plan",
+        "selection",
+        "teacher",
+        "tokenizer",
+        "schedule",
+        "phase-1-joint",
+        "phase-2-finetune",
+        "evaluation",
+        "export",
+    )
     assert all((folder / "run" / stage / "manifest.json").is_file() for stage in stages)
     stored = [manifest.parts[-3] for manifest in (folder / "store").glob("*/*/manifest.json")]
     assert {"parts", "corpora", "indexes"} <= set(stored)
@@ -65,7 +76,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "fresh"]) == 11
+    assert len([event for event in events if event.kind == "fresh"]) == 12
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 
@@ -174,6 +185,24 @@ def test_a_budget_sets_every_open_number_and_a_second_call_keeps_the_plan(tmp_pa
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
+
+
+def test_a_teacher_labels_every_passage_and_only_phases_that_learn_from_it_depend_on_it(copied: tuple[Path, dict[str, Any]]) -> None:
+    folder, config = copied
+    soft = np.load(folder / "run/teacher/soft_labels.npy")
+    with (folder / "run/selection/selected.jsonl").open() as file:
+        passages = [json.loads(line)["text"] for line in file]
+    assert soft.shape == (len(passages), 2)
+    np.testing.assert_allclose(soft.sum(axis=1), 1, rtol=1e-5)
+    hill = np.array([sum(word in TOPICS["hill"] for word in text.split()) for text in passages])
+    sea = np.array([sum(word in TOPICS["sea"] for word in text.split()) for text in passages])
+    clear = abs(hill - sea) > 3
+    assert ((soft[:, 0] > soft[:, 1]) == (hill > sea))[clear].mean() > 0.95
+    steps = [event for event in map(json.loads, (folder / "run/events.jsonl").read_text().splitlines()) if event["kind"] == "step"]
+    assert {"joint"} == {event["stage"].split("-")[-1] for event in steps if "teacher" in event["data"]}
+    alone = config | {"phases": [config["phases"][0] | {"teacher_weight": 0.0}, config["phases"][1]]}
+    assert run(load_config(alone), out=folder / "alone", store=folder / "store").scores
+    assert not (folder / "alone/teacher").exists()
 
 
 def test_a_run_leaves_pytorchs_number_of_threads_as_it_was(finished: tuple[Path, dict[str, Any]]) -> None:

@@ -64,7 +64,17 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
         "tokenizer": {"vocab_size": 200},
         "encoder": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "max_positions": 64},
         "phases": [
-            {"name": "joint", "steps": 24, "external": 2, "task": 1, "mlm_weight": 1.0, "dropout": 0.1, "keep": "last", **common},
+            {
+                "name": "joint",
+                "steps": 24,
+                "external": 2,
+                "task": 1,
+                "mlm_weight": 1.0,
+                "teacher_weight": 1.0,
+                "dropout": 0.1,
+                "keep": "last",
+                **common,
+            },
             {"name": "finetune", "steps": 16, "dropout": 0.1, "evaluate_every": 4, **common},
         ],
         **changes,

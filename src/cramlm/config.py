@@ -150,6 +150,12 @@ class PhaseConfig(FrozenModel):
         0.0, ge=0, description="rho_2: weight of MLM on task text; 0 with external = 0 means no vocabulary head at all"
     )
     task_weight: float = Field(1.0, ge=0)
+    teacher_weight: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the cross-entropy to a teacher's probabilities on external text; the teacher is TF-IDF + logistic "
+        "regression, fitted on the training labels",
+    )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",
         description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
@@ -200,6 +206,11 @@ class PhaseConfig(FrozenModel):
     def uses_mlm(self) -> bool:
         """Whether the vocabulary head runs at all."""
         return self.external > 0 or (self.task > 0 and self.mlm_weight > 0)
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether soft labels are learnt."""
+        return self.external > 0 and self.teacher_weight > 0
 
     @property
     def uses_labels(self) -> bool:

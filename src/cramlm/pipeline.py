@@ -22,7 +22,7 @@ import torch
 
 from cramlm.amounts import Budget, parse_budget
 from cramlm.artifacts import lock, publish_file
-from cramlm.config import RunConfig, to_toml
+from cramlm.config import RunConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.deploy.report.machine import describe_machine
 from cramlm.deploy.report.page import refresh_report
@@ -31,8 +31,12 @@ from cramlm.records import Emit, Event, silent
 from cramlm.stages import model as model_stages
 from cramlm.stages import text as text_stages
 from cramlm.stages.common import Clock
+from cramlm.stages.plan import available_cores
 from cramlm.stages.plan import plan as plan_stage
+from cramlm.stages.ranks import dismiss, follow
 from cramlm.stages.schedule import schedule
+from cramlm.stages.teacher import teach
+from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never
 from cramlm.training.memory import trim
 
@@ -66,38 +70,58 @@ def run(
     emit: Emit = silent,
     stop: Callable[[], int | None] = never,
     began: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """Do everything that `config` asks and is not already done in `out`.
 
     `stop` is asked between training steps; an exit code ends the run resumably. `began`: when a time budget began to run, as
-    `time.monotonic` tells it; None = now. PyTorch's number of threads is afterwards what it was.
+    `time.monotonic` tells it; None = now. PyTorch's number of threads is afterwards what it was. `ranks`: those that train together
+    (training/distributed.py), each of which makes this call; the first does all the rest, and all get the same answer.
 
     Raises:
         CramError: one of its kinds (errors.py); what was published before stays, and the same call continues from there.
     """
     folder, shared = Path(out), Path(store) if store is not None else default_store()
+    stop = ranks.watched(stop)
+    if ranks.index > 0:
+        with _thread_count_kept():
+            told = follow(ranks, stop=stop)
+        return Run(folder, load_config(told["config"]), told["scores"])
     with lock(folder / "run"), _thread_count_kept():
         emit = _interruptible(_logged(folder / "events.jsonl", emit), stop)
         publish_file(folder / "run.toml", to_toml(config).encode())
+        config = _on_its_share_of_the_cores(config, ranks)
         clock = Clock(time.monotonic() if began is None else began, Budget() if config.budget is None else parse_budget(config.budget))
         emit(Event("note", "machine", describe_machine()))
 
         task = read_task(config.task, seed=config.seed, emit=emit)
         text_stages.report_task(task, folder, emit=emit)
         baseline = text_stages.fit_baseline(config, task, folder, emit=emit)
-        plan = plan_stage(config, task, folder, shared, clock=clock, emit=emit)
+        plan = plan_stage(config, task, folder, shared, clock=clock, emit=emit, ranks=ranks.count)
         torch.set_num_threads(plan.threads)
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
+        selection = teach(config, task, baseline, selection, folder, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
         planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
-        trained = model_stages.train(config, plan, planned, task, selection, tokenizer, folder, clock=clock, emit=emit, stop=stop)
+        trained = model_stages.train(
+            config, plan, planned, task, selection, tokenizer, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
+        )
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
         refresh_report(folder, emit=emit)
     trim()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
-    return Run(folder, config.model_copy(update={"phases": trained.phases}), scores)
+    config = config.model_copy(update={"phases": trained.phases})
+    dismiss(ranks, {"config": config.model_dump(mode="json"), "scores": scores})
+    return Run(folder, config, scores)
+
+
+def _on_its_share_of_the_cores(config: RunConfig, ranks: Ranks) -> RunConfig:
+    """The config with threads for one of the ranks on this machine, where it leaves them open."""
+    if config.threads is not None or ranks.local_count == 1:
+        return config
+    return config.model_copy(update={"threads": max(1, available_cores() // ranks.local_count)})
 
 
 @contextmanager

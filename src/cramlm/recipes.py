@@ -59,7 +59,9 @@ def encoder_for_budget(seconds: float) -> EncoderConfig:
 
 
 def joint_phase() -> PhaseConfig:
-    """External and task text side by side in every batch; the paper's stage 1 with a task weight that is felt."""
+    """External and task text side by side in every batch; the paper's stage 1 with a task weight that is felt, and a teacher's labels on
+    external text.
+    """
     return PhaseConfig(
         name="joint",
         external=4,
@@ -67,6 +69,7 @@ def joint_phase() -> PhaseConfig:
         mixing="blended",
         mlm_weight=0.25,
         task_weight=0.25,
+        teacher_weight=1.0,
         masking=MaskingConfig(rate=0.2, mask_share=1.0, random_share=0.0),
         batch_size=4096,
         optimizer=OptimizerConfig(kind="muon"),

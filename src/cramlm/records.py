@@ -91,6 +91,7 @@ class Batch:
     mlm_labels: (M,) int64, the original tokens at `masked`.
     task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text).
     external: (S,) bool, True where the sequence is retrieved text, False where it is task text.
+    soft_labels: (S, labels) float32, what a teacher makes of each sequence; zeros where it was not asked. (S, 0) without a teacher.
     """
 
     token_ids: IntArray
@@ -101,6 +102,7 @@ class Batch:
     mlm_labels: IntArray
     task_labels: IntArray
     external: BoolArray
+    soft_labels: FloatArray
 
     @property
     def tokens(self) -> int:

@@ -108,7 +108,9 @@ def packed(tokens: Tokens, *, per_row: int, pad_id: int = 0, padding: int = 3) -
     none = np.zeros(0, np.int64)
     count = len(tokens)
     labels, external = np.full(count, -1, np.int64), np.zeros(count, np.bool_)
-    return PackedBatch.of(Batch(token_ids, sequence, position, np.array(first, np.int64), none, none, labels, external))
+    return PackedBatch.of(
+        Batch(token_ids, sequence, position, np.array(first, np.int64), none, none, labels, external, np.zeros((len(first), 0), np.float32))
+    )
 
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:

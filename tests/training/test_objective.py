@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional
 from training_fixtures import make_batches, make_model, make_phase
 
 from cramlm.config import PhaseConfig
+from cramlm.model.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.training.objective import Losses, losses
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
@@ -119,18 +121,15 @@ def test_label_smoothing_is_torchs() -> None:
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
-def test_dropout_is_drawn_from_torchs_seed_and_off_when_unset() -> None:
-    phase = make_phase(dropout=0.3)
-    model, batch = make_model(), first_batch(phase)
+def test_dropout_is_drawn_from_its_seed_and_off_when_unset() -> None:
+    model, batch = make_model(), first_batch(make_phase())
 
-    def total(seed: int, phase: PhaseConfig) -> float:
-        torch.manual_seed(seed)
-        return float(losses(model, batch, phase).total.detach())
+    def total(dropout: Dropout | None) -> float:
+        return float(losses(model, batch, make_phase(), dropout=dropout).total.detach())
 
-    assert total(1, phase) == total(1, phase)
-    assert total(1, phase) != total(2, phase)
-    without = make_phase()
-    assert total(1, without) == total(2, without)
+    assert total(Dropout(0.3, 1)) == total(Dropout(0.3, 1))
+    assert total(Dropout(0.3, 1)) != total(Dropout(0.3, 2))
+    assert total(Dropout(0.0, 1)) == total(None) != total(Dropout(0.3, 1))
 
 
 def test_vocabulary_loss_of_even_logits_is_the_log_of_the_vocabulary() -> None:
@@ -173,3 +172,20 @@ def test_vocabulary_loss_of_logits_that_are_not_finite_is_not_finite(kind: torch
     _, each = weighted_cross_entropy(logits, torch.tensor([3, 3]), torch.ones(2))
     assert math.isfinite(each[0])
     assert not math.isfinite(each[1])
+
+
+@pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 0.25 + 0.5 + 2.0)])
+def test_soft_labels_of_external_text_are_a_cross_entropy_of_their_own(loss_scale: str, divisor: float) -> None:
+    phase = make_phase(mlm_weight=0.25, task_weight=0.5, teacher_weight=2.0, loss_scale=loss_scale)
+    model, batch = make_model(), first_batch(phase)
+    soft = torch.zeros(batch.sequences, model.labels)
+    soft[batch.external] = torch.softmax(torch.arange(float(model.labels)), 0)
+    asked = replace(batch, soft_labels=soft)
+    result, expected = losses(model, asked, phase), reference_terms(model, batch)
+    logits = model.task_logits(model.hidden(batch), batch)[batch.external]
+    expected["teacher"] = functional.cross_entropy(logits, soft[batch.external])
+    assert float(result.teacher) == pytest.approx(float(expected["teacher"].detach()), rel=1e-5)  # type: ignore[arg-type]
+    weights = {"mlm_external": 1.0, "mlm_task": 0.25, "task": 0.5, "teacher": 2.0}
+    total = sum(weights[name] * float(value.detach()) for name, value in expected.items()) / divisor
+    assert float(result.total.detach()) == pytest.approx(total, rel=1e-5)
+    assert losses(model, batch, phase).teacher is None  # nobody was asked

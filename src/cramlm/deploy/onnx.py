@@ -31,6 +31,7 @@ from cramlm.deploy.onnx_predictor import FACTS_FILE, GRAPH_FILE, OnnxPredictor
 from cramlm.deploy.runs import held_out, model_of, run_of
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.model.dropout import no_dropout
 from cramlm.model.hf import LoadedModel, load_classifier
 from cramlm.model.model import Model
 from cramlm.records import Emit, Event, Example, FloatArray, silent
@@ -54,13 +55,13 @@ class Graph(nn.Module):
         """(batch, length) ids and a mask of 1 for tokens, 0 for padding -> logits (batch, labels)."""
         length = input_ids.shape[1]
         position = torch.arange(length, device=input_ids.device).expand_as(input_ids)
-        hidden = self.model.encoder(input_ids, attention_mask - 1, position, dropout=0.0)  # 0 = the row's sequence, -1 = padding
+        hidden = self.model.encoder(input_ids, attention_mask - 1, position, dropout=no_dropout())  # 0 = the row's sequence, -1 = padding
         if self.model.head_config.pooling == "cls":
             pooled = hidden[:, 0]
         else:
             weights = attention_mask[..., None].to(hidden.dtype)
             pooled = (hidden * weights).sum(1) / weights.sum(1)
-        logits: Tensor = self.model.classifier(pooled, dropout=0.0)
+        logits: Tensor = self.model.classifier(pooled, dropout=no_dropout())
         return logits
 
 

@@ -103,7 +103,7 @@ class Baselines:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Matrices:
+class Matrices:
     """TF-IDF of the splits (scipy CSR, rows of length 1) under one vocabulary. kept: the training rows that train holds."""
 
     train: Any
@@ -118,10 +118,10 @@ def fit_baselines(task: Task, config: BaselineConfig, *, seed: int, emit: Emit =
     began = time.perf_counter()
     label_ids = {label: number for number, label in enumerate(task.labels)}
     labels = np.array([label_ids[str(example.label)] for example in task.train])
-    train, dev, test = ([_clean(example) for example in split] for split in (task.train, task.dev, task.test))
-    texts = _Texts(train, dev, test, labels)
+    train, dev, test = ([clean(example) for example in split] for split in (task.train, task.dev, task.test))
+    texts = Texts(train, dev, test, labels)
     variants: dict[Variant, Fitted] = {}
-    matrices: dict[Variant, _Matrices] = {}
+    matrices: dict[Variant, Matrices] = {}
     emit(Event("start", STAGE, "TF-IDF + logistic regression", total=len(_VARIANTS), unit="variants"))
     for done, variant in enumerate(_VARIANTS):
         emit(Event("progress", STAGE, variant, done=done, total=len(_VARIANTS), unit="variants"))
@@ -129,7 +129,7 @@ def fit_baselines(task: Task, config: BaselineConfig, *, seed: int, emit: Emit =
         if variant == "union" and matrices["characters"].train.nnz * len(task.labels) > _UNION_BELOW:
             emit(Event("note", STAGE, "union of tokens and characters left out: too slow for so much text and so many labels"))
             continue
-        matrices[variant] = _represent(variant, texts, matrices, seed=seed)
+        matrices[variant] = represent(variant, texts, matrices, seed=seed)
         kept = len(matrices[variant].kept)
         if kept < len(task.train):
             message = f"{variant}: fitted on {kept:,} of {len(task.train):,} training texts, the same share of each label, to save time"
@@ -146,7 +146,7 @@ def fit_baselines(task: Task, config: BaselineConfig, *, seed: int, emit: Emit =
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Texts:
+class Texts:
     """What is compared, cleaned; labels are those of train, as ids."""
 
     train: Sequence[str]
@@ -155,31 +155,31 @@ class _Texts:
     labels: IntArray
 
 
-def _clean(example: Example) -> str:
+def clean(example: Example) -> str:
     return unicodedata.normalize("NFC", example.whole_text)
 
 
-def _represent(variant: Variant, texts: _Texts, known: Mapping[Variant, _Matrices], *, seed: int) -> _Matrices:
+def represent(variant: Variant, texts: Texts, known: Mapping[Variant, Matrices], *, seed: int) -> Matrices:
     """TF-IDF of all splits; the vocabulary and the weights come from train alone."""
     if variant == "union":
         tokens, characters = known["tokens"], known["characters"]
         parts = ((tokens.train[characters.kept], characters.train), (tokens.dev, characters.dev), (tokens.test, characters.test))
         train, dev, test = (scipy.sparse.hstack(pair, format="csr") * np.sqrt(0.5) for pair in parts)
-        return _Matrices(train, dev, test, characters.kept)
+        return Matrices(train, dev, test, characters.kept)
     kept = _thinned(texts, _LONGEST[variant], seed)
     vectorizer = _vectorizer(variant, texts=len(kept))
     try:
         train = vectorizer.fit_transform([texts.train[index] for index in kept])
     except ValueError:  # scikit-learn's "empty vocabulary": no text holds a term of this kind
         train, dev, test = (scipy.sparse.csr_matrix((rows, 1)) for rows in (len(kept), len(texts.dev), len(texts.test)))
-        return _Matrices(train, dev, test, kept)
+        return Matrices(train, dev, test, kept)
     dev, test = (
         vectorizer.transform(split) if split else scipy.sparse.csr_matrix((0, train.shape[1])) for split in (texts.dev, texts.test)
     )
-    return _Matrices(train, dev, test, kept)
+    return Matrices(train, dev, test, kept)
 
 
-def _thinned(texts: _Texts, longest: int, seed: int) -> IntArray:
+def _thinned(texts: Texts, longest: int, seed: int) -> IntArray:
     """Training rows to fit on, in order: all of them, or of every label the same share so that they come to about `longest` characters."""
     share = longest / max(1, sum(map(len, texts.train)))
     rows = np.arange(len(texts.train))
@@ -229,7 +229,7 @@ def _runs(belongs: Any) -> Iterator[tuple[int, int]]:
             first = None
 
 
-def _fit(task: Task, labels: IntArray, matrices: _Matrices, config: BaselineConfig, *, seed: int, started: float) -> Fitted:
+def _fit(task: Task, labels: IntArray, matrices: Matrices, config: BaselineConfig, *, seed: int, started: float) -> Fitted:
     true = labels[matrices.kept]
     sizes = Counter(true.tolist()).values()
     uneven = max(sizes) > _BALANCED_ABOVE * min(sizes)
@@ -238,7 +238,7 @@ def _fit(task: Task, labels: IntArray, matrices: _Matrices, config: BaselineConf
     tried = []
     for weights in weightings:
         for c in sorted(config.c):
-            model = _classifier(c, weights, seed)
+            model = classifier(c, weights, seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
                 model.fit(matrices.train, true)
@@ -256,7 +256,7 @@ def _fit(task: Task, labels: IntArray, matrices: _Matrices, config: BaselineConf
     return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried))
 
 
-def _classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
+def classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
     balanced = {"rows alike": None, "labels alike": "balanced"}[weights]
     one = LogisticRegression(solver="liblinear", dual=True, C=c, class_weight=balanced, tol=_TOLERANCE, max_iter=_PASSES, random_state=seed)
     return OneVsRestClassifier(one)

@@ -23,6 +23,8 @@ from cramlm.records import Example, FloatArray, IntArray
 from cramlm.training.batching import pack
 
 BATCH_TOKENS = 8192
+CLOSE = 0.15
+"""Logits of two labels that are nearer than this in bf16 can change places in fp32: measured differences are up to 0.06."""
 
 
 def evaluate_examples(
@@ -110,6 +112,24 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
             packed = PackedBatch.of(batch, device)
             logits[batch.task_labels] = model.task_logits(model.hidden(packed), packed).float().cpu().numpy()
     return logits
+
+
+def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
+    """As `predict_logits` in bf16, but with fp32's labels: a sequence whose best two labels are `CLOSE` is computed again in fp32."""
+    logits = predict_logits(model, sequences, precision="bf16", pad_id=pad_id)
+    if logits.shape[1] > 1 and np.isfinite(logits).all():
+        best = np.partition(logits, -2, axis=1)[:, -2:]
+        close = np.flatnonzero(best[:, 1] - best[:, 0] < CLOSE)
+        if len(close):
+            logits[close] = predict_logits(model, _only(sequences, close), precision="fp32", pad_id=pad_id)
+    return logits
+
+
+def _only(sequences: Tokens, places: IntArray) -> Tokens:
+    """Some of the sequences, in the order of `places`."""
+    chosen = [sequences[int(place)] for place in places]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in chosen])])
+    return Tokens(np.concatenate(chosen), offsets, sequences.source[places])
 
 
 def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:

@@ -25,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config import EncoderConfig
+from cramlm.model.dropout import Dropout
 from cramlm.model.kernels import Rotation, add_norm, attend, geglu, gelu, norm_of_sum
 
 Shape: TypeAlias = Literal["bert", "modernbert"]
@@ -78,12 +79,12 @@ class BertLayer(nn.Module):
         self.output = nn.Linear(config.intermediate, config.hidden)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=True)
 
-    def forward(self, x: Tensor, read: Tensor, bias: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, read: Tensor, bias: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
         """The residual stream and what linear layers read of it (the same, in their precision) -> both after this layer."""
         attended = self.attention_output(attend(self.qkv(read), bias, None, self.heads))
-        x, read = self.attention_norm.of_sum(x, dropped(attended, dropout))
+        x, read = self.attention_norm.of_sum(x, dropout(attended))
         changed = self.output(gelu(self.intermediate(read)))
-        return self.output_norm.of_sum(x, dropped(changed, dropout))
+        return self.output_norm.of_sum(x, dropout(changed))
 
 
 class BertEncoder(nn.Module):
@@ -97,9 +98,9 @@ class BertEncoder(nn.Module):
         self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=True)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
 
-    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
+    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
         x = F.embedding(token_ids, self.word_embeddings) + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
-        x = dropped(self.embedding_norm(x), dropout)
+        x = dropout(self.embedding_norm(x))
         bias, read = attention_bias(sequence, compute_dtype(x)), x
         for layer in self.layers:
             x, read = layer(x, read, bias, dropout)
@@ -120,12 +121,12 @@ class ModernBertLayer(nn.Module):
         self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
         self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: float) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: Dropout) -> tuple[Tensor, Tensor]:
         """The residual stream, and the branch still to be added to it (none before the first layer) -> both after this layer."""
         x, read = (x, x) if branch is None else self.attention_norm.after_sum(x, branch)
         attended = self.attention_output(attend(self.qkv(read), bias, rotation, self.heads))
-        x, read = self.output_norm.after_sum(x, dropped(attended, dropout))
-        return x, dropped(self.output(geglu(self.wi(read))), dropout)
+        x, read = self.output_norm.after_sum(x, dropout(attended))
+        return x, dropout(self.output(geglu(self.wi(read))))
 
 
 class ModernBertEncoder(nn.Module):
@@ -140,8 +141,8 @@ class ModernBertEncoder(nn.Module):
         self.layers = nn.ModuleList(ModernBertLayer(config, first=index == 0) for index in range(config.layers))
         self.final_norm = Norm(config.hidden, config.norm_eps, bias=False)
 
-    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: float) -> Tensor:
-        x = dropped(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)), dropout)
+    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
+        x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)))
         dtype = compute_dtype(x)
         bias, rotation = attention_bias(sequence, dtype), self.rotation(position)
         branch: Any = None
@@ -167,11 +168,6 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     """What matrix products give here: autocast's dtype where it is on, else the input's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def dropped(x: Tensor, dropout: float) -> Tensor:
-    """Dropout that is active iff its rate is positive."""
-    return F.dropout(x, dropout, training=True) if dropout > 0 else x
 
 
 def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.model.encoder import Norm, dropped
+from cramlm.model.dropout import Dropout
+from cramlm.model.encoder import Norm
 
 Classifier: TypeAlias = "BertClassifier | ModernBertClassifier"
 
@@ -42,8 +43,8 @@ class BertClassifier(nn.Module):
         self.dense = nn.Linear(config.hidden, config.hidden)
         self.classifier = nn.Linear(config.hidden, labels)
 
-    def forward(self, pooled: Tensor, *, dropout: float) -> Tensor:
-        logits: Tensor = self.classifier(dropped(torch.tanh(self.dense(pooled)), dropout))
+    def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
+        logits: Tensor = self.classifier(dropout(torch.tanh(self.dense(pooled))))
         return logits
 
 
@@ -56,8 +57,8 @@ class ModernBertClassifier(nn.Module):
         self.norm = Norm(config.hidden, config.norm_eps, bias=False)
         self.classifier = nn.Linear(config.hidden, labels)
 
-    def forward(self, pooled: Tensor, *, dropout: float) -> Tensor:
-        logits: Tensor = self.classifier(dropped(self.norm(F.gelu(self.dense(pooled))), dropout))
+    def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
+        logits: Tensor = self.classifier(dropout(self.norm(F.gelu(self.dense(pooled)))))
         return logits
 
 

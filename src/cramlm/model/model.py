@@ -17,6 +17,7 @@ import torch
 from torch import LongTensor, Tensor, nn
 
 from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.model.dropout import Dropout, no_dropout
 from cramlm.model.encoder import build_encoder, initialise
 from cramlm.model.heads import MlmHead, build_classifier, pool
 from cramlm.records import Batch
@@ -24,7 +25,7 @@ from cramlm.records import Batch
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """`records.Batch` as tensors on a device; same fields, same shapes (external is bool, the rest int64)."""
+    """`records.Batch` as tensors on a device; same fields, same shapes and types."""
 
     token_ids: Tensor
     sequence: Tensor
@@ -34,6 +35,7 @@ class PackedBatch:
     mlm_labels: Tensor
     task_labels: Tensor
     external: Tensor
+    soft_labels: Tensor
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
@@ -81,9 +83,9 @@ class Model(nn.Module):
         self.mlm_head = MlmHead(encoder, vocab_size)
         self.classifier = build_classifier(encoder, labels)
 
-    def hidden(self, batch: PackedBatch, *, dropout: float = 0.0) -> Tensor:
+    def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Hidden states of every place, (R * L, D); those of padding places are finite and mean nothing."""
-        states: Tensor = self.encoder(batch.token_ids, batch.sequence, batch.position, dropout=dropout)
+        states: Tensor = self.encoder(batch.token_ids, batch.sequence, batch.position, dropout=dropout or no_dropout())
         return states.flatten(0, 1)
 
     def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
@@ -91,10 +93,10 @@ class Model(nn.Module):
         logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
         return logits
 
-    def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: float = 0.0) -> Tensor:
+    def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Label logits of every sequence of the batch, (S, labels)."""
         pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
-        logits: Tensor = self.classifier(pooled, dropout=dropout)
+        logits: Tensor = self.classifier(pooled, dropout=dropout or no_dropout())
         return logits
 
     def reset_classifier(self, seed: int) -> None:

@@ -312,3 +312,30 @@ def cross_entropy(logits, targets, weights, each, gradient):
         for i in range(width):
             result[i] = _narrow(powers[i] * factor)
         result[target] = _narrow(powers[target] * factor - weights[p])
+
+
+@_inlined
+def _hashed(number, high, low):
+    """A number's 32 random bits under a seed of 64: two rounds of multiplying and folding (the finaliser of MurmurHash3)."""
+    value = np.uint32(number) ^ low
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))  # numba would make 64 bits of it
+    value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    value = np.uint32((value ^ (value >> np.uint32(16))) + high)
+    value = np.uint32((value ^ (value >> np.uint32(15))) * np.uint32(0x2C1B3C6D))
+    return np.uint32(value ^ (value >> np.uint32(12)))
+
+
+@_compiled
+def drop_numbers(x, high, low, least, scale, out):
+    """out = x * scale where the place's random number is at least `least`, else 0. x, out: (N,) float32. high, low, least: uint32."""
+    zero = np.float32(0.0)
+    for i in range(len(x)):
+        out[i] = x[i] * scale if _hashed(i, high, low) >= least else zero
+
+
+@_compiled
+def drop_bits(x, high, low, least, scale, out):
+    """The same for (N,) bf16."""
+    zero = np.uint16(0)
+    for i in range(len(x)):
+        out[i] = _narrow(_wide(x[i]) * scale) if _hashed(i, high, low) >= least else zero

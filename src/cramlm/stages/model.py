@@ -24,8 +24,10 @@ from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
+from cramlm.stages.ranks import Order, Size, give_order
 from cramlm.stages.schedule import Schedule, replan
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import train_phase
 
 
@@ -53,6 +55,7 @@ def train(
     clock: Clock,
     emit: Emit,
     stop: Callable[[], int | None],
+    ranks: Ranks = ALONE,
 ) -> Trained:
     """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
     rest of the budget is planned anew.
@@ -74,7 +77,9 @@ def train(
 
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
-        key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None}
+        key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
+        if phase.uses_teacher and selection and selection.teacher:
+            key["teacher"] = selection.teacher.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
 
@@ -83,10 +88,14 @@ def train(
                 load_weights(model, before.path)
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
+            pools = external(phase), labelled(phase)
+            size = Size(config.encoder, config.head, special, len(task.labels))
+            order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.choose_by, work)
+            give_order(ranks, order, *pools)
             result = train_phase(
                 model,
                 phase,
-                Batches(phase, external(phase), labelled(phase), seed=config.seed, phase_index=number, special=special),
+                Batches(phase, *pools, seed=config.seed, phase_index=number, special=special),
                 seed=config.seed,
                 phase_index=number,
                 work=work,
@@ -96,6 +105,7 @@ def train(
                 choose_by=config.choose_by,
                 stop=stop,
                 fingerprint=key,
+                ranks=ranks,
             )
             save_weights(model, target)
             write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
@@ -231,11 +241,12 @@ def _task_pool(tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Map
 
 
 def external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> TokenPool:
-    """The selected passages as sequences of at most `length` tokens, each with its passage's weight; a long passage gives several."""
+    """The selected passages as sequences of at most `length` tokens, each with its passage's weight and soft labels; a long passage gives
+    several.
+    """
     tokens = tokenizer.sequences(selection.texts(), max_length=length, cut="split")
-    weights = selection.weights()
-    drawn = None if weights is None else weights[tokens.source]
-    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), drawn)
+    weights, soft = (None if given is None else given[tokens.source] for given in (selection.weights(), selection.soft_labels()))
+    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
 
 
 def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:

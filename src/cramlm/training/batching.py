@@ -37,13 +37,15 @@ class TokenPool:
     """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
 
     ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights: (n,) float32, > 0, how often each is
-    drawn in proportion to the others; None = alike.
+    drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities that a teacher gives; None = it was
+    not asked.
     """
 
     ids: npt.NDArray[np.uint16]
     offsets: IntArray
     labels: IntArray
     weights: FloatArray | None = None
+    soft_labels: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -59,7 +61,15 @@ class TokenPool:
         return float(self.offsets[-1] - self.offsets[0]) / len(self)
 
 
-def pack(sequences: Sequence[npt.NDArray[Any]], *, labels: IntArray, external: BoolArray, row_length: int, pad_id: int) -> Batch:
+def pack(
+    sequences: Sequence[npt.NDArray[Any]],
+    *,
+    labels: IntArray,
+    external: BoolArray,
+    row_length: int,
+    pad_id: int,
+    soft_labels: FloatArray | None = None,
+) -> Batch:
     """Lay sequences side by side into rows of at most `row_length` places, longest first, each into the first row with room.
 
     The batch numbers its sequences by where they lie, not by the order given. Rows are cut to the fullest one, rounded up to a
@@ -93,6 +103,7 @@ def pack(sequences: Sequence[npt.NDArray[Any]], *, labels: IntArray, external: B
         mlm_labels=nothing,
         task_labels=labels[order],
         external=external[order],
+        soft_labels=np.zeros((len(order), 0), dtype=np.float32) if soft_labels is None else soft_labels[order],
     )
 
 
@@ -149,6 +160,7 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
         mlm_labels=batch.mlm_labels[kept],
         task_labels=batch.task_labels[sequences],
         external=batch.external[sequences],
+        soft_labels=batch.soft_labels[sequences],
     )
 
 
@@ -221,21 +233,26 @@ class Batches:
                 raise DataError(f"phase {phase.name!r} draws {origin} text but there is none; give some or set phases.{origin} = 0")
             self._streams[origin] = Stream(pool, origin, seed=seed, phase_index=phase_index)
         self._per_step = self._counts()
+        asked = [stream.pool.soft_labels for stream in self._streams.values() if stream.pool.soft_labels is not None]
+        self._classes = asked[0].shape[1] if asked else 0
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[np.uint16]] = []
-        labels, external = [], []
+        labels, external, taught = [], [], []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
             positions = stream.positions(numbers)
             sequences += [stream.pool.sequence(int(position)) for position in positions]
             labels.append(stream.pool.labels[positions] if origin == "task" else np.full(len(positions), -1, dtype=np.int64))
             external.append(np.full(len(positions), origin == "external"))
+            soft = stream.pool.soft_labels
+            taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
         batch = pack(
             sequences,
             labels=np.concatenate(labels),
             external=np.concatenate(external),
+            soft_labels=np.concatenate(taught),
             row_length=self.phase.row_length,
             pad_id=self.special.pad,
         )

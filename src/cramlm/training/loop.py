@@ -23,11 +23,12 @@ from torch import Tensor
 from cramlm.config import PhaseConfig
 from cramlm.errors import DivergedError, Stopped
 from cramlm.model.device import Precision
-from cramlm.model.model import Model, PackedBatch
+from cramlm.model.model import Model
 from cramlm.records import Emit, Event
 from cramlm.training.batching import Batches, share
 from cramlm.training.checkpoint import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import ALONE, Ranks
+from cramlm.training.gradients import in_parts
 from cramlm.training.monitoring import Monitor
 from cramlm.training.objective import Counts
 from cramlm.training.optimization import JointOptimizer, build_optimizer, learning_rate_factor
@@ -196,7 +197,7 @@ class _Phase:
         try:
             result = update(
                 self.parallel.trained,
-                PackedBatch.of(share(batch, rank, self.ranks.count), self.device),
+                in_parts(share(batch, rank, self.ranks.count), self.parallel.parts, self.device),
                 self.phase,
                 optimizer=self.optimizer,
                 factor=learning_rate_factor(self.phase.schedule, step, self.steps),

@@ -21,11 +21,13 @@ import torch
 
 from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
-from cramlm.model.model import PackedBatch, build_model
+from cramlm.model.model import build_model
 from cramlm.records import Batch, IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, TokenPool
+from cramlm.training.gradients import in_parts
 from cramlm.training.masking import SpecialIds
+from cramlm.training.objective import Counts
 from cramlm.training.optimization import build_optimizer
 from cramlm.training.planning import executed_flops
 from cramlm.training.randomness import generator
@@ -176,8 +178,9 @@ class _Trial:
     def _update(self, batch: Batch) -> None:
         update(
             self._model,
-            PackedBatch.of(batch),
+            in_parts(batch, torch.get_num_threads()),
             self._phase,
+            counts=Counts.of(batch, self._phase),
             optimizer=self._optimizer,
             factor=1e-3,  # a speed, not a training: too small to diverge
             precision=self._precision,

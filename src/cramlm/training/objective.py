@@ -2,8 +2,12 @@
 
     E over external x [ L_mlm(x) ]  +  E over task (x, y) [ mlm_weight * L_mlm(x) + task_weight * L_task(f(x), y) ]
 
-(Yao et al. 2022, equation 1.) rho_2 is `mlm_weight`; rho_1 is how often external text is drawn, see batching.py. Each of the
-three terms is a mean over its own places or sequences, so that a term does not fade when a batch holds few of its kind.
+(Yao et al. 2022, equation 1.) rho_2 is `mlm_weight`; rho_1 is how often external text is drawn, see batching.py. Beyond the paper,
+
+    + teacher_weight * E over x with soft labels q [ -sum over labels of q ln f(x) ]
+
+lets text without labels teach the classifier too (Hinton et al. 2015; the teacher is that of evaluation/teacher.py). Each term is a mean
+over its own places or sequences, so that it does not fade when a batch holds few of its kind.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cramlm.config import PhaseConfig
+from cramlm.model.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
@@ -22,11 +27,12 @@ from cramlm.training.vocabulary_loss import weighted_cross_entropy
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the terms of a step are means over: places predicted in external and in task text, sequences classified."""
+    """What the terms of a step are means over: places predicted in external and in task text, sequences with a label, with soft labels."""
 
     masked_external: int
     masked_task: int
     labelled: int
+    taught: int
 
     @classmethod
     def of(cls, batch: Batch | PackedBatch, phase: PhaseConfig) -> Counts:
@@ -36,6 +42,7 @@ class Counts:
             masked_external=external if phase.uses_mlm else 0,
             masked_task=len(batch.masked) - external if phase.mlm_weight > 0 else 0,
             labelled=int((batch.task_labels >= 0).sum()) if phase.uses_labels else 0,
+            taught=int((batch.soft_labels.sum(1) > 0).sum()) if phase.uses_teacher else 0,
         )
 
 
@@ -47,15 +54,17 @@ class Losses:
     mlm_external: Tensor | None
     mlm_task: Tensor | None
     task: Tensor | None
+    teacher: Tensor | None
     counts: Counts
 
     def terms(self) -> dict[str, float]:
         """The terms that are there, as numbers for a log."""
-        named = {"loss": self.total, "mlm_external": self.mlm_external, "mlm_task": self.mlm_task, "task": self.task}
+        terms = {"mlm_external": self.mlm_external, "mlm_task": self.mlm_task, "task": self.task, "teacher": self.teacher}
+        named = {"loss": self.total, **terms}
         return {name: float(value.detach()) for name, value in named.items() if value is not None}
 
 
-def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts | None = None) -> Losses:
+def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts | None = None, *, dropout: Dropout | None = None) -> Losses:
     """The weighted losses of a batch, or its share of those of a larger one: then `counts` are the larger one's, and the shares sum up.
 
     loss_scale "sum": the weighted sum, as in the paper's formula. "mean": divided by the sum of the weights of the terms present, as in the
@@ -66,15 +75,17 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     Sequences without a label (-1) count in no classification mean. A batch without any term has total 0 (and gradient 0).
     """
     counts = counts or Counts.of(batch, phase)
-    hidden = model.hidden(batch, dropout=phase.dropout or 0.0)
-    present = [
-        weight
-        for weight, count in ((1.0, counts.masked_external), (phase.mlm_weight, counts.masked_task), (phase.task_weight, counts.labelled))
-        if count
-    ]
+    hidden = model.hidden(batch, dropout=dropout)
+    weighted = (
+        (1.0, counts.masked_external),
+        (phase.mlm_weight, counts.masked_task),
+        (phase.task_weight, counts.labelled),
+        (phase.teacher_weight, counts.taught),
+    )
+    present = [weight for weight, count in weighted if count]
     scale = 1.0 / sum(present) if phase.loss_scale == "mean" and present else 1.0
     total = torch.zeros((), device=hidden.device)
-    mlm_external = mlm_task = task = None
+    mlm_external = mlm_task = task = teacher = None
     if counts.masked_external or counts.masked_task:
         external_weight = scale / max(counts.masked_external, 1)
         task_weight = scale * phase.mlm_weight / max(counts.masked_task, 1)
@@ -84,13 +95,18 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         total = total + mlm
         mlm_external = (each * is_external).sum() / counts.masked_external if counts.masked_external else None
         mlm_task = (each * ~is_external).sum() / counts.masked_task if counts.masked_task else None
+    if counts.labelled or counts.taught:
+        logits = model.task_logits(hidden, batch, dropout=dropout).float()
     if counts.labelled:
-        logits = model.task_logits(hidden, batch, dropout=phase.dropout or 0.0).float()
         summed = functional.cross_entropy(
             logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing, reduction="sum"
         )
         task = summed / counts.labelled
         total = total + scale * phase.task_weight * task
+    if counts.taught:
+        teacher = -(batch.soft_labels * torch.log_softmax(logits, -1)).sum() / counts.taught
+        total = total + scale * phase.teacher_weight * teacher
     if not present:
         total = hidden.float().sum() * 0.0
-    return Losses(total, mlm_external, mlm_task, None if task is None else task.detach(), counts)
+    task, teacher = (None if term is None else term.detach() for term in (task, teacher))
+    return Losses(total, mlm_external, mlm_task, task, teacher, counts)

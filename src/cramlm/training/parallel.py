@@ -12,7 +12,7 @@ whenever they are looked at: machines of different kinds may compute different b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -30,12 +30,13 @@ class Parallel(Protocol):
     """What the loop asks of either way.
 
     trained: the model that computes and is updated. sum_gradients: after the backward pass. norm: of gradients, over all ranks. settle: the
-    caller's model is up to date with `trained`. whole and split: named tensors as one process would have them, and back; names end in that
-    of their parameter, or in 'parameter/field' for moments.
+    caller's model is up to date with `trained`. parts: in which a rank computes its rows side by side. whole and split: named tensors as
+    one process would have them, and back; names end in that of their parameter, or in 'parameter/field' for moments.
     """
 
     ranks: Ranks
     trained: Model
+    parts: int
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None: ...
     def norm(self, gradients: Sequence[Tensor]) -> Tensor: ...
@@ -61,7 +62,7 @@ def over_all(losses: Losses, ranks: Ranks) -> Losses:
     """The losses of the whole batch, from each rank's share of them; without gradients where there are several ranks."""
     if ranks.count == 1:
         return losses
-    names = ["total", *(name for name in ("mlm_external", "mlm_task", "task") if getattr(losses, name) is not None)]
+    names = [field.name for field in fields(losses) if isinstance(getattr(losses, field.name), Tensor)]
     values: list[Tensor] = [getattr(losses, name).detach().float().clone() for name in names]
     ranks.sum_(values)
     summed: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -73,6 +74,7 @@ class Replicated:
 
     def __init__(self, model: Model, ranks: Ranks = ALONE) -> None:
         self.trained, self.ranks = model, ranks
+        self.parts = torch.get_num_threads() if next(model.parameters()).device.type == "cpu" else 1
 
     def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
         self.ranks.sum_([parameter.grad for parameter in parameters if parameter.grad is not None])

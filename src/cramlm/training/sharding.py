@@ -26,7 +26,7 @@ class Sharded:
 
     def __init__(self, model: Model, ranks: Ranks) -> None:
         self._model, self.ranks = model, ranks
-        self.trained = copy.deepcopy(model)
+        self.trained, self.parts = copy.deepcopy(model), 1  # its gradients are exchanged inside the one backward pass
         mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.count,))
         for module in (*self.trained.encoder.layers, self.trained.mlm_head, self.trained.classifier):
             _shard(module, mesh)

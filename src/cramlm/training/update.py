@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ from cramlm.config import PhaseConfig
 from cramlm.errors import DivergedError
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
-from cramlm.training.objective import Counts, Losses, losses
+from cramlm.training.gradients import gradients
+from cramlm.training.objective import Counts, Losses
 from cramlm.training.optimization import JointOptimizer
 from cramlm.training.parallel import Parallel, Replicated, over_all
 
@@ -29,7 +30,7 @@ class Update:
 
 def update(
     model: Model,
-    batch: PackedBatch,
+    parts: Sequence[PackedBatch],
     phase: PhaseConfig,
     *,
     optimizer: JointOptimizer,
@@ -42,21 +43,20 @@ def update(
 ) -> Update:
     """Change the model by one step of the optimizer at `factor` times the peak learning rates.
 
-    Where several ranks train, `batch` is this one's share of a step, `counts` are the step's and `parallel` brings the shares together;
-    the update and what is returned are those of the whole step. Dropout is drawn from `dropout_seed` alone. Seeds torch's global generator.
+    parts: the batch, or what batching.share makes of it, to be computed side by side. Where several ranks train, they are this one's share
+    of a step, and `parallel` brings the shares together; the update and what is returned are those of the whole step, whose counts are
+    `counts` (None: those of the only part). Dropout is drawn from `dropout_seed` and the number of parts alone.
 
     Raises:
         DivergedError: if the loss or the gradient is not finite, on any rank; model and optimizer are then as before. RankLost: if a rank
             no longer answers.
     """
     parallel = parallel or Replicated(model)
-    torch.manual_seed(dropout_seed)
     optimizer.zero_grad()
-    with torch.autocast(batch.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-        computed = losses(model, batch, phase, counts)
+    counts = counts or Counts.of(parts[0], phase)
+    computed = gradients(model, parts, phase, counts, precision=precision, dropout_seed=dropout_seed)
     seen = over_all(computed, parallel.ranks)
-    _check("loss", float(seen.total.detach()), phase, optimizer=optimizer, step=step)
-    computed.total.backward()  # type: ignore[no-untyped-call]
+    _check("loss", float(seen.total), phase, optimizer=optimizer, step=step)
     parameters = [parameter for parameter in optimizer.parameters if parameter.grad is not None]
     parallel.sum_gradients(parameters)
     norm = parallel.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
