@@ -22,7 +22,7 @@ from tiny_task import write_task
 
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
-SMALL = "--budget 4e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
+SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

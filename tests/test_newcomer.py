@@ -22,7 +22,7 @@ import pytest
 from tiny_task import write_task
 
 ROOT = Path(__file__).parents[1]
-SMALL = ("--budget", "4e12flops", "--preset", "tiny")  # in operations, so that the plan does not depend on what else the machine does
+SMALL = ("--budget", "1e12flops", "--preset", "tiny")  # in operations, so that the plan does not depend on what else the machine does
 
 pytestmark = pytest.mark.slow
 
