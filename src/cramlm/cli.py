@@ -80,11 +80,17 @@ def fit(
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed, preset=preset)
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell in one line what gloo tells in fifty
     from cramlm.deploy.trackers import follow
     from cramlm.pipeline import run  # after the config was checked: this loads torch
+    from cramlm.training.distributed import join
 
-    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), console_events() as show, follow(track, out, resolved, show) as emit:
-        finished = run(resolved, out=out, store=store, emit=emit, stop=stop, began=_STARTED)
+    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), join(resolved.distributed) as ranks:
+        if ranks.index > 0:
+            run(resolved, out=out, stop=stop, ranks=ranks)
+            return
+        with console_events() as show, follow(track, out, resolved, show) as emit:
+            finished = run(resolved, out=out, store=store, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
     header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
     show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))
     flops = finished.scores["flops"]
@@ -357,7 +363,8 @@ def _stop_on_signals() -> Iterator[Callable[[], int | None]]:
         if received:
             os._exit(128 + number)
         received.append(EXIT_CODES[number])
-        print("stopping at the next safe point; once more to stop at once", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several ranks one speaks
+            print("stopping at the next safe point; once more to stop at once", file=sys.stderr)
 
     previous = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

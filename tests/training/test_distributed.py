@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
+from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
 
 from cramlm.config import PhaseConfig
-from cramlm.errors import DataError
+from cramlm.errors import ArtifactError, DataError
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Event
 from cramlm.training.batching import share
@@ -57,7 +57,8 @@ def train(phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Mo
         model = make_model(seed=7 if ranks.index == 0 else 1000 + ranks.index)
         events: list[Event] = []
         stop = (accidents or {}).get(ranks.index, lambda model: never)(model)
-        result = run_phase(model, phase, folder / "work", emit=events.append, stop=stop, ranks=ranks)
+        fingerprint = {**FINGERPRINT, **ranks.settings}
+        result = run_phase(model, phase, folder / "work", emit=events.append, stop=stop, fingerprint=fingerprint, ranks=ranks)
         save_file(weights_of(model), folder / f"weights-{ranks.index}")
         if ranks.index == 0:
             steps = [dict(event.data) for event in events if event.kind == "step"]
@@ -228,7 +229,7 @@ def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score
     def late(ranks: Ranks) -> None:
         ranks.told(lambda: time.sleep(6))
         if ranks.index == 1:
-            time.sleep(9)
+            time.sleep(5)
         ranks.agreed(None)
 
     began = time.monotonic()
@@ -282,6 +283,17 @@ def test_53_a_signal_to_one_rank_stops_all_at_the_same_boundary_twice_and_the_bi
         assert "stopped after step" in line
     assert (folder / "work" / "step-00000009").is_dir()
     assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+
+
+@pytest.mark.slow
+def test_60_another_number_of_ranks_is_refused_in_the_middle_of_a_phase(tmp_path: Path) -> None:
+    phase = make_phase(**THOROUGH)
+    assert several(2, phase, tmp_path, accidents={0: at(5, lambda model: 75)}) == [75, 75]
+    assert several(3, phase, tmp_path) == [5, 5, 5]
+    (line,) = said(tmp_path / "said")
+    assert "ranks 2 -> 3" in line
+    with pytest.raises(ArtifactError, match="ranks 2 -> unset"):
+        train(phase, tmp_path)(ALONE)
 
 
 @pytest.mark.slow

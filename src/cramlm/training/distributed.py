@@ -35,7 +35,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from cramlm.config import DistributedConfig
 from cramlm.errors import CramError, DivergedError, RankLost, Stopped, UsageError
+from cramlm.training.store import Store
 
+_ANSWER_SECONDS = 20.0  # how long the store may take for an answer
 _BEAT_SECONDS = 0.5  # between two signs of life of a rank
 _LOOK_SECONDS = 4 * _BEAT_SECONDS  # a rank that gives none for so long, when an exchange has failed, is the one that is gone
 _NAP_SECONDS = 0.02, 0.2  # between two looks for the leader's word: the first, the longest
@@ -146,7 +148,7 @@ class _Joined:
         self._timeout = timedelta(seconds=config.timeout)
         try:
             store, self.index, self.count = next(rendezvous("env://", timeout=self._timeout))
-            self._store = PrefixStore("cramlm", store)
+            self._store = Store(PrefixStore("cramlm", store), timeout=min(config.timeout, _ANSWER_SECONDS))
             group = PrefixStore("gloo", store)
             dist.init_process_group("gloo", store=group, rank=self.index, world_size=self.count, timeout=self._timeout)
         except ValueError as error:
@@ -233,7 +235,8 @@ class _Joined:
 
     def leave(self) -> None:
         """End without an error; the leader last."""
-        self._part()
+        with contextlib.suppress(RuntimeError):  # everything is done: that another one has gone already does not matter
+            self._part()
         dist.destroy_process_group()
 
     def end(self, error: BaseException) -> None:
@@ -265,7 +268,7 @@ class _Joined:
         self._store.set(f"left/{self.index}", "")
         until = time.monotonic() + _LEAVING_SECONDS
         while self.index == 0 and time.monotonic() < until:
-            if all(index in self._gone or self._store.check([f"left/{index}"]) for index in range(self.count)):
+            if all(index in self._gone or self._store.has(f"left/{index}") for index in range(self.count)):
                 break
             time.sleep(_NAP_SECONDS[0])
         self._leaving.set()
@@ -275,8 +278,8 @@ class _Joined:
         """Until the leader sets `key`, however long it works, as long as it gives signs of life."""
         nap, longest = _NAP_SECONDS
         beats, since = -1, time.monotonic()
-        while not self._store.check([key]):
-            if self._store.check([_ENDED]):
+        while not self._store.has(key):
+            if self._store.has(_ENDED):
                 raise _Ended(int(self._store.get(_ENDED)))
             if self._orphaned:
                 raise RankLost("the process that started this rank is gone; run the same command again to continue")
@@ -292,10 +295,10 @@ class _Joined:
         again = "what was trained since the last checkpoint is lost; run the same command again to continue"
         try:
             lost = self._lost()
-            if self._store.check([_ENDED]):
+            if self._store.has(_ENDED):
                 return _Ended(int(self._store.get(_ENDED)))
             self._gone += lost
-            names = [f"rank {index} ({self._store.get(f'who/{index}').decode()})" for index in lost]
+            names = [f"rank {index} ({self._store.get(f'who/{index}')})" for index in lost]
         except RuntimeError:
             return RankLost(f"rank {self.index} of {self.count}: the machine where the ranks meet is gone ({_brief(error)}); {again}")
         if names:
@@ -309,7 +312,7 @@ class _Joined:
         before = [self._store.add(f"alive/{index}", 0) for index in others]
         time.sleep(_LOOK_SECONDS)
         silent = [index for index, beats in zip(others, before, strict=True) if self._store.add(f"alive/{index}", 0) == beats]
-        return [index for index in silent if not self._store.check([f"left/{index}"])]
+        return [index for index in silent if not self._store.has(f"left/{index}")]
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: whoever asks it next will say so
