@@ -150,11 +150,11 @@ class PhaseConfig(FrozenModel):
         0.0, ge=0, description="rho_2: weight of MLM on task text; 0 with external = 0 means no vocabulary head at all"
     )
     task_weight: float = Field(1.0, ge=0)
-    teacher_weight: float = Field(
+    teacher_weight: float | None = Field(
         0.0,
         ge=0,
         description="weight of the cross-entropy to a teacher's probabilities on external text; the teacher is TF-IDF + logistic "
-        "regression, fitted on the training labels",
+        "regression, fitted on the training labels; None = 1 where there are enough labels for it, else 0",
     )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",
@@ -209,8 +209,8 @@ class PhaseConfig(FrozenModel):
 
     @property
     def uses_teacher(self) -> bool:
-        """Whether soft labels are learnt."""
-        return self.external > 0 and self.teacher_weight > 0
+        """Whether soft labels are learnt; not before the planner has decided."""
+        return self.external > 0 and (self.teacher_weight or 0.0) > 0
 
     @property
     def uses_labels(self) -> bool:

@@ -16,6 +16,7 @@ from cramlm.training.budget import (
     FEWEST_STEPS,
     FEWEST_TOKENS,
     LARGEST_DRIFT,
+    TEACHER_FROM,
     UNPLANNED_DOCUMENTS,
     Sizes,
     Speed,
@@ -26,6 +27,7 @@ from cramlm.training.budget import (
     plan_phases,
     plan_selection,
     row_length,
+    with_teacher,
 )
 
 SIZES = Sizes(train_examples=4000, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
@@ -52,7 +54,7 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
 
 
 def test_numbers_set_by_hand_stay() -> None:
-    fixed = joint_phase().model_copy(update={"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3})
+    fixed = joint_phase().model_copy(update={"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3, "teacher_weight": 0.5})
     planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
     assert planned == fixed
 
@@ -151,3 +153,10 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
     assert ended <= 1.01 * seconds
     if slowdown >= 1.2:  # labels passed over often enough may leave time unused, but not here
         assert ended >= 0.9 * seconds
+
+
+def test_a_teacher_is_asked_where_there_are_labels_enough_to_teach_it_and_a_weight_set_by_hand_stays() -> None:
+    joint, finetune = joint_phase(), finetune_phase()
+    assert [with_teacher(joint, examples=examples).teacher_weight for examples in (100, TEACHER_FROM, 5000)] == [0.0, 1.0, 1.0]
+    assert with_teacher(finetune, examples=5000).teacher_weight == 0.0
+    assert with_teacher(joint.model_copy(update={"teacher_weight": 0.3}), examples=100).teacher_weight == 0.3

@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from cramlm.arrays import save_array
 from cramlm.artifacts import Artifact, stage
 from cramlm.config import RunConfig
 from cramlm.data.task import task_fingerprint
@@ -15,6 +14,7 @@ from cramlm.evaluation.baselines import fit_baselines
 from cramlm.evaluation.teacher import soft_labels
 from cramlm.records import Emit, Event, Task
 from cramlm.stages.common import Chosen, fingerprint
+from cramlm.training.budget import with_teacher
 
 
 def teach(config: RunConfig, task: Task, baseline: Artifact | None, selection: Chosen | None, folder: Path, *, emit: Emit) -> Chosen | None:
@@ -22,7 +22,7 @@ def teach(config: RunConfig, task: Task, baseline: Artifact | None, selection: C
 
     The teacher is the baseline that is best on dev, fitted anew; without a baseline stage the variants are tried here.
     """
-    if selection is None or not any(phase.uses_teacher for phase in config.phases):
+    if selection is None or not any(with_teacher(phase, examples=len(task.train)).uses_teacher for phase in config.phases):
         return selection
 
     def write(target: Path) -> None:
@@ -35,7 +35,7 @@ def teach(config: RunConfig, task: Task, baseline: Artifact | None, selection: C
         probabilities = soft_labels(
             task, texts, variant=chosen.removeprefix("tfidf-"), settings=tried["variants"][chosen], seed=config.seed
         )
-        np.save(target / "soft_labels.npy", probabilities)
+        save_array(target / "soft_labels.npy", probabilities)
         sure = float(probabilities.max(axis=1).mean())
         emit(Event("done", "teacher", f"{chosen} labelled {len(texts):,} passages, {sure:.0%} sure on the mean"))
 

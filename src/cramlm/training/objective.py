@@ -80,7 +80,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         (1.0, counts.masked_external),
         (phase.mlm_weight, counts.masked_task),
         (phase.task_weight, counts.labelled),
-        (phase.teacher_weight, counts.taught),
+        (phase.teacher_weight or 0.0, counts.taught),
     )
     present = [weight for weight, count in weighted if count]
     scale = 1.0 / sum(present) if phase.loss_scale == "mean" and present else 1.0
@@ -105,7 +105,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         total = total + scale * phase.task_weight * task
     if counts.taught:
         teacher = -(batch.soft_labels * torch.log_softmax(logits, -1)).sum() / counts.taught
-        total = total + scale * phase.teacher_weight * teacher
+        total = total + scale * (phase.teacher_weight or 0.0) * teacher
     if not present:
         total = hidden.float().sum() * 0.0
     task, teacher = (None if term is None else term.detach() for term in (task, teacher))
