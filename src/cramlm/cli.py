@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -43,6 +43,7 @@ SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everythi
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")
 ]
+Precision = Literal["auto", "fp32", "bf16"]
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Work on a Ray cluster: auto, host:port, or local.")]
 
 
@@ -252,6 +253,7 @@ def predict(
     model: Annotated[Path, typer.Argument(help="An exported model folder.")],
     file: Annotated[str, typer.Argument(help="Texts, in any form that fit takes; - reads one text or JSON object per line from stdin.")],
     out: Annotated[Path | None, typer.Option(help="Write JSON lines here instead of to stdout.")] = None,
+    precision: Annotated[Precision, typer.Option(help="auto: bf16 where it is computed in hardware, with the labels of fp32.")] = "auto",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
@@ -261,7 +263,7 @@ def predict(
     from cramlm.deploy.onnx_predictor import load_predictor
 
     examples = read_examples(file, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
-    predictor = load_predictor(model)
+    predictor = load_predictor(model, precision=precision)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
         json.dumps({"id": example.id, "label": answer.label, "probabilities": dict(answer.probabilities)}, ensure_ascii=False) + "\n"

@@ -45,8 +45,9 @@ class Facts:
     weights: Literal["fp32", "int8"]
 
 
-def load_predictor(folder: str | Path) -> Predictor | OnnxPredictor:
-    """The predictor for an exported folder, Hugging Face's or ONNX's; onnxruntime or torch is loaded only for its own.
+def load_predictor(folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32") -> Predictor | OnnxPredictor:
+    """The predictor for an exported folder, Hugging Face's or ONNX's; onnxruntime or torch is loaded only for its own. `precision` is for
+    the former; a graph computes in what it was exported in.
 
     Raises:
         ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.
@@ -55,7 +56,7 @@ def load_predictor(folder: str | Path) -> Predictor | OnnxPredictor:
         return OnnxPredictor.load(folder)
     from cramlm.deploy.predictor import Predictor
 
-    return Predictor.load(folder)
+    return Predictor.load(folder, precision=precision)
 
 
 class OnnxPredictor:

@@ -3,21 +3,23 @@
     predictor = Predictor.load("runs/mine/export")
     predictor.predict(["some text", "another"])
 
-Answers come in the order of the texts. In fp32 (the default) they do not depend on which texts are asked together, up to 1e-5. Nothing
-global is touched: PyTorch keeps its threads and its random state.
+Answers come in the order of the texts. In fp32 (the default) they do not depend on which texts are asked together, up to 1e-5; "auto" is
+bf16 where the hardware computes in it, with fp32's labels and probabilities that differ by about 1e-2. Nothing global is touched: PyTorch
+keeps its threads and its random state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from cramlm.artifacts import check_files
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import DataError
-from cramlm.evaluation.evaluate import evaluate_examples, predict_probabilities
+from cramlm.evaluation.evaluate import evaluate_examples, predict_logits_fast, predict_probabilities, probabilities_of
 from cramlm.evaluation.metrics import Scores
-from cramlm.model.device import Precision
+from cramlm.model.device import Precision, resolve_precision
 from cramlm.model.hf import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, LoadedModel, load_classifier
 from cramlm.model.tokenization import TOKENIZER_FILE
 from cramlm.records import Example, FloatArray, Prediction
@@ -26,15 +28,17 @@ from cramlm.records import Example, FloatArray, Prediction
 class Predictor:
     """A loaded classifier; make one with `load`."""
 
-    def __init__(self, loaded: LoadedModel, *, precision: Precision = "fp32") -> None:
+    def __init__(self, loaded: LoadedModel, *, precision: Precision | Literal["auto"] = "fp32") -> None:
         self._loaded = loaded
-        self._precision: Precision = precision
+        self._precision: Precision = resolve_precision(precision)
+        self._labels_as_fp32 = precision == "auto" and self._precision == "bf16"
         self.labels: tuple[str, ...] = loaded.labels
         self.max_length = loaded.max_length
 
     @classmethod
-    def load(cls, folder: str | Path, *, precision: Precision = "fp32", device: str = "cpu") -> Predictor:
-        """Read an exported folder. bf16 is faster where the hardware computes in it, and answers differ by about 1e-2.
+    def load(cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu") -> Predictor:
+        """Read an exported folder. bf16 is faster where the hardware computes in it, and answers differ by about 1e-2; auto takes it there,
+        and computes again in fp32 where the label could differ.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
@@ -71,6 +75,8 @@ class Predictor:
         check_texts(texts, pairs)
         loaded = self._loaded
         sequences = loaded.tokenizer.sequences(texts, pairs, max_length=self.max_length, cut="truncate")
+        if self._labels_as_fp32:
+            return probabilities_of(predict_logits_fast(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id))
         return predict_probabilities(
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )

@@ -53,7 +53,8 @@ def plan(config: RunConfig, task: Task, folder: Path, store: Path, *, clock: Clo
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
         )
         emit(Event("done", "plan", f"{rates}, {precision}, {machine.joint.threads} threads"))
-        if starved := next((each for each in (machine.joint, machine.finetune) if each.starved), None):
+        starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
+        if starved is not None and clock.budget.seconds is not None:
             emit(Event("warning", "plan", _starved(starved)))
         texts = estimate_texts(task, config, _corpus_bytes(config))
         outlook = foresee(config, clock.budget, texts, machine, elapsed=clock.elapsed, resident=memory.resident(), peak=peak)
