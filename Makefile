@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEMO := runs/demo
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow newcomer docs check bench clean
+.PHONY: help setup demo test test-slow faults newcomer docs check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ test: $(READY)  ## the test suite: no network, no GPU
 
 test-slow: $(READY)  ## the tests that take long, too
 	@$(RUN)pytest -m 'slow or not slow'
+
+faults: $(READY)  ## kill, refuse, cut and flip everything, at the size for a release: make faults ARGS='R4 R11', ARGS='fuzz --minutes 60'
+	@$(RUN)python tests/faults/run.py $(ARGS)
 
 newcomer: $(READY)  ## the newcomer's path: the wheel in a new environment, an own csv, report, predict, ONNX, serve, demo (installs packages)
 	@$(RUN)pytest -m slow tests/test_newcomer.py

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 EXTRAS = {
+    "onnxruntime": "models that answer without torch ([onnx])",
+    "fastapi": "answers over HTTP, `cramlm serve` ([serve])",
+    "ray": "reading, indexing and selecting on a cluster ([ray])",
+    "elasticsearch": "passages from a search server ([elasticsearch])",
     "datasketch": "removal of near-duplicates ([dedup])",
-    "bm25s": "the oracle of the retrieval tests ([dev])",
     "pytest": "the test suite ([dev])",
 }
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "pyarrow", "zstandard", "scikit-learn", "pydantic")

@@ -1,6 +1,8 @@
 import csv
 import io
 import json
+import os
+import resource
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -296,3 +298,26 @@ def test_no_bytes_whatever_give_anything_but_rows_or_a_one_line_error(tmp_path: 
         except DataError as error:
             message = str(error)
             assert "\n" not in message
+
+
+@pytest.mark.parametrize("as_dictionary", [True, False])
+def test_a_parquet_bomb_is_read_in_bounded_memory(tmp_path: Path, as_dictionary: bool) -> None:
+    """600 rows that are one text of 1 MB: 600 MB if every row is a copy."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 600, pa.int32()), pa.array(["x" * 1_000_000]))
+    pq.write_table(
+        pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd", dictionary_pagesize_limit=10**7, store_schema=as_dictionary
+    )
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    if (pid := os.fork()) == 0:
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        rows = sum(1 for _ in Reader(tmp_path / "a.parquet", (Column("text"),)))
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) * 1024
+        os._exit(0 if rows == 600 and grown < 250_000_000 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_parquet_column_that_grows_as_text_never_does_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"text": ["x" * 1_000_000] * 280})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"a\.parquet: column 'text' grows \d+ times when unpacked"):
+        list(Reader(tmp_path / "a.parquet", (Column("text"),)))

@@ -199,7 +199,7 @@ def _path(pid: int, folder: int, address: int) -> str:
                 raise OSError(errno.EFAULT, "not readable")
             content += piece
     name = os.fsdecode(content[: content.index(0)])
-    base = "" if os.path.isabs(name) else os.readlink(f"/proc/{pid}/cwd" if folder == _HERE else f"/proc/{pid}/fd/{folder}")  # noqa: PTH115, PTH117
+    base = "" if os.path.isabs(name) else os.readlink(f"/proc/{pid}/{'cwd' if folder == _HERE else f'fd/{folder}'}")  # noqa: PTH115, PTH117
     return os.path.normpath(os.path.join(base, name))  # noqa: PTH118
 
 

@@ -32,7 +32,14 @@ from cramlm.retriever_config import Bm25Config
 from tiny_task import tiny_config, write_task
 
 Action: TypeAlias = Callable[[Path], None]
-TIMED = ("baselines.json", "phase.json", "scores.json", "provenance.json", "README.md")  # hold seconds: equal runs differ in them
+TIMED = (
+    "baselines.json",
+    "phase.json",
+    "plan.json",
+    "scores.json",
+    "provenance.json",
+    "README.md",
+)  # hold seconds: equal runs differ in them
 
 
 @dataclass(frozen=True, slots=True)

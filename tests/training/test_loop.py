@@ -103,6 +103,19 @@ def test_a_signal_saves_at_the_step_boundary_and_leaves_with_its_exit_code(tmp_p
     assert (tmp_path / "step-00000003" / "manifest.json").exists()
 
 
+def test_the_step_at_hand_when_a_signal_comes_is_done_and_saved(tmp_path: Path) -> None:
+    signalled: list[int] = []
+
+    def emit(event: Event) -> None:
+        if event.kind == "step" and event.data["step"] == 4:  # in the middle of the work on step 4
+            signalled.append(75)
+
+    phase = make_phase(steps=12, checkpoint_every=10)
+    with pytest.raises(Stopped, match="after step 4 of 12"):
+        run_phase(make_model(), phase, tmp_path, emit=emit, stop=lambda: signalled[0] if signalled else None)
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000004"]
+
+
 def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path) -> None:
     phase = make_phase(steps=12, checkpoint_every=4, **THOROUGH)
     straight, _ = run_with_stops(phase, tmp_path / "straight", [])

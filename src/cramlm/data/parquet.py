@@ -14,6 +14,8 @@ from cramlm.data.streams import FileStamp, check_unchanged, look_like
 from cramlm.errors import DataError
 
 _BATCH_ROWS = 1024
+_BATCH_BYTES = 32_000_000  # that a batch may come to when every row is the longest text of its dictionary
+_BOMB_RATIO, _BOMB_BYTES = 200, 256_000_000
 _MAGIC = b"PAR1"
 
 
@@ -46,7 +48,7 @@ class ParquetFile:
                         _check_type(path, column, schema.field(place).type)
                 wanted = [column.name for column, place in zip(columns, places, strict=True) if place is not None]
                 total = max(1, file.metadata.num_rows)
-                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
+                for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, wanted), columns=wanted):
                     first = tally.rows_read
                     lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in wanted}
                     for index in range(batch.num_rows):
@@ -91,6 +93,43 @@ def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
     scalar = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if not (text or (scalar and column.kind != "text")):
         raise DataError(f"{path}: column {column.name!r} has the type {kind}; convert it to strings, or pass {column.flag}")
+
+
+def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Sequence[str]) -> int:
+    """So many that a batch is bounded: a file of 500 bytes can hold one long text in a dictionary and refer to it from every row.
+
+    Raises:
+        DataError: if a column of a row group, which holds pages of unknown size, is very large and was squeezed as text never is.
+    """
+    longest = 1
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for chunk in (group.column(place) for place in range(group.num_columns)):
+            if chunk.path_in_schema not in wanted:
+                continue
+            size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
+            if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
+                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {size // packed} times when unpacked; is it text?")
+            if chunk.has_dictionary_page:
+                longest = max(longest, min(size, _page_size(handle, chunk.dictionary_page_offset)))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
+
+
+def _page_size(handle: Any, offset: int) -> int:
+    """Bytes of a page when it is unpacked: the second field of its header, in Thrift's compact protocol."""
+    handle.seek(offset)
+    head = handle.read(16)
+    place, values = 0, []
+    for _ in range(2):  # kind of page, size: each the byte 15 (the next field, an i32), then the number in groups of seven bits
+        value = shift = 0
+        place += 1
+        while place < len(head):
+            value |= (head[place] & 0x7F) << shift
+            shift, place = shift + 7, place + 1
+            if head[place - 1] < 0x80:
+                break
+        values.append(value >> 1)
+    return values[1]
 
 
 def _values(array: Any) -> list[Any]:

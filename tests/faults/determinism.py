@@ -1,0 +1,59 @@
+"""R6: the same bytes again, whoever works and how many."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+from figures import Figure
+from workloads import World, results, run_child
+
+from cramlm.config import CorpusConfig
+from cramlm.data.corpus import build_corpus
+from cramlm.retrieval.index import build_index
+from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import Bm25Config
+
+
+def repeats(world: World, scratch: Path, *, runs: int) -> Figure:
+    """Whole runs, then index and selection by 1, 2 and 4 processes and threads."""
+    figure = Figure("R6", "whole runs with the same bytes; index and selection by 1, 2, 4 processes")
+    with figure.timed():
+        expected: dict[str, str] = {}
+        for number in range(runs):
+            folder = scratch / "run"
+            folder.mkdir()
+            figure.check(run_child(functools.partial(world.fit_anew, folder)) == 0, f"run {number} fails")
+            found = results(folder)
+            expected = expected or found
+            figure.check(found == expected, f"run {number} differs in {[name for name in found if found[name] != expected.get(name)]}")
+            figure.trials += 1
+            shutil.rmtree(folder)
+        files = _split(world.folder / "data/corpus.jsonl", scratch / "corpus")
+        config = CorpusConfig(files=(str(files),))
+        spread: dict[str, str] = {}
+        for workers in (1, 2, 4):
+            folder = scratch / f"{workers}-workers"
+            code = run_child(functools.partial(_build, world, config, folder, workers))
+            figure.check(code == 0, f"{workers} workers: exit {code}")
+            spread = spread or results(folder)
+            figure.check(results(folder) == spread, f"{workers} workers: another index or selection")
+            figure.trials += 1
+    return figure
+
+
+def _build(world: World, config: CorpusConfig, folder: Path, workers: int) -> None:
+    corpus = build_corpus(config, folder, workers=workers, part_bytes=2000)
+    index = build_index(corpus, folder, workers=workers)
+    select_documents(Bm25Config(top_k=20), corpus, world.task, index=index, out=folder / "selection", seed=3, threads=workers)
+
+
+def _split(file: Path, folder: Path) -> Path:
+    folder.mkdir()
+    lines = file.read_text("utf-8").splitlines()
+    for number in range(6):
+        rows = [json.loads(line) for line in lines[number::6]]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return folder

@@ -1,0 +1,222 @@
+"""R11: folders and archives that are made to harm. Nothing is executed, nothing is written but where the command was told to write.
+
+Watched from outside: every program that is started and every file that is opened for writing, by any thread, is seen (syscalls.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crashes import command
+from figures import Figure
+from syscalls import CHANGES, Call, supervise
+from workloads import World
+
+from cramlm.artifacts import MANIFEST, hash_json
+
+PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # folders for this user only, made by tempfile
+PICKLES = ("pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz", "optimizer.ckpt", "x.dill")
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """spoil: makes the target (a copy of the export, the catalog or the run) hostile. codes: exit codes that are right."""
+
+    name: str
+    target: str
+    arguments: tuple[str, ...]
+    spoil: Callable[[Path, Path], object]
+    codes: tuple[int, ...] = (5,)
+
+
+class _Marker:
+    """Unpickling it would make a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def attacks() -> Iterator[Attack]:
+    predict = ("predict", "{target}", "{texts}", "--out", "{out}/answers.jsonl")
+    for name in PICKLES:
+        yield Attack(name, "export", predict, lambda folder, mark, name=name: (folder / name).write_bytes(pickle.dumps(_Marker(mark))))
+    yield Attack(
+        "objects.npy", "export", predict, lambda folder, mark: np.save(folder / "x.npy", np.array([_Marker(mark)]), allow_pickle=True)
+    )
+    for file in ("config.json", "tokenizer_config.json"):
+        for key in ("auto_map", "trust_remote_code", "custom_code"):
+            yield Attack(f"{key} in {file}", "export", predict, _with_code(file, key))
+    yield Attack("a header of 2^62 bytes", "export", predict, _header(lambda header, data: struct.pack("<Q", 2**62) + data))
+    yield Attack("overlapping tensors", "export", predict, _overlap)
+    yield Attack("config nested 100,000 deep", "export", predict, _text("config.json", "[" * 100_000 + "]" * 100_000))
+    yield Attack("tokenizer that is no tokenizer", "export", predict, _text("tokenizer.json", '{"version": "1.0", "model": {"type": "x"}}'))
+    yield Attack("weights that are a pickle by content", "export", predict, _pickle_inside)
+    yield Attack("a manifest that names files above", "export", ("verify", "{target}"), _manifest_above)
+    yield Attack("a manifest nested 100,000 deep", "export", ("verify", "{target}"), _text(MANIFEST, "[" * 100_000 + "]" * 100_000))
+    search = ("search", "{target}", "wave ship")
+    yield Attack("a catalog that leads elsewhere", "catalog", search, _text("catalog.json", '{"corpus": "../../../etc", "index": "/etc"}'))
+    yield Attack("an object array in an index", "catalog", search, _objects("shards/*/postings.npy"))
+    yield Attack("an object array in a corpus", "catalog", search, _objects("corpora/*/source.npy"))
+    yield Attack("hostile text in a run", "run", ("report", "{target}", "--out", "{out}/page.html"), _hostile_text, (0, 5))
+    for name in ("a.zip", "a.jsonl", "a.tar", "a.csv", "a.tar.gz"):
+        yield Attack(
+            f"an archive with ../ named {name}", "export", ("index", "{out}/" + name, "--out", "{out}/index"), _archive(name), (3,)
+        )
+
+
+def hostile(world: World, scratch: Path) -> Figure:
+    """R11 for model folders, indexes, runs and archives; requests are in tests/deploy."""
+    figure = Figure("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
+    with figure.timed():
+        for attack in attacks():
+            folder = scratch / "trial"
+            target, out = folder / attack.target, folder / "out"
+            out.mkdir(parents=True)
+            shutil.copytree(world.folder / ("run/export" if attack.target == "export" else attack.target), target)
+            (out / "texts.txt").write_text("wave ship\n")
+            mark = folder / "executed"
+            attack.spoil(target, mark)
+            seen: list[str] = []
+            places = {"target": str(target), "out": str(out), "texts": str(out / "texts.txt")}
+            code = supervise(
+                command([argument.format(**places) for argument in attack.arguments], out),
+                lambda call, out=out, seen=seen: _watch(call, out, seen),
+                names=(*CHANGES, "execve", "execveat"),
+            )
+            errors = (out / "stderr").read_text()
+            figure.check(code in attack.codes, f"{attack.name}: exit {code}: {errors[-300:]}")
+            figure.check("Traceback" not in errors, f"{attack.name}: a traceback")
+            figure.check(not mark.exists(), f"{attack.name}: code was executed")
+            figure.check(not seen, f"{attack.name}: {seen[:3]}")
+            figure.trials += 1
+            shutil.rmtree(folder)
+    return figure
+
+
+def _watch(call: Call, out: Path, seen: list[str]) -> None:
+    if call.name.startswith("exec"):
+        seen.append(f"starts {call.path}")
+    elif call.changes and not call.path.startswith((str(out), PRIVATE, "/dev/", "pipe:", "socket:", "anon_inode:", "/proc/self")):
+        seen.append(f"{call.name} {call.path}")
+
+
+def _edit(path: Path, change: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def _unlisted(folder: Path) -> None:
+    """Without its manifest, as a folder from elsewhere: so that what is refused is the attack, not the changed hash."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def _with_code(file: str, key: str) -> Callable[[Path, Path], object]:
+    def spoil(folder: Path, mark: Path) -> None:
+        _unlisted(folder)
+        (folder / "modeling_evil.py").write_text(f"import os; os.mkdir({str(mark)!r})", "utf-8")
+        value = {"AutoModelForSequenceClassification": "modeling_evil.Model"} if key == "auto_map" else True
+        _edit(folder / file, lambda content: content.update({key: value}))
+
+    return spoil
+
+
+def _text(file: str, content: str) -> Callable[[Path, Path], object]:
+    def spoil(folder: Path, mark: Path) -> None:
+        if file != MANIFEST:
+            _unlisted(folder)
+        (folder / file).write_text(content, "utf-8")
+
+    return spoil
+
+
+def _header(change: Callable[[bytes, bytes], bytes]) -> Callable[[Path, Path], object]:
+    def spoil(folder: Path, mark: Path) -> None:
+        _unlisted(folder)
+        path = folder / "model.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(change(content[:8], content[8:]))
+
+    return spoil
+
+
+def _overlap(folder: Path, mark: Path) -> None:
+    _unlisted(folder)
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    fields = json.loads(content[8 : 8 + size])
+    tensors = [value for name, value in fields.items() if name != "__metadata__"]
+    tensors[1]["data_offsets"] = tensors[0]["data_offsets"]
+    text = json.dumps(fields).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+
+
+def _pickle_inside(folder: Path, mark: Path) -> None:
+    _unlisted(folder)
+    (folder / "model.safetensors").write_bytes(pickle.dumps(_Marker(mark)))
+
+
+def _manifest_above(folder: Path, mark: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["files"]["../../../../../../../../etc/passwd"] = {"bytes": 1, "sha256": "0" * 64}
+        del manifest["sha256"]
+        manifest["sha256"] = hash_json(manifest)
+
+    _edit(folder / MANIFEST, change)
+
+
+def _objects(pattern: str) -> Callable[[Path, Path], object]:
+    def spoil(folder: Path, mark: Path) -> None:
+        (path,) = folder.glob(pattern)
+        np.save(path, np.array([_Marker(mark)]), allow_pickle=True)
+        manifest = path.parent / MANIFEST
+        content = path.read_bytes()
+        import hashlib
+
+        def change(fields: dict[str, Any]) -> None:
+            fields["files"][path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            del fields["sha256"]
+            fields["sha256"] = hash_json(fields)
+
+        _edit(manifest, change)
+
+    return spoil
+
+
+def _hostile_text(folder: Path, mark: Path) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"kind": "warning", "stage": "<script>", "message": "</script><img src=x onerror=alert(1)>", "time": 1e308}\n{"half')
+
+
+def _archive(name: str) -> Callable[[Path, Path], object]:
+    def spoil(folder: Path, mark: Path) -> None:
+        content = io.BytesIO()
+        if ".tar" in name or name == "a.csv":
+            with tarfile.open(fileobj=content, mode="w:gz" if name.endswith("gz") else "w") as archive:
+                for inside in (f"../../../../..{mark}", "link"):
+                    entry = tarfile.TarInfo(inside)
+                    entry.type, entry.linkname = (tarfile.SYMTYPE, "/etc/passwd") if inside == "link" else (tarfile.REGTYPE, "")
+                    archive.addfile(entry, io.BytesIO(b""))
+        else:
+            with zipfile.ZipFile(content, "w") as archive_:
+                archive_.writestr(f"../../../../..{mark}", "x")
+        (folder.parent / "out" / name).write_bytes(content.getvalue())
+
+    return spoil
