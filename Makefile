@@ -54,7 +54,7 @@ check: $(READY)  ## formatting, lint, types, and who may import whom
 	@$(RUN)mypy
 	@$(RUN)pytest tests/test_architecture.py
 
-bench: bench-retrieval bench-selection bench-quality  ## every benchmark; each prints a table and one JSON line
+bench: bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## every benchmark; each prints a table and one JSON line
 
 $(VENV)/.bench: $(READY)
 	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]' >>$(VENV)/setup.log 2>&1 && touch $@ \

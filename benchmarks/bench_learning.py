@@ -1,0 +1,357 @@
+"""What a minute of training buys: held-out loss of the released recipe and of `tlm`'s, over time on this machine.
+
+    python benchmarks/bench_learning.py --data ../shared/data --released-minutes 60 --minutes 4
+    python benchmarks/bench_learning.py --only default --set joint.masking.rate=0.3 --label mask-30
+
+Both train a mini encoder (4 x 256) on BM25's slice of the corpus for ChemProt and on ChemProt's training texts, one thread. The released
+recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) is given the best of `--rates`. Its updates are
+computed by cramlm's loop, which takes a fraction of the time and has the same losses (bench_training.py compares them); its clock is the
+peer's own speed, measured here in turn with ours: seconds = real tokens / tokens per second. The loss is in bits per masked word: 15 % of
+the words of 300 passages that nobody trains on are masked whole, the same ones for every vocabulary. Resumable: a finished arm is read
+from --out.
+
+Prints a table and, as the last line, one JSON object; writes benchmarks/results/learning.json and docs/pictures/learning.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from bench_training import EXTERNAL_PER_TASK, PAPER_VOCABULARY, SIZES, Size, released_phase, special_ids
+from cramlm import recipes
+from cramlm.config import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, TaskConfig, TokenizerConfig, apply_overrides
+from cramlm.data.corpus import build_corpus
+from cramlm.data.task import read_task
+from cramlm.model.hf import save_classifier, save_mlm
+from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.records import Batch, Event, Task
+from cramlm.retrieval.index import build_index
+from cramlm.retrieval.selection import select_documents
+from cramlm.retriever_config import Bm25Config
+from cramlm.training.batching import Batches, TokenPool, pack
+from cramlm.training.loop import train_phase
+from training_peer import LENGTH, ReleasedLoop, ReleasedModel
+
+RESULTS = Path(__file__).parent / "results" / "learning.json"
+PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "learning.svg"
+HELD_OUT = 300
+MASKED_WORDS = 0.15
+SIZE: Size = SIZES["mini"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One recipe: its shape, vocabulary and phase, without the number of steps."""
+
+    name: str
+    encoder: EncoderConfig
+    head: HeadConfig
+    vocabulary: int
+    phase: PhaseConfig
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What everybody trains on, and what nobody does."""
+
+    task: Task
+    passages: list[str]
+    held_out: list[str]
+
+
+def main() -> None:
+    """Run the arms that are missing, then print, draw and write."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    texts = read_texts(arguments)
+    arms = [arm for arm in all_arms(arguments) if arguments.only in (None, arm.name.split(" ")[0])]
+    tokenizers = {
+        vocabulary: tokenizer_for(arguments, texts, vocabulary) for vocabulary in {PAPER_VOCABULARY, *(a.vocabulary for a in arms)}
+    }
+    speeds = measured_speeds(arguments, texts, tokenizers, arms)
+    curves = [run(arguments, arm, texts, tokenizers[arm.vocabulary], tokens_per_second=speeds[arm.name.split(" ")[0]]) for arm in arms]
+    print_table(curves)
+    result = {"benchmark": "learning", "tokens_per_second": speeds, "curves": curves}
+    if arguments.only is None:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        draw(curves, PICTURE)
+    print(json.dumps(result))
+
+
+def all_arms(arguments: argparse.Namespace) -> list[Arm]:
+    """The released recipe at every rate, and the default (as `--set` changes it)."""
+    paper = released_phase(SIZE)
+    released = [
+        Arm(
+            f"released lr {rate:g}",
+            SIZE.bert,
+            HeadConfig(pooling="cls"),
+            PAPER_VOCABULARY,
+            paper.model_copy(
+                update={
+                    "dropout": 0.1,
+                    "optimizer": paper.optimizer.model_copy(update={"learning_rate": rate}),
+                    "schedule": paper.schedule.model_copy(update={"kind": "linear", "warmup_fraction": 0.1}),
+                }
+            ),
+            arguments.released_minutes,
+        )
+        for rate in arguments.rates
+    ]
+    joint = recipes.joint_phase().model_copy(update={"max_length": LENGTH, "dropout": 0.0})
+    config = {"joint": joint.model_dump(mode="json"), "encoder": SIZE.modern.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
+    config = apply_overrides(config, arguments.set)
+    phase, encoder = PhaseConfig.model_validate(config["joint"]), EncoderConfig.model_validate(config["encoder"])
+    name = f"default {arguments.label}".strip()
+    return [*released, Arm(name, encoder, HeadConfig(), int(config["vocabulary"]), phase, arguments.minutes)]
+
+
+def read_texts(arguments: argparse.Namespace) -> Texts:
+    """ChemProt and its slice of the general corpus; every tenth passage is a candidate for the held-out ones."""
+    folder = arguments.data / "tasks" / "chemprot"
+    task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=13)
+    chosen = arguments.out / "selection"
+    if not (chosen / "selected.jsonl").is_file():
+        corpus = build_corpus(CorpusConfig(files=(str(arguments.data / "corpus" / "*.jsonl.zst"),)), arguments.store)
+        config = Bm25Config(top_k=50, max_tokens=arguments.selection_tokens)
+        select_documents(
+            config, corpus, task, out=chosen, seed=13, index=build_index(corpus, arguments.store), store=arguments.store, threads=1
+        )
+    with (chosen / "selected.jsonl").open(encoding="utf-8") as file:
+        passages = [json.loads(line)["text"] for line in file]
+    order = np.random.default_rng(0).permutation(len(passages))
+    return Texts(task, [passages[at] for at in np.sort(order[HELD_OUT:])], [passages[at] for at in order[:HELD_OUT]])
+
+
+def tokenizer_for(arguments: argparse.Namespace, texts: Texts, vocabulary: int) -> Tokenizer:
+    """WordPiece trained on what is trained on."""
+    target = arguments.out / f"tokenizer-{vocabulary}"
+    if not (target / "tokenizer.json").is_file():
+        target.mkdir(parents=True, exist_ok=True)
+        train_tokenizer([*texts.passages, *(example.text for example in texts.task.train)], TokenizerConfig(vocab_size=vocabulary), target)
+    return Tokenizer.load(target)
+
+
+def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer, *, seed: int) -> Batches:
+    """The arm's stream of batches. The peer cuts passages off at 128 tokens; ours makes several sequences of them."""
+    cut = "truncate" if arm.vocabulary == PAPER_VOCABULARY else "split"
+    external = tokenizer.sequences(texts.passages, max_length=LENGTH, cut=cut)  # type: ignore[arg-type]
+    task = tokenizer.sequences([example.text for example in texts.task.train], max_length=LENGTH, cut="truncate")
+    labels = np.array([texts.task.labels.index(str(example.label)) for example in texts.task.train], dtype=np.int64)
+    pools = TokenPool(external.ids, external.offsets, np.full(len(external), -1, dtype=np.int64)), TokenPool(task.ids, task.offsets, labels)
+    return Batches(phase, *pools, seed=seed, phase_index=0, special=special_ids(tokenizer))
+
+
+def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, tokens_per_second: float) -> dict[str, Any]:
+    """Train for what its minutes hold at that speed, and look at the held-out loss twelve times."""
+    per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
+    steps = max(24, int(60 * arm.minutes * tokens_per_second / per_step))
+    phase = arm.phase.model_copy(update={"steps": steps, "evaluate_every": max(1, steps // 12), "keep": "last"})
+    folder = arguments.out / f"{arm.name.replace(' ', '-')}-{arm.minutes:g}m-{arguments.seed}"
+    finished = folder / "curve.json"
+    key = {"phase": phase.model_dump(mode="json"), "encoder": arm.encoder.model_dump(mode="json"), "vocabulary": arm.vocabulary}
+    if finished.is_file() and (curve := json.loads(finished.read_bytes()))["key"] == key:
+        return dict(curve)
+    model = build_model(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels), seed=arguments.seed)
+    batches = batches_of(arm, phase, texts, tokenizer, seed=arguments.seed)
+    looks = held_out_batches(texts.held_out, tokenizer)
+    points: list[dict[str, float]] = []
+    began = time.process_time()
+
+    def bits(model: Model) -> Mapping[str, float]:
+        return {"bits": -bits_per_word(model, *looks)}
+
+    def keep(event: Event) -> None:
+        if event.kind == "evaluation" and event.data is not None:
+            points.append({"step": event.data["step"], "bits": -event.data["scores"]["bits"]})
+
+    result = train_phase(
+        model,
+        phase,
+        batches,
+        seed=arguments.seed,
+        phase_index=0,
+        work=folder / "work",
+        precision="bf16",
+        emit=keep,
+        evaluate=bits,
+        choose_by="bits",
+        fingerprint=key,
+    )
+    for point in points:
+        point["seconds"] = point["step"] * per_step / tokens_per_second
+    curve = {
+        "arm": arm.name,
+        "seed": arguments.seed,
+        "steps": steps,
+        "tokens": result.tokens,
+        "cpu_seconds": round(time.process_time() - began, 1),
+        "points": points,
+        "final_bits": points[-1]["bits"],
+        "key": key,
+    }
+    finished.write_text(json.dumps(curve) + "\n", "utf-8")
+    print(f"{arm.name}: {steps} steps, {result.tokens:,} tokens, {points[-1]['bits']:.3f} bits per masked word", flush=True)
+    return curve
+
+
+def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Batch], int]:
+    """The passages' first 128 tokens with whole words masked, in batches; and how many words that is. Chosen by their number in the text
+    alone, so that every tokenizer has the same ones; a word that is cut off at the end is left out.
+    """
+    rng = np.random.default_rng(1)
+    sequences, answers, words = [], [], 0
+    for passage in passages:
+        pieces = passage.split()[:60]
+        wanted = rng.random(len(pieces)) < MASKED_WORDS
+        tokens = tokenizer.encode(pieces)
+        ids, labels = [tokenizer.cls_id], [-1]
+        for number in range(len(pieces)):
+            word = [int(token) for token in tokens[number]]
+            if len(ids) + len(word) > LENGTH - 1 or not word:
+                break
+            ids += [tokenizer.mask_id] * len(word) if wanted[number] else word
+            labels += word if wanted[number] else [-1] * len(word)
+            words += int(wanted[number])
+        sequences.append(np.array([*ids, tokenizer.sep_id], dtype=np.uint16))
+        answers.append(np.array([*labels, -1], dtype=np.int64))
+    batches = []
+    for start in range(0, len(sequences), 32):
+        part = slice(start, start + 32)
+        count = len(sequences[part])
+        plain = {"labels": np.full(count, -1, dtype=np.int64), "external": np.ones(count, dtype=bool), "row_length": LENGTH}
+        packed = pack(sequences[part], **plain, pad_id=tokenizer.pad_id)
+        shifted = pack([np.where(answer < 0, 65_535, answer) for answer in answers[part]], **plain, pad_id=65_535)
+        flat = shifted.token_ids.ravel()
+        masked = np.flatnonzero(flat != 65_535)
+        fields = {name: getattr(packed, name) for name in packed.__dataclass_fields__}
+        batches.append(Batch(**{**fields, "masked": masked, "mlm_labels": flat[masked]}))
+    return batches, words
+
+
+def bits_per_word(model: Model, batches: Sequence[Batch], words: int) -> float:
+    """Summed loss of the masked tokens over the masked words."""
+    nats = 0.0
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for batch in batches:
+            packed = PackedBatch.of(batch)
+            logits = model.mlm_logits(model.hidden(packed), packed.masked).float()
+            nats += float(functional.cross_entropy(logits, packed.mlm_labels, reduction="sum"))
+    return nats / words / math.log(2)
+
+
+def measured_speeds(
+    arguments: argparse.Namespace, texts: Texts, tokenizers: Mapping[int, Tokenizer], arms: Sequence[Arm]
+) -> dict[str, float]:
+    """Real tokens per CPU second of the peer and of our default, in turn; the median of five turns. Kept with the results."""
+    path = arguments.out / "speeds.json"
+    if path.is_file():
+        return dict(json.loads(path.read_bytes()))
+    from bench_training import Text, our_turn
+
+    labels = np.array([texts.task.labels.index(str(example.label)) for example in texts.task.train], dtype=np.int64)
+    text = Text(texts.passages, [example.text for example in texts.task.train], labels, len(texts.task.labels))
+    paper, own = tokenizers[PAPER_VOCABULARY], tokenizers[arms[-1].vocabulary]
+    start = build_model(SIZE.bert, HeadConfig(pooling="cls"), vocab_size=paper.vocab_size, labels=text.label_count, seed=0)
+    save_mlm(start, paper, arguments.out / "peer" / "mlm", max_length=LENGTH)
+    save_classifier(start, paper, arguments.out / "peer" / "classifier", labels=texts.task.labels, max_length=LENGTH)
+    sequences = [paper.sequences(part, max_length=LENGTH, cut="truncate") for part in (text.passages, text.task)]
+    special = special_ids(paper)
+    loop = ReleasedLoop(
+        ReleasedModel(arguments.out / "peer" / "mlm", arguments.out / "peer" / "classifier"),
+        [list(map(int, sequences[0][at])) for at in range(len(sequences[0]))],
+        [(list(map(int, sequences[1][at])), int(labels[at])) for at in range(len(sequences[1]))],
+        special={"pad": special.pad, "cls": special.cls, "sep": special.sep, "mask": special.mask},
+        vocab_size=paper.vocab_size,
+        batch=SIZE.batch,
+        external_per_task=EXTERNAL_PER_TASK,
+    )
+    modern = build_model(arms[-1].encoder, arms[-1].head, vocab_size=own.vocab_size, labels=text.label_count, seed=0)
+    ours = our_turn(modern, arms[-1].phase, own, text, 4)
+    rates: dict[str, list[float]] = {"released": [], "default": []}
+    for turn in range(6):
+        for name, side in (("released", lambda: sum(loop.step() for _ in range(4))), ("default", lambda: ours()[0])):
+            began = time.process_time()
+            tokens = side()
+            if turn:
+                rates[name].append(tokens / (time.process_time() - began))
+    speeds = {name: statistics.median(values) for name, values in rates.items()}
+    path.write_text(json.dumps(speeds) + "\n", "utf-8")
+    return speeds
+
+
+def print_table(curves: Sequence[Mapping[str, Any]]) -> None:
+    """A row per arm: the loss at the end, and when the default was as low."""
+    print("| recipe | minutes | tokens | bits per masked word | the default was as low after |")
+    print("|---|---|---|---|---|")
+    own = next((curve for curve in curves if curve["arm"].startswith("default")), None)
+    for curve in curves:
+        minutes = curve["points"][-1]["seconds"] / 60
+        level = curve["final_bits"]
+        reached = None if own is None else next((point["seconds"] for point in own["points"] if point["bits"] <= level), None)
+        when = "not reached" if reached is None else f"{reached / 60:.1f} min"
+        print(f"| {curve['arm']} | {minutes:.1f} | {curve['tokens'] / 1e6:.1f} M | {level:.2f} | {when} |")
+
+
+def draw(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
+    """Bits over minutes, logarithmic, one line per arm."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for curve, colour in zip(curves, ("#999999", "#666666", "#333333", "#0072B2", "#D55E00"), strict=False):
+        points = [point for point in curve["points"] if point["seconds"] > 0]
+        axes.plot(
+            [point["seconds"] / 60 for point in points], [point["bits"] for point in points], "o-", color=colour, label=curve["arm"], ms=3
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("minutes on one core (log scale)")
+    axes.set_ylabel("bits per masked word, held-out text")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None})
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
+    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--store", type=Path, default=Path("runs/store"))
+    parser.add_argument("--selection-tokens", type=int, default=3_000_000)
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
+    parser.add_argument("--released-minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--only", choices=["released", "default"], help="this side alone; nothing is written")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the default: joint.masking.rate=0.3, encoder.layers=2"
+    )
+    parser.add_argument("--label", default="", help="name of a changed default")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not (arguments.data / "corpus").is_dir():
+        parser.error(f"{arguments.data}: no corpus/ there; pass --data FOLDER with corpus/*.jsonl.zst and tasks/chemprot/")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

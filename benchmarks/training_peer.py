@@ -1,0 +1,116 @@
+"""The released TLM loop, written anew after its description: what bench_training.py measures cramlm against.
+
+Every batch is 32 texts padded to 128 places, whatever they hold; the collator masks in Python; transformers' BERT runs on all places,
+and so does the vocabulary head, in task batches too; dropout is BERT's 0.1; AdamW with warm-up and linear decay. One thing is given that
+was not there: bf16 autocast, which is to a CPU what its fp16 is to a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LENGTH = 128
+
+
+class ReleasedModel(nn.Module):
+    """transformers' BERT with both heads, from two folders that cramlm exported from one model."""
+
+    def __init__(self, mlm: Path, classifier: Path) -> None:
+        super().__init__()
+        from transformers import BertForMaskedLM, BertForSequenceClassification
+
+        masked = BertForMaskedLM.from_pretrained(mlm)
+        classified = BertForSequenceClassification.from_pretrained(classifier)
+        self.bert = classified.bert
+        self.dropout = classified.dropout
+        self.classifier = classified.classifier
+        self.cls = masked.cls
+        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def losses(self, token_ids: Tensor, attention_mask: Tensor, mlm_labels: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """MLM loss over the places whose label is not -100, and the task loss where there are labels."""
+        out = self.bert(token_ids, attention_mask=attention_mask)
+        scores = self.cls(out.last_hidden_state)  # every place, masked or not
+        mlm = nn.functional.cross_entropy(scores.view(-1, scores.shape[-1]), mlm_labels.view(-1), ignore_index=-100)
+        if labels is None:
+            return mlm, None
+        return mlm, nn.functional.cross_entropy(self.classifier(self.dropout(out.pooler_output)), labels)
+
+
+class ReleasedLoop:
+    """External batches and task batches in turn; a step is one batch."""
+
+    def __init__(
+        self,
+        model: ReleasedModel,
+        external: Sequence[Sequence[int]],
+        task: Sequence[tuple[Sequence[int], int]],
+        *,
+        special: dict[str, int],
+        vocab_size: int,
+        batch: int,
+        external_per_task: int,
+        mlm_weight: float = 20.0,
+        learning_rate: float = 1e-4,
+        steps: int = 100_000,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.external, self.task = model.train(), external, task
+        self.special, self.vocab_size, self.batch, self.external_per_task = special, vocab_size, batch, external_per_task
+        self.mlm_weight, self.rng, self.done = mlm_weight, random.Random(seed), 0
+        decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        rest = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=learning_rate)
+        warmup = steps // 10
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min((step + 1) / warmup, (steps - step) / (steps - warmup))
+        )
+
+    def step(self) -> int:
+        """One update; the real tokens that it saw."""
+        turn = self.done % (self.external_per_task + 1)
+        self.done += 1
+        labels = None
+        if turn < self.external_per_task:
+            texts = self.rng.sample(self.external, self.batch)
+        else:
+            rows = self.rng.sample(self.task, self.batch)
+            texts = [text for text, _ in rows]
+            labels = torch.tensor([label for _, label in rows])
+        token_ids, attention_mask, mlm_labels = self.collate(texts)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mlm, task = self.model.losses(token_ids, attention_mask, mlm_labels, labels)
+            loss = mlm if task is None else (self.mlm_weight * mlm + task) / (self.mlm_weight + 1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        return int(attention_mask.sum())
+
+    def collate(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Pad, and mask 15 % of the tokens as Devlin et al. 2019 do: 80 % [MASK], 10 % random, 10 % as they are."""
+        padded, attention, answers = [], [], []
+        kept = {self.special["cls"], self.special["sep"], self.special["pad"]}
+        for text in texts:
+            ids = list(text) + [self.special["pad"]] * (LENGTH - len(text))
+            wanted = [-100] * LENGTH
+            for place, token in enumerate(ids):
+                if token not in kept and self.rng.random() < 0.15:
+                    wanted[place] = token
+                    draw = self.rng.random()
+                    if draw < 0.8:
+                        ids[place] = self.special["mask"]
+                    elif draw < 0.9:
+                        ids[place] = self.rng.randrange(self.vocab_size)
+            padded.append(ids)
+            attention.append([1] * len(text) + [0] * (LENGTH - len(text)))
+            answers.append(wanted)
+        return torch.tensor(padded), torch.tensor(attention), torch.tensor(answers)
