@@ -34,7 +34,7 @@ class Place:
         self.folder = folder
         self.python = folder / "venv" / "bin" / "python"
 
-    def run(self, *command: str | Path, code: int = 0, stdin: str | None = None, seconds: float = 900) -> str:
+    def run(self, *command: str | Path, code: int = 0, stdin: str | None = None, seconds: float = 3600) -> str:
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         environment = {**kept, "CRAMLM_STORE": str(self.folder / "store"), "HF_HUB_OFFLINE": "1"}
         result = subprocess.run(
@@ -153,5 +153,5 @@ def test_the_model_is_served_with_its_page(server: str) -> None:
 
 def test_the_demo_runs_beside_the_wheel(place: Place) -> None:
     place.run(place.python, ROOT / "demo" / "build_task.py", "--out", place.folder / "demo")
-    told = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=1800)
+    told = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=3600)
     assert "Which library does a passage describe?" in told
