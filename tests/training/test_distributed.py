@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed import HashStore, PrefixStore
 from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
 
 from cramlm.config import PhaseConfig
@@ -26,6 +28,7 @@ from cramlm.training.batching import share
 from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
 from cramlm.training.objective import Counts, losses
+from cramlm.training.store import meet
 from ranks import exit_codes, said, start_ranks
 
 THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}
@@ -327,3 +330,13 @@ def test_weights_that_drift_apart_are_noticed_before_they_are_saved(tmp_path: Pa
     assert several(2, make_phase(**THOROUGH), tmp_path, accidents={1: at(2, nudge)}) == [4, 4]
     (line,) = said(tmp_path / "said")
     assert "drifted apart" in line
+
+
+def test_ranks_that_are_started_again_meet_anew_in_a_store_that_remembers_the_earlier_ones() -> None:
+    shared = HashStore()
+    for _ in range(2):
+        with ThreadPoolExecutor() as ranks:
+            met = list(ranks.map(lambda index: meet(PrefixStore("ranks", shared), index, 3, timeout=10), (2, 1, 0)))
+        assert not any(store.check(["key"]) for store in met)
+        met[0].set("key", "value")
+        assert all(store.get("key") == b"value" for store in met)

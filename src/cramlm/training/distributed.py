@@ -35,7 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cramlm.config import DistributedConfig
 from cramlm.errors import CramError, DivergedError, RankLost, Stopped, UsageError
-from cramlm.training.store import Store
+from cramlm.training.store import Store, meet
 
 _ANSWER_SECONDS = 20.0  # how long the store may take for an answer
 _BEAT_SECONDS = 0.5  # between two signs of life of a rank
@@ -148,8 +148,9 @@ class _Joined:
         self._timeout = timedelta(seconds=config.timeout)
         try:
             store, self.index, self.count = next(rendezvous("env://", timeout=self._timeout))
-            self._store = Store(PrefixStore("cramlm", store), timeout=min(config.timeout, _ANSWER_SECONDS))
-            group = PrefixStore("gloo", store)
+            shared = meet(PrefixStore("cramlm", store), self.index, self.count, timeout=config.timeout)
+            self._store = Store(PrefixStore("words", shared), timeout=min(config.timeout, _ANSWER_SECONDS))
+            group = PrefixStore("gloo", shared)
             dist.init_process_group("gloo", store=group, rank=self.index, world_size=self.count, timeout=self._timeout)
         except ValueError as error:
             raise UsageError(f"WORLD_SIZE is set but the ranks cannot meet ({error}); start with torchrun, or unset WORLD_SIZE") from error
