@@ -158,3 +158,18 @@ def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> 
     with lock(fitted / "run" / "run"):
         result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
     assert_one_line(result, 7, f"pid {os.getpid()}")
+
+
+def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> None:
+    files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
+    knobs = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
+    result = cramlm("plan", "2s", "5m", "3e13flops", *files, *knobs, "--json")
+    assert result.returncode == 0, result.stderr
+    small, five_minutes, operations = [json.loads(line) for line in result.stdout.splitlines()]
+    assert "longer --budget" in small["refused"]
+    assert five_minutes["seconds"] == pytest.approx(300, rel=0.1)
+    assert operations["flops"] == pytest.approx(3e13, rel=0.1)
+    assert [phase["name"] for phase in five_minutes["phases"]] == ["joint", "finetune"]
+    assert five_minutes["disk"] > 0
+    assert "60m" in cramlm("plan", "60m", "--set", "tokens_per_second=40000", "--set", "threads=1", "--preset", "tiny").stdout
+    assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")

@@ -140,21 +140,35 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
 
 
 def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
-    """What `fit` would do with several budgets (stages/plan.py, `PlannedRun.as_dict`), a row each."""
-    header = ("budget", "model", "params", "vocab", "raw tokens", "phase", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
-    rows: list[list[str]] = []
+    """What `fit` would do with several budgets (stages/plan.py, `PlannedRun.as_dict`), a line each on stdout, never cut to the terminal."""
+    header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
+    lines: list[Sequence[str]] = [header]
     for plan in plans:
         if plan["refused"]:
-            rows.append([plan["budget"], plan["model"], "too small", *[""] * (len(header) - 3)])
+            lines.append([plan["budget"], plan["model"], "too small"])
             continue
-        memory = "" if plan["memory"] is None else f"{plan['memory'] / 1e9:.1f} GB"
-        whole = [f"{plan['seconds'] / 60:.1f}", f"{plan['flops']:.1e}", memory, f"{plan['disk'] / 1e9:.1f} GB"]
-        sizes = [f"{plan['parameters'] / 1e6:.1f}M", f"{plan['vocab_size']:,}", f"{plan['external_tokens'] / 1e6:.1f}M"]
-        for place, phase in enumerate(plan["phases"]):
-            before, after = ([plan["budget"], plan["model"], *sizes], whole) if place == 0 else ([""] * 5, [""] * 4)
-            passes = " + ".join(f"{count:.1f}" for count in phase["passes"].values())
-            rows.append([*before, phase["name"], phase["batch"], f"{phase['steps']:,}", passes, *after])
-    show_table("What a budget buys on this machine (passes: over the task, over the raw text)", header, rows)
+        phases = plan["phases"]
+        lines.append(
+            [
+                plan["budget"],
+                plan["model"],
+                f"{plan['parameters'] / 1e6:.1f}M",
+                f"{plan['vocab_size']:,}",
+                f"{plan['external_tokens'] / 1e6:.1f}M",
+                " + ".join(phase["name"] for phase in phases),
+                " + ".join(phase["batch"] for phase in phases),
+                " + ".join(f"{phase['steps']:,}" for phase in phases),
+                " + ".join("/".join(f"{count:.1f}" for count in phase["passes"].values()) for phase in phases),
+                f"{plan['seconds'] / 60:.1f}",
+                f"{plan['flops']:.1e}",
+                "unknown" if plan["memory"] is None else f"{plan['memory'] / 1e9:.1f} GB",
+                f"{plan['disk'] / 1e9:.1f} GB",
+            ]
+        )
+    widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(header))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
+    print("raw text: estimated tokens; passes: over the task/over the raw text")
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget']}: {plan['refused']}")

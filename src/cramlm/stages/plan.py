@@ -95,7 +95,7 @@ class PlannedRun:
         phases = [
             {
                 "name": phase.name,
-                "batch": f"{phase.batch_size:,} {phase.batch_unit}",
+                "batch": f"{phase.batch_size:,} {'tokens' if phase.batch_unit == 'tokens' else 'texts'}",
                 "steps": phase.steps,
                 "max_length": phase.max_length,
                 "passes": budget.passes(phase, sizes),
