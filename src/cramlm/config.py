@@ -151,10 +151,10 @@ class PhaseConfig(FrozenModel):
     )
     task_weight: float = Field(1.0, ge=0)
     teacher_weight: float | None = Field(
-        0.0,
+        None,
         ge=0,
         description="weight of the cross-entropy to a teacher's probabilities on external text; the teacher is TF-IDF + logistic "
-        "regression, fitted on the training labels; None = 1 where there are enough labels for it, else 0",
+        "regression, fitted on the training labels; None = 1 beside 400 labels or more, else 0",
     )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",

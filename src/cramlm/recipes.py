@@ -69,7 +69,6 @@ def joint_phase() -> PhaseConfig:
         mixing="blended",
         mlm_weight=0.25,
         task_weight=0.25,
-        teacher_weight=None,
         masking=MaskingConfig(rate=0.2, mask_share=1.0, random_share=0.0),
         batch_size=4096,
         optimizer=OptimizerConfig(kind="muon"),
