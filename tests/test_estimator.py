@@ -230,7 +230,7 @@ def test_bad_input_is_refused_by_its_place_before_anything_is_written(change: Ch
         ({"recipe": "tlm"}, "the recipe tlm retrieves from raw text; pass corpus="),
         ({"dev_fraction": 0.9}, "dev_fraction"),
         ({"settings": {"encoder.depth": 3}}, "encoder.depth"),
-        ({"budget": "soon"}, "budget 'soon' is not a positive time"),
+        ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
     ],
 )
 def test_parameters_are_checked_when_it_is_fitted(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:

@@ -253,7 +253,9 @@ def predict(
     model: Annotated[Path, typer.Argument(help="An exported model folder.")],
     file: Annotated[str, typer.Argument(help="Texts, in any form that fit takes; - reads one text or JSON object per line from stdin.")],
     out: Annotated[Path | None, typer.Option(help="Write JSON lines here instead of to stdout.")] = None,
-    precision: Annotated[Precision, typer.Option(help="auto: bf16 where it is computed in hardware, with the labels of fp32.")] = "auto",
+    precision: Annotated[
+        Precision, typer.Option(help="fp32: as in Python and over HTTP. auto: bf16 where hardware computes in it, with fp32's labels.")
+    ] = "fp32",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
