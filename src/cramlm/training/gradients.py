@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from cramlm.records import Batch
 from cramlm.training.batching import share
 from cramlm.training.objective import Counts, Losses, losses
 
-_TERMS = ("total", "mlm_external", "mlm_task", "task", "teacher")
+_TERMS = tuple(field.name for field in fields(Losses) if field.name != "counts")
 
 
 def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:
