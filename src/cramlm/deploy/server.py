@@ -112,7 +112,7 @@ def serve(
         timeout_graceful_shutdown=int(STOP_SECONDS),
         backlog=limits.connections,
     )
-    with _listening(host, port) as listener:
+    with _listening(host, port, backlog=limits.connections) as listener:
         announce(f"listening on http://{_printable(listener)}")
         server = Server(config)
         server.run(sockets=[listener])
@@ -128,12 +128,14 @@ def serve(
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, *, backlog: int) -> Iterator[socket.socket]:
+    """A socket that takes connections from the moment on that its address is announced, though nobody answers yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(backlog)
     except OverflowError as error:
         listener.close()
         raise UsageError(f"--port {port} is no port; choose 0 (any free one) to 65535") from error
