@@ -1,12 +1,12 @@
-"""The command line: parses, calls, prints. No logic that a Python user lacks; heavy modules are imported inside the commands.
+"""The command line: `fit` and `config`, and how every command ends; the other commands are in commands/.
 
+Parses, calls, prints: no logic that a Python user lacks; heavy modules are imported inside the commands.
 Results go to stdout, progress and errors to stderr. Every error that a user can cause is one line, `cramlm: error: ...`, with the exit
 code of its kind (errors.py); the traceback goes to the run's log, and to the terminal with --debug.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,15 +14,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cramlm.commands import SPINS, PresetOption, add_commands
+from cramlm.commands import corpora, models, runs
+from cramlm.commands.parameters import (
+    SPINS,
+    LabelColumn,
+    OnBadRowOption,
+    PairColumn,
+    PresetOption,
+    SeedOption,
+    SetOption,
+    StoreOption,
+    TextColumn,
+)
 from cramlm.errors import CramError, Stopped
-from cramlm.options import checked, open_encoder, resolve_corpus, resolve_retriever, resolve_run
+from cramlm.options import resolve_run
 from cramlm.signals import EXIT_CODES, Interrupted, interrupt_at_signals
 
 _STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
@@ -33,18 +43,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Train a small text classifier from scratch on your labels and the slice of raw text that matters to them.",
 )
-
-TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
-LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
-PairColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text, for sentence pairs.")]
-OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="One knob, like phases[0].steps=500; may be repeated.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")
-]
-Precision = Literal["auto", "fp32", "bf16"]
-RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Work on a Ray cluster: auto, host:port, or local.")]
 
 
 @app.callback()
@@ -120,210 +118,23 @@ def config(
     print(to_toml(resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset)), end="")
 
 
-@app.command()
-def index(
-    corpus: Annotated[list[str], typer.Argument(help="Files, folders or quoted globs of raw text.")],
-    out: Annotated[Path, typer.Option(help="Folder for the corpus and its index.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core); the result is the same.")] = None,
-    ray: RayOption = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n shares of the work, for one job of an array.")] = None,
-    text_column: TextColumn = "text",
-    on_bad_row: OnBadRowOption = "fail",
-) -> None:
-    """Read raw text once and index it for search and selection."""
-    from cramlm.console import console_events
-    from cramlm.data.executors import Share, executor_for
-    from cramlm.retrieval.catalog import build_catalog, build_share
-
-    share = None if shard is None else Share.parse(shard)
-    config = resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row)
-    with console_events() as emit, executor_for(ray, workers) as executor:
-        if share is None:
-            build_catalog(config, out, workers=workers, executor=None if ray is None else executor, emit=emit)
-        else:
-            print(build_share(config, out, share, executor, emit=emit))
-            return
-    print(out)
-
-
-@app.command()
-def select(
-    train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
-    index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
-    out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50).")] = None,
-    dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
-    test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
-    max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,
-    select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One knob, like retriever.k1=1.5; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads (with --shard, processes); the result is the same.")] = 1,
-    ray: RayOption = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: only score the i-th of n shares of the index, into OUT.shares.")] = None,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    text_pair_column: PairColumn = None,
-) -> None:
-    """Write the passages that a task asks for, best rank first."""
-    from cramlm.artifacts import refuse_foreign
-    from cramlm.config import TaskConfig
-    from cramlm.console import console_events, show_selection
-    from cramlm.data.executors import Share, executor_for
-    from cramlm.data.task import read_task
-    from cramlm.retrieval.catalog import open_catalog
-    from cramlm.retrieval.retrievers import Spread, search_share
-    from cramlm.retrieval.selection import KIND, select_documents
-
-    refuse_foreign(out, kind=KIND)
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
-    given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
-    chosen_by = resolve_retriever(given, set_)
-    share = None if shard is None else Share.parse(shard)
-    with console_events() as emit, executor_for(ray, threads) as executor:
-        task = read_task(task_config, seed=seed, emit=emit)
-        corpus, bm25 = open_catalog(index)
-        spread = Spread(out.with_name(f"{out.name}.shares"), executor)
-        if share is not None:
-            print(search_share(chosen_by, corpus, bm25, task, share, spread, emit=emit))
-            return
-        used = spread if ray is not None or spread.folder.exists() else None
-        means: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
-        chosen = select_documents(chosen_by, corpus, task, out=out, seed=seed, emit=emit, **means)
-    show_selection(json.loads((out / "report.json").read_bytes()))
-    print(f"{len(chosen)} passages: {out / 'selected.jsonl'}")
-
-
-@app.command()
-def search(
-    index: Annotated[Path, typer.Argument(help="What `cramlm index` wrote.")],
-    query: Annotated[str, typer.Argument(help="Any text.")],
-    k: Annotated[int, typer.Option("-k", "--limit", min=1, help="How many passages.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per passage.")] = False,
-) -> None:
-    """Show the passages that a text retrieves, and by which of its words."""
-    from cramlm.retrieval.catalog import search_catalog
-
-    found = search_catalog(index, query, limit=k)
-    for hit in found:
-        if as_json:
-            print(json.dumps(hit.as_dict(), ensure_ascii=False))
-        else:
-            terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
-            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {_printable(hit.text[:200])}")
-    if not found:
-        print("no passage shares a word with this query", file=sys.stderr)
-
-
-@app.command()
-def evaluate(
-    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
-    file: Annotated[str, typer.Argument(help="Labelled texts.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
-    unseen_labels: Annotated[str, typer.Option(help="fail, or ignore: a label the model does not know counts as missed.")] = "fail",
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    text_pair_column: PairColumn = None,
-) -> None:
-    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class."""
-    from cramlm.console import show_table
-    from cramlm.data.task import read_examples
-    from cramlm.deploy.predictor import Predictor
-
-    examples = read_examples(file, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column)
-    predictor = Predictor.load(model)
-    if unseen_labels != "ignore":
-        predictor.check_labels(examples, origin=file)
-    scores = predictor.score(examples)
-    if as_json:
-        print(json.dumps(scores.as_dict(), ensure_ascii=False))
-        return
-    rows = [
-        [name, f"{100 * row['precision']:.1f}", f"{100 * row['recall']:.1f}", f"{100 * row['f1']:.1f}", str(row["support"])]
-        for name, row in scores.per_class.items()
-    ]
-    show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
-    print(f"accuracy {100 * scores.accuracy:.2f}  micro-F1 {100 * scores.micro_f1:.2f}  macro-F1 {100 * scores.macro_f1:.2f}")
-
-
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
-    file: Annotated[str, typer.Argument(help="Texts, in any form that fit takes; - reads one text or JSON object per line from stdin.")],
-    out: Annotated[Path | None, typer.Option(help="Write JSON lines here instead of to stdout.")] = None,
-    precision: Annotated[
-        Precision, typer.Option(help="fp32: as in Python and over HTTP. auto: bf16 where hardware computes in it, with fp32's labels.")
-    ] = "fp32",
-    text_column: TextColumn = "text",
-    text_pair_column: PairColumn = None,
-) -> None:
-    """Label texts: a JSON line each with label and probabilities, in the order of the input."""
-    from cramlm.artifacts import publish_file
-    from cramlm.data.task import read_examples
-    from cramlm.deploy.onnx_predictor import load_predictor
-
-    examples = read_examples(file, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
-    predictor = load_predictor(model, precision=precision)
-    pairs = [example.text_pair for example in examples] if text_pair_column else None
-    lines = (
-        json.dumps({"id": example.id, "label": answer.label, "probabilities": dict(answer.probabilities)}, ensure_ascii=False) + "\n"
-        for example, answer in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
-    )
-    if out is None:
-        sys.stdout.writelines(lines)
-    else:
-        publish_file(out, "".join(lines).encode())
-        print(f"{len(examples)} answers: {out}")
-
-
-@app.command()
-def serve(
-    model: Annotated[Path, typer.Argument(help="An exported model folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines reach needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
-    token: Annotated[str | None, typer.Option(envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model (default: PyTorch's choice).")] = None,
-    batch_window_ms: Annotated[float, typer.Option(min=0, max=1000, help="How long an idle server waits for more texts.")] = 0.0,
-    max_texts: Annotated[int, typer.Option(help="Texts in one request.")] = 64,
-    max_characters: Annotated[int, typer.Option(help="Characters of one text.")] = 20_000,
-    max_body_bytes: Annotated[int, typer.Option(help="Bytes of one request.")] = 1_000_000,
-    queue_texts: Annotated[int, typer.Option(help="Texts that may wait; more are refused with 429.")] = 1024,
-    max_wait: Annotated[float, typer.Option(help="Seconds that a request may wait to be computed before 429.")] = 2.0,
-    read_timeout: Annotated[float, typer.Option(help="Seconds that a client has to send a request.")] = 10.0,
-) -> None:
-    """Answer over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
-    from cramlm.deploy.server import serve as serve_model
-    from cramlm.deploy.server_limits import Limits
-
-    tell = partial(print, file=sys.stderr, flush=True)
-    limits = Limits(
-        body_bytes=max_body_bytes,
-        texts=max_texts,
-        characters=max_characters,
-        queue_texts=queue_texts,
-        wait_seconds=max_wait,
-        read_seconds=read_timeout,
-    )
-    code = serve_model(
-        model, host=host, port=port, token=token, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=tell
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; of several to see them side by side.")],
-    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the run's folder; of several, runs.html).")] = None,
-) -> None:
-    """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
-    from cramlm.deploy.report.page import write_report
-
-    print(write_report(runs, out))
-
-
-add_commands(app)
+for command in (
+    runs.plan,
+    corpora.index,
+    corpora.select,
+    corpora.search,
+    models.evaluate,
+    models.predict,
+    models.explain,
+    models.serve,
+    models.export,
+    models.push,
+    runs.report,
+    runs.track,
+    runs.verify,
+    runs.doctor,
+):  # in the order of the help
+    app.command()(command)
 
 
 def main() -> NoReturn:
@@ -389,7 +200,3 @@ def _traceback_to(path: Path) -> Iterator[None]:
         if path.parent.is_dir():
             path.write_text(traceback.format_exc(), "utf-8")
         raise
-
-
-def _printable(text: str) -> str:  # for a terminal: control characters (escape sequences, line ends) as spaces
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,92 @@
+"""Commands on runs, before and after: `plan`, `report`, `track`, `verify`; and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cramlm.commands.parameters import SPINS, LabelColumn, PairColumn, PresetOption, SetOption, TextColumn
+
+PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
+
+
+def plan(
+    budgets: Annotated[list[str] | None, typer.Argument(help="Times or operations, like 20m 4h 3e15flops.")] = None,
+    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 of 50 tokens are assumed.")] = None,
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit; without it 500 MB of text are assumed.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    preset: PresetOption = None,
+    config: Annotated[Path | None, typer.Option(help="As in fit.")] = None,
+    set_: SetOption = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per budget.")] = False,
+) -> None:
+    """Show what `fit` would do with several budgets, and what it would cost; measures this machine, trains nothing."""
+    from cramlm.options import resolve_run
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
+    files = corpus or ([""] if config is None and recipe != "labels-only" else None)
+    asked = budgets or list(PLANNED_BUDGETS)
+    runs = [resolve_run(recipe, config, set_, task=task, corpus=files, budget=each, seed=None, preset=preset) for each in asked]
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    from cramlm.console import console_events, show_plans
+    from cramlm.stages.plan import foresee_runs
+
+    with console_events() as emit:
+        plans = foresee_runs(runs, emit=emit)
+    if as_json:
+        for planned in plans:
+            print(json.dumps(planned.as_dict(), ensure_ascii=False))
+        return
+    show_plans([planned.as_dict() for planned in plans])
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; of several to see them side by side.")],
+    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the run's folder; of several, runs.html).")] = None,
+) -> None:
+    """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
+    from cramlm.deploy.report.page import write_report
+
+    print(write_report(runs, out))
+
+
+def track(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
+) -> None:
+    """Send a run's losses and scores to an experiment tracker, from its events.jsonl; `fit --track` does it as they come."""
+    from cramlm.console import console_events
+    from cramlm.deploy.trackers import replay
+
+    with console_events() as emit:
+        replay(tracker, run, emit)
+
+
+def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
+    """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
+    from cramlm.artifacts import verify as verify_artifacts
+    from cramlm.data.corpus import verify_corpora
+    from cramlm.retrieval.index import verify_indexes
+
+    folders = verify_artifacts(path)
+    verify_corpora(path)
+    verify_indexes(path)
+    print(f"{folders} folders whole: {path}")
+
+
+def doctor() -> None:
+    """Print what this machine offers: versions, device, bf16, memory, disk, and what missing extras would give."""
+    from cramlm.doctor import report
+
+    for name, value in report():
+        print(f"{name:<14} {value}")
