@@ -18,6 +18,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cramlm.amounts import parse_budget as parse_budget
 from cramlm.amounts import parse_duration as parse_duration
 from cramlm.errors import UsageError
+from cramlm.phase_config import MaskingConfig as MaskingConfig
+from cramlm.phase_config import OptimizerConfig as OptimizerConfig
+from cramlm.phase_config import PhaseConfig as PhaseConfig
+from cramlm.phase_config import ScheduleConfig as ScheduleConfig
 from cramlm.retriever_config import Bm25Config as Bm25Config
 from cramlm.retriever_config import ElasticsearchConfig, FrozenModel, with_kind
 from cramlm.retriever_config import RandomConfig as RandomConfig
@@ -90,132 +94,6 @@ class HeadConfig(FrozenModel):
     """The classifier on top. BERT's native class pools [CLS] only; ModernBERT's pools [CLS] or the mean."""
 
     pooling: Literal["cls", "mean"] = "mean"
-
-
-class OptimizerConfig(FrozenModel):
-    """adamw: decoupled weight decay on matrices. muon: Muon for the hidden matrices, AdamW for embeddings, norms, heads."""
-
-    kind: Literal["adamw", "muon"] = "muon"
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW's peak")
-    muon_learning_rate: float = Field(4e-3, gt=0, description="Muon's peak; unused by adamw")
-    weight_decay: float = Field(0.01, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.98, ge=0, lt=1)
-    eps: float = Field(1e-6, gt=0)
-    clip_norm: float = Field(1.0, gt=0, description="largest gradient norm")
-
-
-class ScheduleConfig(FrozenModel):
-    """linear: up, then down to 0. wsd: up, flat, then down to 0 over the last `decay_fraction` of the steps."""
-
-    kind: Literal["linear", "wsd"] = "wsd"
-    warmup_fraction: float = Field(0.05, ge=0, le=0.5)
-    decay_fraction: float = Field(0.4, gt=0, le=1, description="wsd only")
-
-
-class MaskingConfig(FrozenModel):
-    """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10."""
-
-    rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens")
-    mask_share: float = Field(1.0, ge=0, le=1, description="of the chosen tokens, how many become [MASK]")
-    random_share: float = Field(0.0, ge=0, le=1, description="... and how many a random token; the rest stay as they are")
-
-    @model_validator(mode="after")
-    def _shares_fit(self) -> MaskingConfig:
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(f"mask_share {self.mask_share} + random_share {self.random_share} must not exceed 1")
-        return self
-
-
-class PhaseConfig(FrozenModel):
-    """One segment of training: which text is drawn, how it is masked, how the losses are weighted, how long.
-
-    Losses per step (objective.py): external text gives MLM, task text gives mlm_weight * MLM + task_weight * classification.
-    """
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
-    steps: int | None = Field(None, ge=0, description="optimizer updates; None = from passes, or set by the budget")
-    passes: float | None = Field(
-        None,
-        gt=0,
-        description="passes over the task's training texts (over the external text if no task text is drawn); used when steps is None",
-    )
-    external: int = Field(0, ge=0, description="external : task, first number (rho_1)")
-    task: int = Field(1, ge=0, description="external : task, second number")
-    mixing: Literal["interleaved", "blended"] = Field(
-        "blended",
-        description="interleaved: whole batches take turns (the paper); blended: each batch holds both in this ratio of tokens",
-    )
-    mlm_weight: float = Field(
-        0.0, ge=0, description="rho_2: weight of MLM on task text; 0 with external = 0 means no vocabulary head at all"
-    )
-    task_weight: float = Field(1.0, ge=0)
-    teacher_weight: float | None = Field(
-        None,
-        ge=0,
-        description="weight of the cross-entropy to a teacher's probabilities on external text; the teacher is TF-IDF + logistic "
-        "regression, fitted on the training labels; None = 1 beside 400 labels or more, else 0",
-    )
-    loss_scale: Literal["sum", "mean"] = Field(
-        "sum",
-        description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
-    )
-    masking: MaskingConfig = MaskingConfig()
-    batch_size: int = Field(4096, ge=1)
-    batch_unit: Literal["tokens", "sequences"] = "tokens"
-    max_length: int | None = Field(
-        None,
-        ge=8,
-        description="longest sequence and row length, in tokens; None = chosen from the lengths of the training texts. "
-        "Longer external text is cut into several sequences, task text is truncated",
-    )
-    dropout: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="in embeddings, attention outputs, feed-forward outputs, classifier; None = 0.1 where the labelled texts are passed "
-        "over often enough to be learnt by heart, else 0",
-    )
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    keep: Literal["best", "last"] = Field("best", description="weights that the phase hands on: best on dev, or the last")
-    reset_task_head: bool = Field(False, description="draw the classifier anew at the start of this phase")
-    evaluate_every: int | None = Field(
-        None,
-        ge=1,
-        description="steps between dev evaluations; the best is kept. None = 10 times, 0 task_weight = never",
-    )
-    checkpoint_every: int | None = Field(None, ge=1, description="steps between checkpoints; None = 10 times a phase")
-
-    @model_validator(mode="after")
-    def _draws_something(self) -> PhaseConfig:
-        if self.external + self.task == 0:
-            raise ValueError(f"phase {self.name!r}: external and task are both 0, so there is nothing to draw")
-        if self.external == 0 and self.mlm_weight == 0 and self.task_weight == 0:
-            raise ValueError(f"phase {self.name!r}: every loss weight is 0, so there is nothing to learn")
-        return self
-
-    @property
-    def row_length(self) -> int:
-        """`max_length`, once the planner has set it."""
-        assert self.max_length is not None, f"phase {self.name}: max_length is resolved before training"
-        return self.max_length
-
-    @property
-    def uses_mlm(self) -> bool:
-        """Whether the vocabulary head runs at all."""
-        return self.external > 0 or (self.task > 0 and self.mlm_weight > 0)
-
-    @property
-    def uses_teacher(self) -> bool:
-        """Whether soft labels are learnt; not before the planner has decided."""
-        return self.external > 0 and (self.teacher_weight or 0.0) > 0
-
-    @property
-    def uses_labels(self) -> bool:
-        """Whether labels are learnt, and hence whether dev scores mean something."""
-        return self.task > 0 and self.task_weight > 0
 
 
 class BaselineConfig(FrozenModel):
