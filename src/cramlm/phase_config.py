@@ -31,9 +31,16 @@ class ScheduleConfig(FrozenModel):
 
 
 class MaskingConfig(FrozenModel):
-    """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10."""
+    """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10.
 
-    rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens")
+    random: single tokens. whole-word: words, whole. span: runs of words of geometric length (Joshi et al. 2020). phrase: words that stand
+    together more often than chance has it, as wholes, and the other words (after Sun et al. 2019, who had a list of phrases).
+    """
+
+    kind: Literal["random", "whole-word", "span", "phrase"] = "random"
+    rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens; at the first step, where rate_end is given")
+    rate_end: float | None = Field(None, gt=0, lt=1, description="share at the last step, in a straight line; None = as at the first")
+    mean_span: float = Field(5.0, ge=1, description="span only: mean of the geometric lengths in words, before they are cut at 10")
     mask_share: float = Field(1.0, ge=0, le=1, description="of the chosen tokens, how many become [MASK]")
     random_share: float = Field(0.0, ge=0, le=1, description="... and how many a random token; the rest stay as they are")
 
@@ -42,6 +49,13 @@ class MaskingConfig(FrozenModel):
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"mask_share {self.mask_share} + random_share {self.random_share} must not exceed 1")
         return self
+
+    def rate_at(self, step: int, steps: int | None) -> float:
+        """The share at a step; in a phase that has no number of steps yet, the one in its middle."""
+        if self.rate_end is None:
+            return self.rate
+        done = 0.5 if steps is None else step / max(1, steps - 1)
+        return self.rate + (self.rate_end - self.rate) * min(done, 1.0)
 
 
 class PhaseConfig(FrozenModel):
@@ -123,6 +137,11 @@ class PhaseConfig(FrozenModel):
     def uses_mlm(self) -> bool:
         """Whether the vocabulary head runs at all."""
         return self.external > 0 or (self.task > 0 and self.mlm_weight > 0)
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether it must be known where the words of the text begin."""
+        return self.uses_mlm and self.masking.kind != "random"
 
     @property
     def uses_teacher(self) -> bool:

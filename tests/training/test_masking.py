@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_fixtures import SPECIAL, VOCABULARY, make_pool
+from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, make_pool
 
 from cramlm.config import MaskingConfig
 from cramlm.records import Batch
 from cramlm.training.batching import pack
-from cramlm.training.masking import mask
+from cramlm.training.masking import LONGEST_SPAN, mask
 from cramlm.training.randomness import derived_key, generator, torch_seed
 
 
@@ -87,6 +89,55 @@ def test_unknown_tokens_are_never_masked_and_an_empty_text_gets_no_mask() -> Non
     batch = pack(texts, labels=np.zeros(3, dtype=np.int64), external=np.zeros(3, dtype=bool), row_length=16, pad_id=0)
     masked = draw(batch, MaskingConfig(rate=0.9))
     assert masked.mlm_labels.tolist() == [9]
+
+
+def words_of(batch: Batch, *, every: int) -> np.ndarray[Any, Any]:
+    """Words of so many tokens, counted from the first token of each sequence."""
+    return (batch.position.ravel() % every == 1) & (batch.sequence.ravel() >= 0)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["whole-word", "phrase"])
+def test_words_are_hidden_whole_and_as_many_places_as_asked_for_on_the_mean(kind: str, rate: float) -> None:
+    batch = make_batch(30, shortest=20)
+    begins, config = words_of(batch, every=3), MaskingConfig(kind=kind, rate=rate)
+    owner, maskable = batch.sequence.ravel(), ~np.isin(batch.token_ids.ravel(), SPECIAL.all)
+    word = np.cumsum(begins)
+    hidden = np.zeros((50, len(word)), dtype=bool)
+    for seed, row in enumerate(hidden):
+        row[draw(batch, config, seed, begins=begins).masked] = True
+        assert (np.bincount(owner[row], minlength=30) > 0).all()
+        assert all(len(set(row[(word == number) & maskable])) == 1 for number in np.unique(word[maskable]))
+    assert hidden[:, maskable].mean() == pytest.approx(rate, abs=0.04)
+
+
+def test_spans_hide_exactly_the_share_in_runs_of_words_of_geometric_length() -> None:
+    batch = make_batch(30, shortest=20)
+    begins = words_of(batch, every=3)
+    config = MaskingConfig(kind="span", rate=0.3)
+    assert np.array_equal(
+        np.bincount(batch.sequence.ravel()[draw(batch, config, begins=begins).masked]),
+        np.bincount(batch.sequence.ravel()[draw(batch, MaskingConfig(rate=0.3)).masked]),
+    )
+    text = np.r_[2, np.tile(np.arange(5, 105), 2000), 3]
+    row = pack([text], labels=np.zeros(1, dtype=np.int64), external=np.zeros(1, dtype=bool), row_length=len(text) + 8, pad_id=0)
+    begins = row.sequence.ravel() >= 0
+    masked = draw(row, MaskingConfig(kind="span", rate=0.001), begins=begins).masked
+    lengths = np.array([len(run) for run in np.split(masked, np.flatnonzero(np.diff(masked) > 1) + 1)])
+    shares = np.array([(lengths == length).mean() for length in range(1, LONGEST_SPAN + 1)])
+    expected = np.array([0.2 * 0.8**number for number in range(9)] + [0.8**9])  # p = 1 / 5, all that would be longer cut at 10
+    assert np.abs(shares - expected).max() < 0.12  # some 45 spans
+    assert lengths.max() == LONGEST_SPAN
+
+
+def test_the_rate_goes_in_a_straight_line_from_the_first_step_to_the_last() -> None:
+    config = MaskingConfig(rate=0.4, rate_end=0.1)
+    assert [config.rate_at(step, 4) for step in range(5)] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
+    assert config.rate_at(7, None) == pytest.approx(0.25)
+    assert MaskingConfig(rate=0.2).rate_at(99, 100) == 0.2
+    batches = make_batches(make_phase(steps=10, masking={"rate": 0.5, "rate_end": 0.1}))
+    shares = [len(batch.masked) / (batch.tokens - 2 * len(batch.first)) for batch in map(batches.batch, range(10))]
+    assert shares == pytest.approx(np.linspace(0.5, 0.1, 10), abs=0.02)
 
 
 def test_keys_differ_by_every_argument_and_are_pinned() -> None:

@@ -157,6 +157,11 @@ class Tokenizer:
         """The vocabulary entry of an id."""
         return str(self._backend.id_to_token(int(token_id)))
 
+    @property
+    def vocabulary(self) -> list[str]:
+        """Every entry, in order of the ids."""
+        return [self.token(number) for number in range(self.vocab_size)]
+
     def _encode(self, texts: Sequence[str]) -> Tokens:
         ids: list[IdArray] = []
         lengths = np.zeros(len(texts) + 1, np.int64)

@@ -29,6 +29,7 @@ from cramlm.stages.schedule import Schedule, replan
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import train_phase
+from cramlm.training.units import with_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def train(
                 load_weights(model, before.path)
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
-            pools = external(phase), labelled(phase)
+            pools = with_words(phase, external(phase), labelled(phase), tokenizer.vocabulary if phase.needs_words else (), special)
             size = Size(config.encoder, config.head, special, len(task.labels))
             order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.choose_by, work)
             give_order(ranks, order, *pools)

@@ -38,7 +38,7 @@ class TokenPool:
 
     ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights: (n,) float32, > 0, how often each is
     drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities that a teacher gives; None = it was
-    not asked.
+    not asked. begins: for each id, whether a word (or phrase) begins there; None where no phase asks (units.py).
     """
 
     ids: npt.NDArray[np.uint16]
@@ -46,12 +46,18 @@ class TokenPool:
     labels: IntArray
     weights: FloatArray | None = None
     soft_labels: FloatArray | None = None
+    begins: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def sequence(self, index: int) -> npt.NDArray[np.uint16]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def begins_of(self, index: int) -> BoolArray:
+        """Where words begin in a sequence; asked only of pools that know."""
+        assert self.begins is not None, "masks of words need to know where words begin"
+        return self.begins[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def mean_length(self) -> float:
@@ -105,6 +111,15 @@ def pack(
         external=external[order],
         soft_labels=np.zeros((len(order), 0), dtype=np.float32) if soft_labels is None else soft_labels[order],
     )
+
+
+def beside(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
+    """Values of the tokens of sequences, flat, as `pack` lays out the tokens themselves; 0 in places of padding."""
+    lengths = [len(each) for each in values]
+    number = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    nothing = np.zeros(len(lengths), dtype=np.int64)
+    layout = pack(number, labels=nothing, external=nothing > 0, row_length=row_length, pad_id=-1)
+    return np.append(np.concatenate(values), np.zeros(1, values[0].dtype))[layout.token_ids.ravel()]
 
 
 def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -239,7 +254,7 @@ class Batches:
     def batch(self, step: int) -> Batch:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[np.uint16]] = []
-        labels, external, taught = [], [], []
+        labels, external, taught, begins = [], [], [], []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
             positions = stream.positions(numbers)
@@ -248,6 +263,7 @@ class Batches:
             external.append(np.full(len(positions), origin == "external"))
             soft = stream.pool.soft_labels
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
+            begins += [stream.pool.begins_of(int(position)) for position in positions] if self.phase.needs_words else []
         batch = pack(
             sequences,
             labels=np.concatenate(labels),
@@ -260,7 +276,9 @@ class Batches:
         if not where.any():
             return batch
         rng = generator(self._seed, phase_index=self._phase_index, purpose="masks", index=step)
-        return mask(batch, self.phase.masking, rng, self.special, where=where)
+        words = beside(begins, row_length=self.phase.row_length) if begins else None
+        rate = self.phase.masking.rate_at(step, self.phase.steps)
+        return mask(batch, self.phase.masking, rng, self.special, where=where, begins=words, rate=rate)
 
     def drawn(self, step: int) -> dict[Origin, range]:
         """Sequence numbers, by origin, that this step takes from each stream."""

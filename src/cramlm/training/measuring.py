@@ -224,4 +224,4 @@ def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint16)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep
-    return TokenPool(ids, offsets, rng.integers(0, _LABELS, size=len(lengths)))
+    return TokenPool(ids, offsets, rng.integers(0, _LABELS, size=len(lengths)), begins=rng.random(len(ids)) < 0.7)

@@ -1,0 +1,92 @@
+"""Where the words of a pool begin, and which of them are said together: what masks are made of that hide more than a token.
+
+A vocabulary tells of each token whether it continues a word (`##ing`; in byte-level vocabularies what lacks the leading space) and whether
+it is text at all. Collocations are found by counts in the text that a phase reads, as ERNIE's phrases without a list of phrases (Sun et al.
+2019): two neighbouring words that occur `FEWEST` times together and whose normalised pointwise mutual information (Bouma 2009)
+
+    ln( p(a b) / (p(a) p(b)) ) / -ln p(a b)
+
+is at least `LEAST_NPMI`: 1 where neither is without the other, 0 where they meet by chance. Chains of such pairs are one phrase.
+Punctuation marks take part in none. In scripts written without spaces a word is a character here, and its collocations are words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.config import PhaseConfig
+from cramlm.records import BoolArray, IntArray
+from cramlm.training.batching import SpecialIds, TokenPool
+
+FEWEST = 4
+LEAST_NPMI = 0.4
+_BYTE_LEVEL_SPACE = "Ġ"
+_CONTINUES = "##"
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def with_words(
+    phase: PhaseConfig, external: TokenPool | None, task: TokenPool | None, vocabulary: Sequence[str], special: SpecialIds
+) -> tuple[TokenPool | None, TokenPool | None]:
+    """The pools of a phase with the beginnings of words (or phrases) that its masks are made of; as they are, where it needs none.
+
+    vocabulary: the tokens in order of their ids. 0.1 s for a million tokens, 1 s with phrases.
+    """
+    given = [pool for pool in (external, task) if pool is not None]
+    if not phase.needs_words or not given:
+        return external, task
+    ids = np.concatenate([pool.ids for pool in given])
+    opens = np.concatenate([_opens(pool) for pool in given])  # where a sequence begins
+    begins: BoolArray = opens | ~_continuing(vocabulary)[ids]
+    if phase.masking.kind == "phrase":
+        text = np.array([any(map(str.isalnum, token.lstrip(_BYTE_LEVEL_SPACE))) for token in vocabulary])
+        text[list(special.all)] = False
+        begins = _of_phrases(ids, begins, opens, text)
+    pieces = iter(np.split(begins, np.cumsum([len(pool.ids) for pool in given])[:-1]))
+    external, task = (None if pool is None else replace(pool, begins=next(pieces)) for pool in (external, task))
+    return external, task
+
+
+def _opens(pool: TokenPool) -> BoolArray:
+    opens = np.zeros(len(pool.ids), dtype=np.bool_)
+    opens[pool.offsets[:-1]] = True
+    return opens
+
+
+def _continuing(vocabulary: Sequence[str]) -> BoolArray:
+    """Which tokens continue the word before them."""
+    if any(token.startswith(_BYTE_LEVEL_SPACE) for token in vocabulary):
+        return np.array([token[:1].isalnum() and token[:1] != _BYTE_LEVEL_SPACE for token in vocabulary])
+    return np.array([token.startswith(_CONTINUES) and token != _CONTINUES for token in vocabulary])
+
+
+def _of_phrases(ids: npt.NDArray[np.uint16], begins: BoolArray, opens: BoolArray, text: BoolArray) -> BoolArray:
+    """`begins` without the words that continue a collocation. opens: where sequences begin. text: which tokens may take part, (V,)."""
+    first = np.flatnonzero(begins)
+    _, word, counts = np.unique(_names(ids, first), return_inverse=True, return_counts=True)
+    is_text = text[ids[first]]
+    followed = np.flatnonzero(is_text[:-1] & is_text[1:] & ~opens[first[1:]])  # words before another word of their sequence
+    pairs, which, together = np.unique(word[followed] * len(counts) + word[followed + 1], return_inverse=True, return_counts=True)
+    one, other = np.divmod(pairs, len(counts))
+    often = together >= FEWEST
+    share = together[often] / len(first)
+    by_chance = (counts[one[often]] / len(first)) * (counts[other[often]] / len(first))
+    collocation = np.zeros(len(pairs), dtype=np.bool_)
+    collocation[often] = np.log(share / by_chance) >= LEAST_NPMI * -np.log(share)
+    phrases = begins.copy()
+    phrases[first[followed[collocation[which]] + 1]] = False
+    return phrases
+
+
+def _names(ids: npt.NDArray[np.uint16], first: IntArray) -> npt.NDArray[np.uint64]:
+    """A 64-bit number for each word, equal for equal words; first: where each begins."""
+    within = np.arange(len(ids)) - np.repeat(first, np.diff(first, append=len(ids)))
+    mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= (within.astype(np.uint64) * np.uint64(2) + np.uint64(1)) * _FACTOR  # odd, so that nothing is lost
+    mixed ^= mixed >> np.uint64(32)
+    return np.add.reduceat(mixed, first)
