@@ -54,6 +54,7 @@ def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finishe
         "selection",
         "teacher",
         "tokenizer",
+        "embedding",
         "schedule",
         "phase-1-joint",
         "phase-2-finetune",
@@ -76,7 +77,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "fresh"]) == 12
+    assert len([event for event in events if event.kind == "fresh"]) == 13
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 

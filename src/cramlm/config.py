@@ -82,6 +82,10 @@ class EncoderConfig(FrozenModel):
     rope_theta: float = Field(10_000.0, gt=0, description="modernbert only")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
+    embedding_init: Literal["drawn", "cooccurrence"] = Field(
+        "drawn", description="token embeddings to start from: drawn at random, or from which tokens stand near which in the text at hand"
+    )
+    embedding_std: float = Field(0.06, gt=0, description="of embeddings from co-occurrence")
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> EncoderConfig:

@@ -1,6 +1,7 @@
 """The whole method in order: `run(config, out=...)`. The only file that knows the order.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> schedule -> phases -> evaluation -> export -> report
+    task -> baseline -> plan -> corpus -> index -> selection -> teacher -> tokenizer -> embedding -> schedule -> phases -> evaluation
+    -> export -> report
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
 killed one began, says "fresh" where nothing changed, and names the knob that makes a stage run again. Corpus and index are shared
@@ -31,6 +32,7 @@ from cramlm.records import Emit, Event, silent
 from cramlm.stages import model as model_stages
 from cramlm.stages import text as text_stages
 from cramlm.stages.common import Clock
+from cramlm.stages.embedding import embedding
 from cramlm.stages.plan import available_cores
 from cramlm.stages.plan import plan as plan_stage
 from cramlm.stages.ranks import dismiss, follow
@@ -103,9 +105,10 @@ def run(
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
         selection = teach(config, task, baseline, selection, folder, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
+        start = embedding(config, task, selection, tokenizer, folder, emit=emit)
         planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
         trained = model_stages.train(
-            config, plan, planned, task, selection, tokenizer, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
+            config, plan, planned, task, selection, tokenizer, start, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
         )
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)

@@ -20,7 +20,7 @@ from cramlm.config import EncoderConfig, HeadConfig
 from cramlm.model.dropout import Dropout, no_dropout
 from cramlm.model.encoder import build_encoder, initialise
 from cramlm.model.heads import MlmHead, build_classifier, pool
-from cramlm.records import Batch
+from cramlm.records import Batch, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,13 @@ class Model(nn.Module):
         pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
         logits: Tensor = self.classifier(pooled, dropout=dropout or no_dropout())
         return logits
+
+    def place_embeddings(self, values: FloatArray) -> None:
+        """Give tokens these embeddings, (V, D); tokens whose row is not finite keep theirs."""
+        given = torch.from_numpy(values)
+        known = torch.isfinite(given).all(dim=1)
+        with torch.no_grad():
+            self.encoder.word_embeddings[known] = given[known]
 
     def reset_classifier(self, seed: int) -> None:
         """Draw the classifier anew, as `build_model` does for this seed."""

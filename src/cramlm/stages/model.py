@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cramlm.arrays import read_array
 from cramlm.artifacts import Artifact, stage, verify
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.corpus import Corpus
@@ -51,6 +52,7 @@ def train(
     task: Task,
     selection: Chosen | None,
     tokenizer: Tokenizer,
+    embedding: Artifact | None,
     folder: Path,
     *,
     clock: Clock,
@@ -59,11 +61,13 @@ def train(
     ranks: Ranks = ALONE,
 ) -> Trained:
     """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
-    rest of the budget is planned anew.
+    rest of the budget is planned anew. `embedding`: what stages/embedding.py published, if the encoder starts from it.
     """
     model = build_model(
         config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
     )
+    if embedding is not None:
+        model.place_embeddings(read_array(embedding.path / "embedding.npy"))
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
     label_ids = {label: number for number, label in enumerate(task.labels)}
 
@@ -81,6 +85,8 @@ def train(
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
         if phase.uses_teacher and selection and selection.teacher:
             key["teacher"] = selection.teacher.fingerprint
+        if embedding is not None and before is None:
+            key["embedding"] = embedding.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
 

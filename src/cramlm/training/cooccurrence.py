@@ -1,0 +1,70 @@
+"""Token embeddings to start from, out of the company that tokens keep in the text at hand.
+
+A small encoder that sees a few million tokens spends most of them on learning which words are alike. Counting says so in seconds: the
+positive pointwise mutual information of tokens at most `WINDOW` places apart, and its best approximation of the embedding's width
+(Levy and Goldberg 2014: what skip-grams with negative sampling approach; their settings from Levy, Goldberg and Dagan 2015: neighbours
+weighted by 1 / distance, their probabilities raised to 0.75, singular vectors times the square root of their values). The vocabulary head
+is tied to the embedding, so that it starts with the same knowledge. What it is worth: docs/log.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cramlm.records import FloatArray, IntArray
+from cramlm.training.batching import TokenPool
+from cramlm.training.cooccurrence_kernels import count_neighbours
+
+WINDOW = 4
+NEIGHBOURS = 4096  # tokens that are counted as neighbours, the most frequent: the others' columns hold next to nothing
+SMOOTHING = 0.75
+_ITERATIONS = 3
+_ROWS = 256  # that are weighed at a time
+
+
+def token_embeddings(pools: Sequence[TokenPool], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
+    """(vocab_size, width) float32 with standard deviation `std` over tokens that were seen beside others; rows of the rest are NaN.
+
+    The axes are turned by a random rotation, so that none is special. Takes vocab_size x min(vocab_size, 4096) x 4 bytes, some seconds.
+    """
+    seen = sum((np.bincount(pool.ids, minlength=vocab_size) for pool in pools), np.zeros(vocab_size, dtype=np.int64))
+    information = _information(pools, seen)
+    rank = min(width, *information.shape)
+    values = np.zeros((vocab_size, width), dtype=np.float32)
+    values[:, :rank] = _singular_vectors(information, rank, seed)
+    turn, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
+    values = values @ turn.astype(np.float32)
+    known = np.linalg.norm(values, axis=1) > 1e-6
+    values[known] *= std / max(float(values[known].std()), 1e-12) if known.any() else 1.0
+    values[~known] = np.nan
+    return values
+
+
+def _information(pools: Sequence[TokenPool], seen: IntArray) -> FloatArray:
+    """(tokens, neighbours) float32: positive pointwise mutual information."""
+    columns = np.argsort(-seen, kind="stable")[: min(NEIGHBOURS, int((seen > 0).sum()))]
+    column = np.full(len(seen), -1, dtype=np.int64)
+    column[columns] = np.arange(len(columns))
+    weights = np.array([12 // distance for distance in range(1, WINDOW + 1)], dtype=np.int32)  # whole numbers: sums are exact in any order
+    counts = np.zeros((len(seen), len(columns)), dtype=np.int32)
+    for pool in pools:
+        count_neighbours(pool.ids, pool.offsets, column, weights, counts)
+    neighbours = counts.sum(axis=0, dtype=np.float64) ** SMOOTHING
+    neighbours /= max(neighbours.sum(), 1.0)
+    information: FloatArray = counts.view(np.float32)  # in place: the table may be large
+    for first in range(0, len(counts), _ROWS):
+        near = counts[first : first + _ROWS].astype(np.float64)
+        expected = np.maximum(near.sum(axis=1, keepdims=True) * neighbours, 1e-300)
+        information[first : first + _ROWS] = np.log(np.maximum(near, expected) / expected)
+    return information
+
+
+def _singular_vectors(matrix: FloatArray, rank: int, seed: int) -> FloatArray:
+    """(rows, rank): left singular vectors times the square root of their values."""
+    from sklearn.utils.extmath import randomized_svd  # a second to import
+
+    vectors, sizes, _ = randomized_svd(matrix, rank, n_iter=_ITERATIONS, random_state=seed)
+    result: FloatArray = vectors * np.sqrt(sizes)
+    return result
