@@ -36,7 +36,8 @@ from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.hf import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer_training import train_tokenizer
 from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents

@@ -109,7 +109,8 @@ def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path
     from cramlm.config import HeadConfig, TokenizerConfig
     from cramlm.model.hf import save_classifier
     from cramlm.model.model import build_model
-    from cramlm.model.tokenization import Tokenizer, train_tokenizer
+    from cramlm.model.tokenization import Tokenizer
+    from cramlm.model.tokenizer_training import train_tokenizer
     from cramlm.recipes import PRESETS
 
     train_tokenizer(train, TokenizerConfig(), folder)

@@ -36,7 +36,8 @@ from cramlm.config import EncoderConfig, HeadConfig, MaskingConfig, OptimizerCon
 from cramlm.data.task import read_examples
 from cramlm.model.hf import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.model.tokenization import Tokenizer, Tokens, train_tokenizer
+from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.model.tokenizer_training import train_tokenizer
 from cramlm.training.batching import Batches, SpecialIds, TokenPool, pack
 from cramlm.training.gradients import in_parts
 from cramlm.training.masking import mask

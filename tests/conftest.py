@@ -11,7 +11,8 @@ import torch
 
 from cramlm.config import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, build_model
-from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer_training import train_tokenizer
 
 WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),

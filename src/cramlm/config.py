@@ -67,19 +67,23 @@ class TokenizerConfig(FrozenModel):
 
 
 class EncoderConfig(FrozenModel):
-    """A small encoder in one of two shapes, both native classes of transformers when exported.
+    """A small encoder in one of three shapes, all native classes of transformers when exported.
 
     bert: post-norm, learned positions, GELU, biases, [CLS] pooler.
-    modernbert: pre-norm, rotary positions, GeGLU, no biases, all layers global.
+    roberta: the same with one token type, positions counted from behind the padding id, and a head of its own.
+    modernbert: pre-norm, rotary positions, GeGLU, no biases; all layers global unless `global_every` says otherwise.
     """
 
-    shape: Literal["bert", "modernbert"] = "modernbert"
+    shape: Literal["bert", "roberta", "modernbert"] = "modernbert"
     layers: int = Field(4, ge=1)
     hidden: int = Field(256, ge=16)
     heads: int = Field(4, ge=1)
     intermediate: int = Field(512, ge=16, description="width of the feed-forward part; for modernbert after the gate")
     max_positions: int = Field(512, ge=8, description="longest sequence in tokens")
-    rope_theta: float = Field(10_000.0, gt=0, description="modernbert only")
+    rope_theta: float = Field(10_000.0, gt=0, description="modernbert only; of layers that see the whole sequence")
+    global_every: int = Field(1, ge=1, description="modernbert only: layers 0, n, 2n, ... see the whole sequence, the others a window")
+    local_window: int = Field(128, ge=2, description="tokens that such a window is wide, half of them on either side")
+    local_theta: float = Field(10_000.0, gt=0, description="rope_theta of layers with a window")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
     embedding_init: Literal["drawn", "cooccurrence"] = Field(
@@ -95,7 +99,7 @@ class EncoderConfig(FrozenModel):
 
 
 class HeadConfig(FrozenModel):
-    """The classifier on top. BERT's native class pools [CLS] only; ModernBERT's pools [CLS] or the mean."""
+    """The classifier on top. BERT's and RoBERTa's native classes pool [CLS] only; ModernBERT's pools [CLS] or the mean."""
 
     pooling: Literal["cls", "mean"] = "mean"
 
@@ -160,9 +164,10 @@ class RunConfig(FrozenModel):
             raise ValueError(
                 "a phase draws external text (external > 0) but no corpus is given; pass --corpus or use the recipe labels-only"
             )
-        if self.encoder.shape == "bert" and self.head.pooling != "cls":
+        if self.encoder.shape != "modernbert" and self.head.pooling != "cls":
             raise ValueError(
-                "the bert shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or encoder.shape = 'modernbert'"
+                f"the {self.encoder.shape} shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or "
+                "encoder.shape = 'modernbert'"
             )
         longest = max(phase.max_length or 0 for phase in self.phases)
         if longest > self.encoder.max_positions:

@@ -6,7 +6,8 @@ import model_fixtures
 import pytest
 
 from cramlm.config import TokenizerConfig
-from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cramlm.config import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.model.tokenization import Tokenizer, Tokens, longest_first, train_tokenizer
+from cramlm.model.tokenization import Tokenizer, Tokens, longest_first
+from cramlm.model.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture(params=["wordpiece", "bpe"])
@@ -39,7 +40,7 @@ def test_special_tokens_have_the_ids_0_to_4(either: Tokenizer) -> None:
 def test_same_texts_give_the_same_file_in_every_process_and_for_any_number_of_threads(kind: str, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from cramlm.config import TokenizerConfig; "
-        "from cramlm.model.tokenization import train_tokenizer; import model_fixtures; "
+        "from cramlm.model.tokenizer_training import train_tokenizer; import model_fixtures; "
         f"train_tokenizer(model_fixtures.training_texts(), TokenizerConfig(kind={kind!r}, vocab_size=500), Path(sys.argv[1]))"
     )
     contents = set()

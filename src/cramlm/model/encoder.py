@@ -1,11 +1,13 @@
-"""The encoder in its two shapes, over packed rows: R rows of L places, several sequences side by side in a row.
+"""The encoder in its shapes, over packed rows: R rows of L places, several sequences side by side in a row.
 
-Both shapes compute exactly what the native classes of transformers compute for each sequence alone, because attention stays inside a
+All compute exactly what the native classes of transformers compute for each sequence alone, because attention stays inside a
 sequence (a bias that is 0 inside and -inf outside, made once per batch) and positions restart with each. Padding places form a sequence of
 their own in each row: they attend to one another, give finite numbers, and nobody reads them.
 
     bert         word + position + type embedding, norm; layers of attention and GELU feed-forward, biases, norm after each residual
-    modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end
+    roberta      the same; positions are counted from padding id + 1, as its native class counts them
+    modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end;
+                 in layers that `global_every` leaves out, attention reaches half a window to either side
 
 BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
 
@@ -28,15 +30,17 @@ from cramlm.config import EncoderConfig
 from cramlm.model.dropout import Dropout
 from cramlm.model.kernels import Rotation, add_norm, attend, geglu, gelu, norm_of_sum
 
-Shape: TypeAlias = Literal["bert", "modernbert"]
+Shape: TypeAlias = Literal["bert", "roberta", "modernbert"]
 Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
 
 
-def build_encoder(config: EncoderConfig, *, vocab_size: int) -> Encoder:
+def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Encoder:
     """The encoder of `config`'s shape, with uninitialised weights."""
     match config.shape:
         case "bert":
-            return BertEncoder(config, vocab_size)
+            return BertEncoder(config, vocab_size, token_types=2, first_position=0)
+        case "roberta":
+            return BertEncoder(config, vocab_size, token_types=1, first_position=pad_id + 1)
         case "modernbert":
             return ModernBertEncoder(config, vocab_size)
         case _:
@@ -88,18 +92,20 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows."""
+    """`forward` gives the hidden states (R, L, D) of packed rows. first_position: the place in the table of a sequence's first token."""
 
-    def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
+    def __init__(self, config: EncoderConfig, vocab_size: int, *, token_types: int, first_position: int) -> None:
         super().__init__()
+        self.first_position = first_position
         self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.hidden))
-        self.position_embeddings = nn.Parameter(torch.empty(config.max_positions, config.hidden))
-        self.token_type_embeddings = nn.Parameter(torch.empty(2, config.hidden))
+        self.position_embeddings = nn.Parameter(torch.empty(first_position + config.max_positions, config.hidden))
+        self.token_type_embeddings = nn.Parameter(torch.empty(token_types, config.hidden))
         self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=True)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
 
     def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
-        x = F.embedding(token_ids, self.word_embeddings) + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
+        placed = F.embedding(position + self.first_position if self.first_position else position, self.position_embeddings)
+        x = F.embedding(token_ids, self.word_embeddings) + placed + self.token_type_embeddings[0]
         x = dropout(self.embedding_norm(x))
         bias, read = attention_bias(sequence, compute_dtype(x)), x
         for layer in self.layers:
@@ -135,7 +141,8 @@ class ModernBertEncoder(nn.Module):
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
         self.head_size = config.hidden // config.heads
-        self.rope_theta = config.rope_theta
+        self.rope_theta, self.local_theta = config.rope_theta, config.local_theta
+        self.global_every, self.reach = config.global_every, config.local_window // 2
         self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.hidden))
         self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=False)
         self.layers = nn.ModuleList(ModernBertLayer(config, first=index == 0) for index in range(config.layers))
@@ -144,17 +151,21 @@ class ModernBertEncoder(nn.Module):
     def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
         x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)))
         dtype = compute_dtype(x)
-        bias, rotation = attention_bias(sequence, dtype), self.rotation(position)
+        whole = attention_bias(sequence, dtype), self.rotation(position, self.rope_theta)
+        window = whole
+        if self.global_every > 1:
+            window = attention_window(whole[0], position, reach=self.reach), self.rotation(position, self.local_theta)
         branch: Any = None
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            bias, rotation = window if index % self.global_every else whole
             x, branch = layer(x, branch, bias, rotation, dropout)
         normed: Tensor = self.final_norm.after_sum(x, branch)[1]
         return normed
 
-    def rotation(self, position: Tensor) -> Rotation:
-        """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; made once and shared by all layers."""
+    def rotation(self, position: Tensor, theta: float) -> Rotation:
+        """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; made once and shared by layers."""
         exponent = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=position.device) / self.head_size
-        angle = position[..., None, None].float() * (1.0 / self.rope_theta**exponent)
+        angle = position[..., None, None].float() * (1.0 / theta**exponent)
         return Rotation(angle.cos(), angle.sin())
 
 
@@ -162,6 +173,12 @@ def attention_bias(sequence: Tensor, dtype: torch.dtype) -> Tensor:
     """(R, 1, L, L): 0 where two places belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row."""
     same = sequence[:, None, :, None] == sequence[:, None, None, :]
     return torch.zeros(same.shape, dtype=dtype, device=sequence.device).masked_fill_(~same, -math.inf)
+
+
+def attention_window(bias: Tensor, position: Tensor, *, reach: int) -> Tensor:
+    """(R, 1, L, L): `bias`, and -inf where two places of a sequence lie more than `reach` tokens apart. A padding place sees itself."""
+    far = (position[:, None, :, None] - position[:, None, None, :]).abs() > reach
+    return bias.masked_fill(far, -math.inf)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

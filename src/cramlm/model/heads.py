@@ -1,7 +1,7 @@
 """What sits on the encoder: the vocabulary head for masked places, and the classifier; each equal to its native class in transformers.
 
-    bert         vocabulary: dense, GELU, norm, token embedding + bias       classifier: [CLS], dense, tanh (the pooler), linear
-    modernbert   the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
+    bert, roberta    vocabulary: dense, GELU, norm, token embedding + bias   classifier: [CLS], dense, tanh (BERT's pooler), linear
+    modernbert       the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
 
 The mean is over all tokens of a sequence, [CLS] and [SEP] included, as transformers takes it.
 """
@@ -26,7 +26,7 @@ class MlmHead(nn.Module):
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
-        biases = config.shape == "bert"
+        biases = config.shape != "modernbert"
         self.dense = nn.Linear(config.hidden, config.hidden, bias=biases)
         self.norm = Norm(config.hidden, config.norm_eps, bias=biases)
         self.decoder_bias = nn.Parameter(torch.empty(vocab_size))
@@ -65,7 +65,7 @@ class ModernBertClassifier(nn.Module):
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
     """The classifier of `config`'s shape, with uninitialised weights."""
     match config.shape:
-        case "bert":
+        case "bert" | "roberta":
             return BertClassifier(config, labels)
         case "modernbert":
             return ModernBertClassifier(config, labels)

@@ -69,17 +69,17 @@ class ParameterGroups:
 
 
 class Model(nn.Module):
-    """An encoder of one of two shapes with a vocabulary head and a classifier. Build it with `build_model`."""
+    """An encoder of one of the shapes with a vocabulary head and a classifier. Build it with `build_model`."""
 
     def __init__(self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> None:
         super().__init__()
-        assert encoder.shape != "bert" or head.pooling == "cls", "the native BERT class pools [CLS] only"
+        assert encoder.shape == "modernbert" or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
         self.encoder_config = encoder
         self.head_config = head
         self.vocab_size = vocab_size
         self.labels = labels
         self.pad_id = pad_id
-        self.encoder = build_encoder(encoder, vocab_size=vocab_size)
+        self.encoder = build_encoder(encoder, vocab_size=vocab_size, pad_id=pad_id)
         self.mlm_head = MlmHead(encoder, vocab_size)
         self.classifier = build_classifier(encoder, labels)
 

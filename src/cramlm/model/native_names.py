@@ -1,28 +1,45 @@
-"""Which tensor of BERT's and ModernBERT's native classes each of our parameters is: patterns of our names, and theirs."""
+"""Which tensor of the native classes each of our parameters is: patterns of our names, and theirs."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from cramlm.model.encoder import Shape
+from cramlm.model.model import Model
+
+PREFIXES: Final[dict[Shape, str]] = {"bert": "bert.", "roberta": "roberta.", "modernbert": "model."}
+"""What stands before the encoder's tensors where a head is on top, and is missing where an encoder was saved alone."""
+
+_POST_NORM: Final = (
+    (r"^encoder\.word_embeddings$", "PREFIXembeddings.word_embeddings.weight"),
+    (r"^encoder\.position_embeddings$", "PREFIXembeddings.position_embeddings.weight"),
+    (r"^encoder\.token_type_embeddings$", "PREFIXembeddings.token_type_embeddings.weight"),
+    (r"^encoder\.embedding_norm\.", "PREFIXembeddings.LayerNorm."),
+    (r"^encoder\.layers\.(\d+)\.qkv\.", r"PREFIXencoder.layer.\1.attention.self.QKV."),
+    (r"^encoder\.layers\.(\d+)\.attention_output\.", r"PREFIXencoder.layer.\1.attention.output.dense."),
+    (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"PREFIXencoder.layer.\1.attention.output.LayerNorm."),
+    (r"^encoder\.layers\.(\d+)\.intermediate\.", r"PREFIXencoder.layer.\1.intermediate.dense."),
+    (r"^encoder\.layers\.(\d+)\.output\.", r"PREFIXencoder.layer.\1.output.dense."),
+    (r"^encoder\.layers\.(\d+)\.output_norm\.", r"PREFIXencoder.layer.\1.output.LayerNorm."),
+)
 
 NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
     "bert": (
-        (r"^encoder\.word_embeddings$", "bert.embeddings.word_embeddings.weight"),
-        (r"^encoder\.position_embeddings$", "bert.embeddings.position_embeddings.weight"),
-        (r"^encoder\.token_type_embeddings$", "bert.embeddings.token_type_embeddings.weight"),
-        (r"^encoder\.embedding_norm\.", "bert.embeddings.LayerNorm."),
-        (r"^encoder\.layers\.(\d+)\.qkv\.", r"bert.encoder.layer.\1.attention.self.QKV."),
-        (r"^encoder\.layers\.(\d+)\.attention_output\.", r"bert.encoder.layer.\1.attention.output.dense."),
-        (r"^encoder\.layers\.(\d+)\.attention_norm\.", r"bert.encoder.layer.\1.attention.output.LayerNorm."),
-        (r"^encoder\.layers\.(\d+)\.intermediate\.", r"bert.encoder.layer.\1.intermediate.dense."),
-        (r"^encoder\.layers\.(\d+)\.output\.", r"bert.encoder.layer.\1.output.dense."),
-        (r"^encoder\.layers\.(\d+)\.output_norm\.", r"bert.encoder.layer.\1.output.LayerNorm."),
+        *((ours, native.replace("PREFIX", "bert.")) for ours, native in _POST_NORM),
         (r"^classifier\.dense\.", "bert.pooler.dense."),
         (r"^classifier\.classifier\.", "classifier."),
         (r"^mlm_head\.dense\.", "cls.predictions.transform.dense."),
         (r"^mlm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
         (r"^mlm_head\.decoder_bias$", "cls.predictions.bias"),
+    ),
+    "roberta": (
+        *((ours, native.replace("PREFIX", "roberta.")) for ours, native in _POST_NORM),
+        (r"^classifier\.dense\.", "classifier.dense."),
+        (r"^classifier\.classifier\.", "classifier.out_proj."),
+        (r"^mlm_head\.dense\.", "lm_head.dense."),
+        (r"^mlm_head\.norm\.", "lm_head.layer_norm."),
+        (r"^mlm_head\.decoder_bias$", "lm_head.bias"),
     ),
     "modernbert": (
         (r"^encoder\.word_embeddings$", "model.embeddings.tok_embeddings.weight"),
@@ -42,3 +59,13 @@ NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
         (r"^mlm_head\.decoder_bias$", "decoder.bias"),
     ),
 }
+
+
+def tensor_names(model: Model) -> dict[str, tuple[str, ...]]:
+    """Our parameter -> its native names; three for the queries, keys and values that we keep one below the other."""
+    names = {}
+    for ours, _ in model.named_parameters():
+        native = [re.sub(pattern, to, ours) for pattern, to in NATIVE_NAMES[model.encoder_config.shape] if re.match(pattern, ours)]
+        assert len(native) == 1, ours
+        names[ours] = tuple(native[0].replace("QKV", part) for part in ("query", "key", "value")) if "QKV" in native[0] else (native[0],)
+    return names

@@ -1,13 +1,8 @@
-"""Text -> token ids: a small WordPiece or BPE vocabulary trained on the selection, and the sequences a model reads.
+"""Text -> token ids: the sequences a model reads, by a vocabulary trained here (tokenizer_training.py) or by a pretrained model's.
 
-The path of a text: control and bidirectional marks are dropped, then NFC, then (if asked) lower case, accents kept; it is cut at white
-space into words, into runs of at most two equal punctuation marks or symbols (so that the entity marker `<<` can become one token), and
-into single characters where a script is written without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar). A word of more than 100 characters
-is one [UNK]. Everything is expressed in `tokenizer.json`, so that transformers' AutoTokenizer gives the same ids; `[MASK]`, `[SEP]` and
-their like inside a text are ordinary text (by `encode_special_tokens` here, in an exported folder by `split_special_tokens`).
-
-Training is deterministic: the trainer of `tokenizers` numbers continuing characters (`##a`) in the order of a randomly seeded hash table,
-which also decides ties between merges, so all of them are handed to it in sorted order. Encoding runs at about 7 MB/s and core.
+Everything about a tokenizer is in its `tokenizer.json`, so that transformers' AutoTokenizer gives the same ids. `[MASK]`, `[SEP]` and their
+like inside a text are ordinary text (by `encode_special_tokens` here, in an exported folder by `split_special_tokens`). Encoding runs at
+about 7 MB/s and core.
 """
 
 from __future__ import annotations
@@ -15,36 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from cramlm.artifacts import environment_faults
-from cramlm.config import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import IntArray
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0..4
-LONGEST_WORD: Final = 100  # characters; a longer word is one [UNK], as in BERT
-CONTINUES: Final = "##"
+SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")
+SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0..4 in a tokenizer trained here
+_SPECIAL_FAMILIES: Final = (SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"))
 
 IdArray: TypeAlias = npt.NDArray[np.uint16]
 
-_MARK: Final = r"\p{P}\p{S}"
-_ISOLATED: Final = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_WORD: Final = rf"[^\s{_MARK}{_ISOLATED}]"
-_PIECES: Final = rf"{_WORD}+|[{_ISOLATED}]|([{_MARK}])\1?"
-# Controls that are not white space, soft hyphen, bidirectional marks, invisible operators, byte order mark. The joiners U+200C/D stay.
-_DROPPED: Final = r"[\p{Cc}&&[^\t\n\x0B\f\r\x{85}]]|[\x{00AD}\x{061C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2069}\x{FEFF}]"
-_UNKNOWN_WORD: Final = "\x00"  # what stands for an over-long word inside a BPE tokenizer: no text can hold it, it is dropped above
-_RAREST: Final = 1e-6  # a character rarer than this gets no token of its own
+CONTINUES: Final = "##"  # before a piece that goes on with a word
 _CHUNK: Final = 1024  # texts encoded at a time
 _BLOB: Final = re.compile("[A-Za-z0-9]{256,}")
 _LONG_TEXT: Final = 65_536
@@ -74,20 +60,27 @@ class Tokens:
 
 
 class Tokenizer:
-    """A trained tokenizer; `load` it from the folder that `train_tokenizer` wrote."""
+    """A trained tokenizer; `load` it from the folder that `train_tokenizer` wrote, or from any model's in the manner of BERT or RoBERTa.
 
-    pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
+    special_tokens: the names of its pad, unk, cls, sep and mask. separators: how many sep stand between the halves of a pair.
+    """
 
     def __init__(self, content: str, *, origin: str = TOKENIZER_FILE) -> None:
         """Take the text of a `tokenizer.json`.
 
         Raises:
-            ArtifactError: if it is not one, lacks the special tokens at ids 0..4, or has gaps in its ids or more of them than uint16 holds.
+            ArtifactError: if it is not one, lacks the special tokens or puts them elsewhere than around a text and between the halves of a
+            pair, or has gaps in its ids or more of them than uint16 holds.
         """
         self.content = content
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        self._backend = _check(content, origin)
+        self._backend, self.special_tokens, prefix = _check(content, origin)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (_id(self._backend, name) for name in self.special_tokens)
+        self.separators = _separators(self._backend, cls_id=self.cls_id, sep_id=self.sep_id, origin=origin)
         self._backend.encode_special_tokens = True
+        self._long_words_are_unknown = prefix == CONTINUES
         self.vocab_size: int = self._backend.get_vocab_size()
 
     @classmethod
@@ -95,7 +88,7 @@ class Tokenizer:
         """Read `folder/tokenizer.json`.
 
         Raises:
-            ArtifactError: if it is missing or not a tokenizer of this program.
+            ArtifactError: if it is missing or not a tokenizer that can be used here.
         """
         path = folder / TOKENIZER_FILE
         if not path.is_file():
@@ -128,7 +121,7 @@ class Tokenizer:
         max_length: int,
         cut: Literal["truncate", "split"],
     ) -> Tokens:
-        """What the model reads: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP], at most `max_length` tokens each.
+        """What the model reads: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] (RoBERTa: [SEP] twice between), of at most `max_length`.
 
         truncate: one sequence per text; of a pair the longer half is cut first, as transformers does. split: a long text becomes several
         sequences of nearly equal length; pairs cannot be split and are truncated.
@@ -139,7 +132,7 @@ class Tokenizer:
         assert max_length >= 8, "shorter sequences have no room for a pair and its special tokens"
         first = self._encode(texts)
         if pairs is not None and any(pair is not None for pair in pairs):
-            return self._paired(first, pairs, room=max_length - 3)
+            return self._paired(first, pairs, room=max_length - 2 - self.separators)
         match cut:
             case "truncate":
                 starts, stops, source = first.offsets[:-1], np.minimum(first.offsets[1:], first.offsets[:-1] + max_length - 2), first.source
@@ -166,11 +159,13 @@ class Tokenizer:
         ids: list[IdArray] = []
         lengths = np.zeros(len(texts) + 1, np.int64)
         for start in range(0, len(texts), _CHUNK):
-            chunk = [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in texts[start : start + _CHUNK]]
+            chunk = list(texts[start : start + _CHUNK])
+            if self._long_words_are_unknown:
+                chunk = [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in chunk]
             try:
                 encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=False)
             except (TypeError, UnicodeEncodeError) as error:
-                raise _not_text(chunk, start) from error
+                raise not_text(chunk, start) from error
             for place, encoding in enumerate(encodings, start + 1):
                 piece = np.asarray(encoding.ids, np.uint16)
                 ids.append(piece)
@@ -193,15 +188,15 @@ class Tokenizer:
     def _paired(self, first: Tokens, pairs: Sequence[str | None], *, room: int) -> Tokens:
         assert len(pairs) == len(first), "texts and pairs come in equal numbers"
         second = self._encode(["" if pair is None else pair for pair in pairs])
-        cls, sep = np.array([self.cls_id], np.uint16), np.array([self.sep_id], np.uint16)
+        cls, sep, between = (np.array(ids, np.uint16) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
         parts = []
         for index, pair in enumerate(pairs):
             one, two = first[index], second[index]
             if pair is None:
-                parts += [cls, one[: room + 1], sep, two, two]
+                parts += [cls, one[: room + self.separators], sep, two, two]
             else:
                 keep_one, keep_two = longest_first(len(one), len(two), room)
-                parts += [cls, one[:keep_one], sep, two[:keep_two], sep]
+                parts += [cls, one[:keep_one], between, two[:keep_two], sep]
         return _join(parts, per_text=5)
 
 
@@ -217,145 +212,43 @@ def longest_first(one: int, two: int, room: int) -> tuple[int, int]:
     return (long, short) if one > two else (short, long)
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path) -> None:
-    """Train on at most `config.sample_bytes` of `texts`, evenly spread over them, and write `folder/tokenizer.json`.
-
-    Same texts in the same order, same file: byte for byte, for any number of threads. The vocabulary is smaller than asked for if the
-    texts do not hold as many pieces; never larger.
-
-    Raises:
-        DataError: if a text holds a lone surrogate, or there is no text at all.
-    """
-    backend = _untrained(config)
-    normalizer = backend.normalizer
-    sample = [normalizer.normalize_str(text).replace(_UNKNOWN_WORD, " ") for text in _thinned(texts, config.sample_bytes)]
-    alphabet, rare = _alphabet(sample, backend.pre_tokenizer, config.vocab_size)
-    if not alphabet:
-        raise DataError("tokenizer: there is no text to train on; the selection and the training texts are empty")
-    backend.normalizer = None  # the sample is normalised already
-    forced = [CONTINUES + character for character in alphabet if _continues(character, backend.pre_tokenizer)]
-    trainer = _trainer(config, [*SPECIAL_TOKENS, *forced], alphabet)
-    backend.train_from_iterator(sample if rare is None else (rare.sub(" ", text) for text in sample), trainer, len(sample))
-    backend.normalizer = normalizer
-    content: dict[str, Any] = json.loads(backend.to_str())
-    content["added_tokens"] = content["added_tokens"][: len(SPECIAL_TOKENS)]
-    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-    Tokenizer(text)
-    with environment_faults(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / TOKENIZER_FILE).write_text(text, "utf-8")
-
-
-def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
-    steps: list[Any] = [normalizers.Replace(tokenizers.Regex(_DROPPED), ""), normalizers.NFC()]
-    if config.lowercase:
-        steps.append(normalizers.Lowercase())
-    match config.kind:
-        case "wordpiece":
-            model: Any = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=CONTINUES)
-        case "bpe":
-            # BPE knows no longest word: a longer one is replaced by a character that is in no vocabulary, before it can cost time.
-            steps.append(normalizers.Replace(tokenizers.Regex(rf"{_WORD}{{{LONGEST_WORD + 1},}}"), _UNKNOWN_WORD))
-            model = models.BPE(unk_token="[UNK]", continuing_subword_prefix=CONTINUES, fuse_unk=True)
-        case _:
-            assert_never(config.kind)
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "removed", invert=True)
-    backend.decoder = decoders.WordPiece(prefix=CONTINUES, cleanup=False)
-    # Both halves of a pair have type 0: the models learn no second type (see encoder.py).
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:0 [SEP]:0",
-        special_tokens=[(name, SPECIAL_TOKENS.index(name)) for name in ("[CLS]", "[SEP]")],
-    )
-    return backend
-
-
-def _trainer(config: TokenizerConfig, special: list[str], alphabet: list[str]) -> Any:
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "min_frequency": 2,
-        "show_progress": False,
-        "special_tokens": special,
-        "initial_alphabet": alphabet,
-        "continuing_subword_prefix": CONTINUES,
-    }
-    match config.kind:
-        case "wordpiece":
-            return trainers.WordPieceTrainer(**settings)
-        case "bpe":
-            return trainers.BpeTrainer(**settings)
-        case _:
-            assert_never(config.kind)
-
-
-def _thinned(texts: Iterable[str], limit: int) -> list[str]:
-    """Every 2^k-th text, with the smallest k for which they fit into `limit` bytes; holds at most twice that while reading."""
-    kept: list[tuple[str, int]] = []
-    stride, total = 1, 0
-    for place, text in enumerate(texts):
-        if place % stride:
-            continue
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise _not_text([text], place) from error
-        kept.append((text, size))
-        total += size
-        while total > limit and len(kept) > 1:
-            kept = kept[::2]
-            stride *= 2
-            total = sum(size for _, size in kept)
-    return [text for text, _ in kept]
-
-
-def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tuple[list[str], re.Pattern[str] | None]:
-    """The characters that get a token of their own, in code point order, and a pattern of those that occur but do not (None if all do).
-
-    Rarer than one in a million: none. Beyond that the most frequent, as long as a quarter of the vocabulary is left for longer pieces.
-    """
-    counts = np.zeros(0x110000, np.int64)
-    for text in sample:
-        np.add.at(counts, np.frombuffer(text.encode("utf-32-le"), np.uint32), 1)
-    present = np.flatnonzero(counts)
-    present = present[np.array([bool(pre_tokenizer.pre_tokenize_str(chr(code))) for code in present], np.bool_)]
-    order = present[np.lexsort((present, -counts[present]))]
-    least = counts[present].sum() * _RAREST
-    room = (vocab_size - len(SPECIAL_TOKENS)) * 3 // 4
-    kept: list[str] = []
-    for code in order:
-        room -= 2 if _continues(chr(code), pre_tokenizer) else 1
-        if room < 0 or counts[code] < least:
-            break
-        kept.append(chr(code))
-    rare = [chr(code) for code in order[len(kept) :]]
-    return sorted(kept), re.compile(f"[{re.escape(''.join(rare))}]") if rare else None
-
-
-def _continues(character: str, pre_tokenizer: Any) -> bool:
-    """Whether a character can follow another inside a piece: all but those of scripts written without spaces."""
-    return len(pre_tokenizer.pre_tokenize_str(character * 2)) == 1
-
-
-def _check(content: str, origin: str) -> tokenizers.Tokenizer:
+def _check(content: str, origin: str) -> tuple[tokenizers.Tokenizer, tuple[str, ...], str | None]:
+    """The tokenizer, its special tokens by their roles, and what stands before a piece that goes on with a word."""
     try:
-        added = json.loads(content)["added_tokens"]
-        names = [(token["id"], token["content"], token["special"]) for token in added]
+        parts = json.loads(content)
+        added, prefix = parts["added_tokens"], parts["model"].get("continuing_subword_prefix")
+        names = [(token["id"], token["content"]) for token in added if token["special"]]
         backend = tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # tokenizers raises bare Exception for a malformed file
         raise ArtifactError(
             f"{origin}: damaged, not a tokenizer ({' '.join(str(error).split())[:80]}); train or export it again"
         ) from error
-    if names != [(index, name, True) for index, name in enumerate(SPECIAL_TOKENS)]:
-        raise ArtifactError(
-            f"{origin}: special tokens are {str([name[:2] for name in names])[:160]}, expected {' '.join(SPECIAL_TOKENS)} at 0 to 4; "
-            "use a tokenizer trained by cramlm"
-        )
+    family = next((family for family in _SPECIAL_FAMILIES if set(family) <= {name for _, name in names}), None)
+    if family is None:
+        families = " or ".join(" ".join(family) for family in _SPECIAL_FAMILIES)
+        raise ArtifactError(f"{origin}: special tokens are {str(names)[:160]}, expected {families}; use a tokenizer trained by cramlm")
     ids = sorted(backend.get_vocab().values())
     if len(ids) > 65_535 or ids != list(range(len(ids))):
         raise ArtifactError(f"{origin}: {len(ids)} token ids up to {ids[-1]}, expected 0, 1, 2, ... to 65534 at most; train it again")
-    return backend
+    return backend, family, prefix
+
+
+def _id(backend: tokenizers.Tokenizer, name: str) -> int:
+    number = backend.token_to_id(name)
+    assert number is not None, f"{name} is among the special tokens"
+    return number
+
+
+def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, origin: str) -> int:
+    """How many [SEP] the tokenizer puts between the halves of a pair, after a check that it puts nothing else there."""
+    single, pair = backend.encode("").ids, backend.encode("", "").ids
+    between = len(pair) - 2
+    if single != [cls_id, sep_id] or between not in (1, 2) or pair != [cls_id, *[sep_id] * (between + 1)]:
+        raise ArtifactError(
+            f"{origin}: puts {single} around a text and {pair} around a pair of texts, expected {[cls_id, sep_id]} and "
+            f"{[cls_id, sep_id, sep_id]} or {[cls_id, sep_id, sep_id, sep_id]}; use the tokenizer of a BERT, RoBERTa or ModernBERT"
+        )
+    return between
 
 
 def _split(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -380,7 +273,8 @@ def _shortened(match: re.Match[str]) -> str:
     return match[0][:256]
 
 
-def _not_text(texts: Sequence[str], start: int) -> DataError:
+def not_text(texts: Sequence[str], start: int) -> DataError:
+    """What is wrong with the first of these texts (the first one's number is `start` + 1) that UTF-8 cannot hold."""
     for place, text in enumerate(texts, start + 1):
         try:
             text.encode()

@@ -12,7 +12,8 @@ from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
 from cramlm.model.sentences import open_sentence_encoder
-from cramlm.model.tokenization import Tokenizer, train_tokenizer
+from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer_training import train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
