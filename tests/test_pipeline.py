@@ -188,9 +188,11 @@ def test_a_budget_sets_every_open_number_and_a_second_call_keeps_the_plan(tmp_pa
     assert second.config == first.config
 
 
-def test_a_teacher_labels_every_passage_and_only_phases_that_learn_from_it_depend_on_it(copied: tuple[Path, dict[str, Any]]) -> None:
+def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn_from_it_depend_on_it(
+    copied: tuple[Path, dict[str, Any]],
+) -> None:
     folder, config = copied
-    soft = np.load(folder / "run/teacher/soft_labels.npy")
+    soft, own = (np.load(folder / f"run/teacher/{about}.npy") for about in ("passages", "task"))
     with (folder / "run/selection/selected.jsonl").open() as file:
         passages = [json.loads(line)["text"] for line in file]
     assert soft.shape == (len(passages), 2)
@@ -200,8 +202,9 @@ def test_a_teacher_labels_every_passage_and_only_phases_that_learn_from_it_depen
     clear = abs(hill - sea) > 3
     assert ((soft[:, 0] > soft[:, 1]) == (hill > sea))[clear].mean() > 0.95
     steps = [event for event in map(json.loads, (folder / "run/events.jsonl").read_text().splitlines()) if event["kind"] == "step"]
-    assert {"joint"} == {event["stage"].split("-")[-1] for event in steps if "teacher" in event["data"]}
-    alone = config | {"phases": [config["phases"][0] | {"teacher_weight": 0.0}, config["phases"][1]]}
+    assert own.shape == (len(Path(config["task"]["train"]).read_text().splitlines()), 2)
+    assert {"joint", "finetune"} == {event["stage"].split("-")[-1] for event in steps if "teacher" in event["data"]}
+    alone = config | {"phases": [phase | {"teacher_weight": 0.0} for phase in config["phases"]]}
     assert run(load_config(alone), out=folder / "alone", store=folder / "store").scores
     assert not (folder / "alone/teacher").exists()
 

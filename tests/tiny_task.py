@@ -75,7 +75,7 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
                 "keep": "last",
                 **common,
             },
-            {"name": "finetune", "steps": 16, "dropout": 0.1, "evaluate_every": 4, **common},
+            {"name": "finetune", "steps": 16, "teacher_weight": 1.0, "dropout": 0.1, "evaluate_every": 4, **common},
         ],
         **changes,
     }

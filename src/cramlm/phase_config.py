@@ -84,8 +84,9 @@ class PhaseConfig(FrozenModel):
     teacher_weight: float | None = Field(
         None,
         ge=0,
-        description="weight of the cross-entropy to a teacher's probabilities on external text; the teacher is TF-IDF + logistic "
-        "regression, fitted on the training labels; None = 1 beside 400 labels or more, else 0",
+        description="weight of the cross-entropy to a teacher's probabilities of external text (in a phase without any: of the task's "
+        "own, held out of its fit); the teacher is TF-IDF + logistic regression on the training labels; None = 1 beside 400 labels or "
+        "more, else 0",
     )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",
@@ -146,7 +147,7 @@ class PhaseConfig(FrozenModel):
     @property
     def uses_teacher(self) -> bool:
         """Whether soft labels are learnt; not before the planner has decided."""
-        return self.external > 0 and (self.teacher_weight or 0.0) > 0
+        return (self.external > 0 or self.uses_labels) and (self.teacher_weight or 0.0) > 0
 
     @property
     def uses_labels(self) -> bool:

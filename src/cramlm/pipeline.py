@@ -103,12 +103,12 @@ def run(
         torch.set_num_threads(plan.threads)
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
-        selection = teach(config, task, baseline, selection, folder, emit=emit)
+        teacher = teach(config, task, baseline, selection, folder, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
         start = embedding(config, task, selection, tokenizer, folder, emit=emit)
         planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
         trained = model_stages.train(
-            config, plan, planned, task, selection, tokenizer, start, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
+            config, plan, planned, task, selection, teacher, tokenizer, start, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
         )
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)

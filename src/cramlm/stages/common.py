@@ -53,10 +53,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The published selection; `teacher` is what stages/teacher.py published beside it, if a phase asks for it."""
+    """The published selection."""
 
     artifact: Artifact
-    teacher: Artifact | None = None
 
     def texts(self) -> list[str]:
         """The selected passages in order of (rank, position)."""
@@ -67,13 +66,6 @@ class Chosen:
         """How often training draws each passage, mean 1, in the same order; None where all are drawn alike."""
         weights: FloatArray = read_array(self.artifact.path / "weight.npy")
         return None if (weights == weights[0]).all() else weights
-
-    def soft_labels(self) -> FloatArray | None:
-        """A teacher's probabilities of each passage, (passages, labels), in the same order; None where there is no teacher."""
-        if self.teacher is None:
-            return None
-        probabilities: FloatArray = read_array(self.teacher.path / "soft_labels.npy")
-        return probabilities
 
 
 def fingerprint(chosen: Chosen | None) -> str | None:

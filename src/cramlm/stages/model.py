@@ -51,6 +51,7 @@ def train(
     planned: Schedule,
     task: Task,
     selection: Chosen | None,
+    teacher: Artifact | None,
     tokenizer: Tokenizer,
     embedding: Artifact | None,
     folder: Path,
@@ -61,7 +62,8 @@ def train(
     ranks: Ranks = ALONE,
 ) -> Trained:
     """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
-    rest of the budget is planned anew. `embedding`: what stages/embedding.py published, if the encoder starts from it.
+    rest of the budget is planned anew. `teacher`, `embedding`: what the stages of these names published, where a phase learns from the
+    one, or the encoder starts from the other.
     """
     model = build_model(
         config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
@@ -72,10 +74,15 @@ def train(
     label_ids = {label: number for number, label in enumerate(task.labels)}
 
     def labelled(phase: PhaseConfig) -> TokenPool | None:
-        return _task_pool(tokenizer, task.train, label_ids, length=phase.row_length) if phase.task else None
+        soft = soft_labels(phase, "task") if not phase.external else None
+        return _task_pool(tokenizer, task.train, label_ids, soft, length=phase.row_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
-        return external_pool(tokenizer, selection, length=phase.row_length) if phase.external and selection else None
+        soft = soft_labels(phase, "passages")
+        return external_pool(tokenizer, selection, soft, length=phase.row_length) if phase.external and selection else None
+
+    def soft_labels(phase: PhaseConfig, about: str) -> FloatArray | None:
+        return read_array(teacher.path / f"{about}.npy") if teacher and phase.uses_teacher else None
 
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
@@ -83,8 +90,8 @@ def train(
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
-        if phase.uses_teacher and selection and selection.teacher:
-            key["teacher"] = selection.teacher.fingerprint
+        if phase.uses_teacher and teacher:
+            key["teacher"] = teacher.fingerprint
         if embedding is not None and before is None:
             key["embedding"] = embedding.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
@@ -241,19 +248,21 @@ def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: i
     return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
 
 
-def _task_pool(tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Mapping[str, int], *, length: int) -> TokenPool:
+def _task_pool(
+    tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Mapping[str, int], soft: FloatArray | None, *, length: int
+) -> TokenPool:
     tokens = sequences_of(tokenizer, examples, max_length=length)
     labels = [-1 if example.label is None else label_ids[example.label] for example in examples]
-    return TokenPool(tokens.ids, tokens.offsets, np.asarray(labels, dtype=np.int64))
+    return TokenPool(tokens.ids, tokens.offsets, np.asarray(labels, dtype=np.int64), soft_labels=soft)
 
 
-def external_pool(tokenizer: Tokenizer, selection: Chosen, *, length: int) -> TokenPool:
-    """The selected passages as sequences of at most `length` tokens, each with its passage's weight and soft labels; a long passage gives
-    several.
+def external_pool(tokenizer: Tokenizer, selection: Chosen, soft: FloatArray | None = None, *, length: int) -> TokenPool:
+    """The selected passages as sequences of at most `length` tokens, each with its passage's weight and soft labels (`soft`, (passages,
+    labels)); a long passage gives several.
     """
     tokens = tokenizer.sequences(selection.texts(), max_length=length, cut="split")
-    weights, soft = (None if given is None else given[tokens.source] for given in (selection.weights(), selection.soft_labels()))
-    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
+    weights, taught = (None if given is None else given[tokens.source] for given in (selection.weights(), soft))
+    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, taught)
 
 
 def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:

@@ -72,7 +72,8 @@ def with_teacher(phase: PhaseConfig, *, examples: int) -> PhaseConfig:
     """The phase with its teacher's weight set: a linear model of a hundred labels knows less than the encoder that it would teach."""
     if phase.teacher_weight is not None:
         return phase
-    return phase.model_copy(update={"teacher_weight": 1.0 if phase.external and examples >= TEACHER_FROM else 0.0})
+    learns = phase.external > 0 or phase.uses_labels
+    return phase.model_copy(update={"teacher_weight": 1.0 if learns and examples >= TEACHER_FROM else 0.0})
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cramlm.compiled import jit
 
 
-def count_neighbours(ids, starts, column, weights, counts):
+def _count_neighbours(ids, starts, column, weights, counts):  # type: ignore[no-untyped-def]
     """counts[a, column[b]] += weights[distance - 1] for all tokens a, b of a sequence that are at most len(weights) places apart.
 
     ids: end to end; starts: (n + 1,), where sequences begin. column: a place in the table for each token as a neighbour, -1 for none.
@@ -21,4 +23,4 @@ def count_neighbours(ids, starts, column, weights, counts):
                     counts[ids[right], column[left]] += weights[distance - 1]
 
 
-count_neighbours = jit(count_neighbours)
+count_neighbours: Any = jit(_count_neighbours)
