@@ -24,7 +24,7 @@ MOST_LINES = 400
 LEVELS = [
     {"errors", "signals"},
     {"records"},
-    {"amounts", "retriever_config"},
+    {"amounts", "locks", "retriever_config"},
     {"phase_config"},
     {"config", "artifacts", "arrays", "compiled"},
     {"data"},

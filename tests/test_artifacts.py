@@ -19,7 +19,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cramlm.artifacts import MANIFEST, SMALL_FILE, explain_difference, hash_json, lock, open_artifact, publish, publish_file, stage, verify
+from cramlm.artifacts import (
+    MANIFEST,
+    SMALL_FILE,
+    borrowed_seconds,
+    explain_difference,
+    hash_json,
+    lock,
+    open_artifact,
+    pooled,
+    publish,
+    publish_file,
+    stage,
+    verify,
+)
 from cramlm.errors import ArtifactError, EnvironmentFault, LockedError
 from cramlm.records import Event, silent
 
@@ -458,3 +471,29 @@ def test_a_folder_that_may_not_be_written_is_an_environment_fault(tmp_path: Path
         publish_version(tmp_path / "file" / "thing", OLD)
     assert caught.value.exit_code == 4
     assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def run(name: str, value: int, kind: str = "words") -> Path:
+        def write(folder: Path) -> None:
+            made.append(name)
+            (folder / "sub").mkdir()
+            (folder / "sub" / "numbers.txt").write_text(str(value), "utf-8")
+
+        return stage(tmp_path / name / kind, kind=kind, key={"value": value}, write=write, emit=silent).path
+
+    borrowed = {}
+    for name, value in (("one", 1), ("two", 1), ("three", 2)):
+        with pooled(tmp_path / "pool", frozenset({"words"})) as pool:
+            assert (run(name, value) / "sub" / "numbers.txt").read_text("utf-8") == str(value)
+            run(name, value, kind="own")
+            borrowed[name] = borrowed_seconds()
+            run(name, value)  # fresh: neither made nor charged again
+            assert pool.borrowed_seconds == borrowed[name]
+    assert made == ["one", "one", "two", "three", "three"]
+    assert borrowed["two"] > 0 == borrowed["one"] == borrowed["three"]
+    assert borrowed_seconds() == 0
+    assert (tmp_path / "one/words/sub/numbers.txt").samefile(tmp_path / "two/words/sub/numbers.txt")
+    assert verify(tmp_path) == 8

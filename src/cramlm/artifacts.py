@@ -15,29 +15,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
-import glob
 import hashlib
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
+from cramlm.locks import environment_faults as environment_faults
+from cramlm.locks import fsync, leftovers, make_folder
+from cramlm.locks import lock as lock
+from cramlm.locks import remove_leftovers as remove_leftovers
+from cramlm.locks import wait_while_locked as wait_while_locked
 from cramlm.records import Emit, Event
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; the hashes of files up to this size are checked at every opening
 _CHUNK = 1 << 20
-_WAIT_SECONDS = 0.2
-_Result = TypeVar("_Result")
+_POOL: Final[ContextVar[Pool | None]] = ContextVar("pool", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
         EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed, `target` is as before.
     """
     with environment_faults(target):
-        _make_folder(target.parent)
+        make_folder(target.parent)
         temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -81,7 +83,7 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
             write(temporary)
             files = {}
             for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
-                _fsync(path)
+                fsync(path)
                 files[path.relative_to(temporary).as_posix()] = {
                     "bytes": path.stat().st_size,
                     "sha256": hash_file(path),
@@ -89,14 +91,14 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
             manifest = {"format": FORMAT, "kind": kind, "key": dict(key), "files": files}
             manifest["sha256"] = hash_json(manifest)
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
-            _fsync(temporary / MANIFEST)
+            fsync(temporary / MANIFEST)
             for folder in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
-                _fsync(folder)
+                fsync(folder)
             if target.exists():
                 _exchange(temporary, target)
             else:
                 temporary.rename(target)
-            _fsync(target.parent)
+            fsync(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return Artifact(target, kind, dict(key), files)
@@ -105,14 +107,14 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
 def publish_file(target: Path, content: bytes) -> None:
     """Write one file whole or not at all (temporary file, fsync, rename, fsync of the folder)."""
     with environment_faults(target):
-        _make_folder(target.parent)
+        make_folder(target.parent)
         _remove_files_of_the_dead(target)
         temporary = target.parent / f".{target.name}.tmp-{os.getpid()}"
         try:
             temporary.write_bytes(content)
-            _fsync(temporary)
+            fsync(temporary)
             temporary.replace(target)
-            _fsync(target.parent)
+            fsync(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -181,6 +183,13 @@ def verify(path: Path) -> int:
     return len(manifests)
 
 
+def default_store() -> Path:
+    """Where corpora and indexes are kept for all runs: $CRAMLM_STORE, else the user's cache folder."""
+    if chosen := os.environ.get("CRAMLM_STORE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
+
+
 def stage(
     target: Path,
     *,
@@ -201,7 +210,7 @@ def stage(
     name, key = name or kind, json.loads(json.dumps(key))  # as it will read back from the manifest: tuples become lists
     if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
         emit(Event("fresh", name, "fresh"))
-        if next(_leftovers(target), None) is not None:  # of a builder that was killed while it tidied up
+        if next(leftovers(target), None) is not None:  # of a builder that was killed while it tidied up
             with contextlib.suppress(LockedError), lock(target):
                 pass
         return artifact
@@ -212,7 +221,67 @@ def stage(
             if not reasons:
                 return artifact  # another process built it while this one waited to look
             emit(Event("stale", name, "runs again: " + "; ".join(reasons[:6])))
+        pool = _POOL.get()
+        if pool is not None and kind in pool.kinds:
+            write = pool.obtain(name, kind=kind, key=key, write=write, emit=emit)
         return publish(target, kind=kind, key=key, write=write)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Stages that several runs have in common: the first run that needs one makes it here, the others link its files.
+
+    borrowed_seconds: what the stages that were there already took to make; whoever is given a budget of time is to count them as its own.
+    """
+
+    folder: Path
+    kinds: frozenset[str]
+    borrowed_seconds: float = 0.0
+
+    def obtain(self, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
+        """A `write` that links the files of the pool's folder for this key, made now if it is not there."""
+        shared = self.folder / f"{kind}-{hash_json(key)[:16]}"
+        cost = shared.with_name(f"{shared.name}.json")
+
+        def build() -> bool:
+            with lock(shared):
+                if (shared / MANIFEST).exists():
+                    return False
+                began = time.monotonic()
+                publish(shared, kind=kind, key=key, write=write)
+                publish_file(cost, json.dumps({"seconds": time.monotonic() - began}).encode())
+                return True
+
+        made = wait_while_locked(build, lambda message: emit(Event("note", name, f"waiting: {message}")))
+        if not made:
+            seconds = float(json.loads(cost.read_bytes())["seconds"]) if cost.is_file() else 0.0
+            self.borrowed_seconds += seconds
+            emit(Event("note", name, f"as another run made it; its {seconds:.1f} s count here too"))
+        files = open_artifact(shared, kind=kind).files
+
+        def link(folder: Path) -> None:
+            for file in files:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                os.link(shared / file, folder / file)
+
+        return link
+
+
+@contextlib.contextmanager
+def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[Pool]:
+    """Until the block ends, stages of these kinds are shared with whoever uses the same folder (in this thread's context)."""
+    pool = Pool(folder, kinds)
+    token = _POOL.set(pool)
+    try:
+        yield pool
+    finally:
+        _POOL.reset(token)
+
+
+def borrowed_seconds() -> float:
+    """What the stages that this run took from a pool had cost when they were made."""
+    pool = _POOL.get()
+    return 0.0 if pool is None else pool.borrowed_seconds
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -225,67 +294,6 @@ def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: s
         elif before != after:
             reasons.append(f"{where} {_brief(before)} -> {_brief(after)}")
     return reasons
-
-
-@contextlib.contextmanager
-def lock(target: Path) -> Iterator[None]:
-    """Hold the right to build `target`; the kernel gives it back however the process ends.
-
-    Raises:
-        LockedError: at once, naming pid and host of the holder.
-    """
-    with environment_faults(target):
-        _make_folder(target.parent)
-        path = target.parent / f".{target.name}.lock"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise EnvironmentFault(f"{path}: cannot lock: {error.strerror}; use a file system with flock") from error
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
-            raise LockedError(f"{target}: being built by another process ({holder}); wait for it or stop it") from error
-        with environment_faults(target):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            remove_leftovers(target)
-        yield
-    finally:
-        os.close(handle)
-
-
-def wait_while_locked(build: Callable[[], _Result], tell: Callable[[str], None]) -> _Result:
-    """`build()`, tried again for as long as another process builds the same; `tell` is told so once."""
-    told = False
-    while True:
-        try:
-            return build()
-        except LockedError as error:
-            if not told:
-                tell(str(error))
-            told = True
-            time.sleep(_WAIT_SECONDS)
-
-
-def remove_leftovers(target: Path) -> None:
-    """Delete temporary folders that a killed builder of `target` left; call only under its lock."""
-    for leftover in _leftovers(target):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def environment_faults(path: object) -> Iterator[None]:
-    """Turn an operating system's refusal (no space, permission, broken disk, too many files) into one line with exit code 4."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CramError):
-            raise
-        where = error.filename or path
-        raise EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again") from error
-    except MemoryError as error:
-        raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
 
 
 def _read_manifest(path: Path) -> Artifact:
@@ -325,13 +333,9 @@ def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool, remedy:
         raise EnvironmentFault(f"{path}: {error.strerror}; check the disk and permissions") from error
 
 
-def _leftovers(target: Path) -> Iterator[Path]:
-    return target.parent.glob(f"{glob.escape(f'.{target.name}.tmp-')}*")
-
-
 def _remove_files_of_the_dead(target: Path) -> None:
     """Delete temporary files that killed writers of `target` left on this machine."""
-    for leftover in _leftovers(target):
+    for leftover in leftovers(target):
         pid = leftover.name.rpartition("-")[2]
         with contextlib.suppress(OSError):
             if pid.isdigit() and not _lives(int(pid)):
@@ -355,22 +359,6 @@ def _manifests_below(path: Path) -> Iterator[Path]:
             subfolders.clear()
             yield Path(folder) / MANIFEST
         subfolders[:] = [name for name in subfolders if ".tmp-" not in name]
-
-
-def _make_folder(path: Path) -> None:
-    """With those above it, each synced into its own parent: what is published in a folder whose name is lost is lost."""
-    if not path.is_dir():
-        _make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        _fsync(path.parent)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _exchange(new: Path, old: Path) -> None:

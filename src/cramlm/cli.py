@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cramlm.commands import corpora, models, runs
+from cramlm.commands import corpora, experiments, models, runs
 from cramlm.commands.parameters import (
     SPINS,
     LabelColumn,
@@ -119,6 +119,7 @@ def config(
 
 
 for command in (
+    experiments.check,
     runs.plan,
     corpora.index,
     corpora.select,

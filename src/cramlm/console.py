@@ -139,6 +139,29 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
+def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, limit: int | None) -> None:
+    """Figures of each file, a line for each finding (data/checkup.py) as compilers write them, and how many there are, on stdout.
+
+    limit: how many of one rule to show.
+    """
+    for file in files:
+        labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
+        ends = ", ".join(f"{_plain(name)} {count / file['rows']:.1%}" for name, count in (labels[0], labels[-1]))
+        scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
+        print(f"{file['name']}: {file['rows']:,} rows, {len(labels)} labels ({ends}), words {words}, {scripts}")
+    print("labels: the largest and the smallest; words: 5 %, half, 95 % and all of the rows have at most so many")
+    shown: dict[str, int] = {}
+    for finding in findings:
+        shown[finding.rule] = shown.get(finding.rule, 0) + 1
+        if limit is None or shown[finding.rule] <= limit:
+            print(_plain(str(finding)))
+    for rule, count in shown.items():
+        if limit is not None and count > limit:
+            print(f"... and {count - limit:,} more of {rule}; --all shows them")
+    problems = sum(finding.severity == "problem" for finding in findings)
+    print(f"{problems:,} problems, {len(findings) - problems:,} notices in {len(files)} file{'s' if len(files) > 1 else ''}")
+
+
 def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     """What `fit` would do with several budgets (stages/plan.py, `PlannedRun.as_dict`), a line each on stdout, never cut to the terminal."""
     header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")

@@ -11,7 +11,6 @@ between runs and live in the store; everything else is in the run's folder.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from cramlm.amounts import Budget, parse_budget
+from cramlm.artifacts import default_store as default_store
 from cramlm.artifacts import lock, publish_file
 from cramlm.config import RunConfig, load_config, to_toml
 from cramlm.data.task import read_task
@@ -55,13 +55,6 @@ class Run:
     def export(self) -> Path:
         """The plain Hugging Face folder."""
         return self.path / "export"
-
-
-def default_store() -> Path:
-    """Where corpora and indexes are kept for all runs: $CRAMLM_STORE, else the user's cache folder."""
-    if chosen := os.environ.get("CRAMLM_STORE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
 
 
 def run(

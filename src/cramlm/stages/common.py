@@ -11,7 +11,7 @@ from typing import Any
 
 from cramlm.amounts import Budget
 from cramlm.arrays import read_array
-from cramlm.artifacts import Artifact
+from cramlm.artifacts import Artifact, borrowed_seconds
 from cramlm.config import PhaseConfig, RetrieverConfig
 from cramlm.model.device import Precision
 from cramlm.records import FloatArray
@@ -27,8 +27,8 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self.began
+        """Seconds since the run began, and those of the stages that it has from another run."""
+        return time.monotonic() - self.began + borrowed_seconds()
 
     @property
     def left(self) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cramlm.artifacts import Artifact, open_artifact, publish_file, stage
 from cramlm.config import RunConfig
+from cramlm.data.checkup import COUNTED, check_files, labelled_of, short_form
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
@@ -25,7 +26,7 @@ from cramlm.stages.common import Chosen, Plan, fingerprint, write_json
 def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
     """Store which row went where, and warn of what would make scores dishonest."""
     publish_file(folder / "split.json", (json.dumps(split_rows(task), ensure_ascii=False) + "\n").encode())
-    for warning in check_task(task).warnings:
+    for warning in [*check_task(task).warnings, *short_form(check_files(*labelled_of(task)), without=COUNTED)]:
         emit(Event("warning", "task", warning))
 
 

@@ -1,0 +1,100 @@
+"""What `cramlm check` finds in labelled files: every kind of finding, at its file and line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from cramlm.config import CorpusConfig
+from cramlm.data.checkup import Finding, check_corpus, check_files, describe, read_labelled, short_form
+from cramlm.data.corpus import build_corpus
+from cramlm.data.scripts import count_scripts, main_script
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+TRAIN = [
+    ("A wave  came in", "sea"),
+    ("a WAVE came in", "sea"),
+    ("a wave came in", "hill"),
+    ("the summit at dawn", "hill"),
+    (f"and then {LONG}", "hill"),
+    *((f"the ridge number {number}", "hill") for number in range(60)),
+    *((f"a harbour, the {number}th", "sea") for number in range(2)),
+    ("гора над морем", "hill"),
+    ("...", "hill"),
+    ("word " * 400, "hill"),
+    ("alone on an island", "island"),
+]
+TEST = [("The summit at dawn", "sea"), (LONG, "hill"), ("in deep water", "deep")]
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> str:
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows), "utf-8")
+    return str(path)
+
+
+def test_every_kind_of_finding_is_told_at_its_file_and_line(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", TRAIN)
+    with Path(train).open("a", encoding="utf-8") as file:
+        file.write('{"text": "no label here"}\n')
+    test = write(tmp_path / "test.jsonl", TEST)
+    findings = list(check_files(read_labelled(train), [read_labelled(test)]))
+    found = {(finding.rule, finding.severity, finding.place.removeprefix(f"{tmp_path}/")) for finding in findings}
+    assert found == {
+        ("bad-row", "problem", "train.jsonl:72"),
+        ("duplicate", "notice", "train.jsonl:2"),
+        ("conflict", "problem", "train.jsonl:3"),
+        ("leak", "problem", "test.jsonl:1"),
+        ("near-leak", "notice", "train.jsonl:5"),
+        ("rare-label", "notice", "train.jsonl:1"),
+        ("rare-label", "notice", "train.jsonl:71"),
+        ("uneven-labels", "notice", "train.jsonl"),
+        ("unseen-label", "problem", "test.jsonl:3"),
+        ("missing-label", "notice", "test.jsonl"),
+        ("long", "notice", "train.jsonl:70"),
+        ("no-words", "notice", "train.jsonl:69"),
+        ("script", "notice", "train.jsonl:68"),
+    }
+    leak = next(finding for finding in findings if finding.rule == "leak")
+    assert leak.message == f"the text of {train}:4, label 'sea' here and 'hill' there"
+
+
+def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp_path: Path) -> None:
+    train, test = (read_labelled(write(tmp_path / name, rows)) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST)))
+    texts = ["Заметки о погоде и о дороге", f"so it is: {LONG}, they said"]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts), "utf-8")
+    corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store", workers=1)
+    found = {finding.rule: finding for finding in check_corpus(train, [test], corpus)}
+    assert set(found) == {"in-corpus", "foreign-corpus"}
+    assert found["in-corpus"].place.endswith("test.jsonl:2")
+    (tmp_path / "russian.jsonl").write_text(json.dumps({"text": texts[0] * 9}) + "\n", "utf-8")
+    russian = build_corpus(CorpusConfig(files=(str(tmp_path / "russian.jsonl"),)), tmp_path / "store", workers=1)
+    assert {finding.rule: finding.severity for finding in check_corpus(train, [test], russian)} == {
+        "foreign-corpus": "notice",
+        "corpus-script": "problem",
+    }
+
+
+def test_the_short_form_has_a_line_for_each_rule_with_the_first_place() -> None:
+    findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4), ("leak", 1))]
+    assert short_form(findings, without=frozenset({"leak"})) == ["long: 2 of them, first train:3: so", "script: train:4: so"]
+
+
+def test_scripts_are_those_of_the_letters() -> None:
+    assert count_scripts(["Ab 3", "ж, ｱア文字é\u0301"]) == {"Latin": 3, "Cyrillic": 1, "Kana": 2, "Han": 2}
+    assert main_script("ọ̀rọ̀ Yorùbá") == "Latin"
+    assert main_script("1 + 1 = 2") is None
+
+
+def test_check_exits_with_3_where_there_is_a_problem_and_0_where_there_is_none(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", TRAIN)
+    command = [sys.executable, "-m", "cramlm", "check", train, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    told = json.loads(result.stdout)
+    assert (result.returncode, told["problems"]) == (3, 1)
+    assert told["files"][0]["labels"] == describe(read_labelled(train)).labels
+    clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
+    shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=120)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "0 problems, 0 notices in 1 file" in shown.stdout
