@@ -102,6 +102,12 @@ class HeadConfig(FrozenModel):
     """The classifier on top. BERT's and RoBERTa's native classes pool [CLS] only; ModernBERT's pools [CLS] or the mean."""
 
     pooling: Literal["cls", "mean"] = "mean"
+    generator: int | None = Field(
+        None,
+        ge=8,
+        description="width of the small encoder that replaces tokens for objective rtd, a multiple of encoder.hidden / encoder.heads; it "
+        "has as many layers and shares the word embedding, and is not exported. None = there is none",
+    )
 
 
 class BaselineConfig(FrozenModel):
@@ -169,6 +175,11 @@ class RunConfig(FrozenModel):
                 f"the {self.encoder.shape} shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
+        if self.head.generator is None and any(phase.objective == "rtd" for phase in self.phases):
+            raise ValueError(f"objective 'rtd' needs a generator; set head.generator, like {max(8, self.encoder.hidden // 4)}")
+        width = self.encoder.hidden // self.encoder.heads
+        if self.head.generator is not None and self.head.generator % width:
+            raise ValueError(f"head.generator {self.head.generator} must be a multiple of encoder.hidden / encoder.heads = {width}")
         longest = max(phase.max_length or 0 for phase in self.phases)
         if longest > self.encoder.max_positions:
             raise ValueError(f"max_length {longest} exceeds encoder.max_positions {self.encoder.max_positions}")

@@ -92,6 +92,13 @@ class PhaseConfig(FrozenModel):
         "sum",
         description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
     )
+    objective: Literal["mlm", "clm", "hybrid", "rtd", "span"] = Field(
+        "mlm",
+        description="what is learnt from text (docs/objectives.md). mlm: masked tokens; clm: the next token, read left to right; hybrid: "
+        "one of the two at each step; rtd: which tokens a small generator replaced; span: what stood in spans of which one [MASK] is left",
+    )
+    causal_share: float = Field(0.5, gt=0, lt=1, description="hybrid only: share of the steps that are read left to right")
+    rtd_weight: float = Field(50.0, gt=0, description="rtd only: weight of telling replaced tokens beside the generator's MLM; 50: ELECTRA")
     masking: MaskingConfig = MaskingConfig()
     batch_size: int = Field(4096, ge=1)
     batch_unit: Literal["tokens", "sequences"] = "tokens"
@@ -126,6 +133,13 @@ class PhaseConfig(FrozenModel):
             raise ValueError(f"phase {self.name!r}: external and task are both 0, so there is nothing to draw")
         if self.external == 0 and self.mlm_weight == 0 and self.task_weight == 0:
             raise ValueError(f"phase {self.name!r}: every loss weight is 0, so there is nothing to learn")
+        if self.objective == "clm" and self.uses_labels:
+            raise ValueError(
+                f"phase {self.name!r}: objective 'clm' reads left to right, where a text's first token sees only itself, so labels are not "
+                "learnt beside it; set task_weight = 0 and learn them in another phase"
+            )
+        if self.max_length is not None and self.text_length < 8:
+            raise ValueError(f"phase {self.name!r}: max_length {self.max_length} leaves no room for spans to fill in; set it to 32 or more")
         return self
 
     @property
@@ -135,19 +149,32 @@ class PhaseConfig(FrozenModel):
         return self.max_length
 
     @property
+    def text_length(self) -> int:
+        """Tokens of the longest sequence drawn: a row; with `span` less two for each span, as many as there are if all are of one token."""
+        if self.objective != "span":
+            return self.row_length
+        rate = max(self.masking.rate, self.masking.rate_end or 0.0)
+        return min(self.row_length - 2, int((self.row_length - 1 + 4 * rate) / (1 + 2 * rate)))
+
+    @property
     def uses_mlm(self) -> bool:
-        """Whether the vocabulary head runs at all."""
+        """Whether text is learnt from at all, by whatever objective."""
         return self.external > 0 or (self.task > 0 and self.mlm_weight > 0)
+
+    @property
+    def fills_masks(self) -> bool:
+        """Whether the vocabulary head learns what a [MASK] stands for."""
+        return self.uses_mlm and self.objective in ("mlm", "hybrid")
 
     @property
     def needs_words(self) -> bool:
         """Whether it must be known where the words of the text begin."""
-        return self.uses_mlm and self.masking.kind != "random"
+        return self.uses_mlm and (self.objective == "span" or (self.objective != "clm" and self.masking.kind != "random"))
 
     @property
     def uses_teacher(self) -> bool:
         """Whether soft labels are learnt; not before the planner has decided."""
-        return (self.external > 0 or self.uses_labels) and (self.teacher_weight or 0.0) > 0
+        return (self.external > 0 or self.uses_labels) and (self.teacher_weight or 0.0) > 0 and self.objective != "clm"
 
     @property
     def uses_labels(self) -> bool:

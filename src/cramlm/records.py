@@ -87,11 +87,13 @@ class Batch:
     sequence: (R, L) int64, which sequence of the batch a place belongs to, 0..S-1 in order of `first`; -1 = padding.
     position: (R, L) int64, place inside its sequence, from 0.
     first: (S,) int64, flat index (row * L + column) of each sequence's first token ([CLS]).
-    masked: (M,) int64, flat indices of places whose original token is to be predicted; may be empty.
-    mlm_labels: (M,) int64, the original tokens at `masked`.
+    masked: (M,) int64, flat indices of places at which a token is to be predicted; may be empty.
+    mlm_labels: (M,) int64, those tokens: the original ones at `masked`, or those that come next.
     task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text).
     external: (S,) bool, True where the sequence is retrieved text, False where it is task text.
     soft_labels: (S, labels) float32, what a teacher makes of each sequence; zeros where it was not asked. (S, 0) without a teacher.
+    causal_from: (S,) int64, the place inside each sequence from which on places see only those up to themselves; (0,) if all see all.
+    chance: (M,) float32 in [0, 1), which of a generator's guesses is taken at `masked`; (0,) where none is asked.
     """
 
     token_ids: IntArray
@@ -103,6 +105,8 @@ class Batch:
     task_labels: IntArray
     external: BoolArray
     soft_labels: FloatArray
+    causal_from: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    chance: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
     @property
     def tokens(self) -> int:

@@ -82,11 +82,12 @@ def run_phase(
     strict: bool = False,
     precision: str = "fp32",
     ranks: Ranks = ALONE,
+    batches: Batches | None = None,
 ) -> PhaseResult:
     return train_phase(
         model,
         phase,
-        make_batches(phase),
+        batches or make_batches(phase),
         seed=7,
         phase_index=0,
         work=work,

@@ -27,6 +27,7 @@ from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import predict_logits
 from cramlm.model.hf import load_classifier, load_mlm, save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch
+from cramlm.model.native_names import TRAINING_ONLY
 from cramlm.model.tokenization import Tokenizer, Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
 from cramlm.training.batching import pack
@@ -133,5 +134,6 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
 
 
 def _stored_parameters(model: Model) -> int:
-    """Parameters of the classifier as it is stored, without the vocabulary head."""
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("mlm_head."))
+    """Parameters of the classifier as it is stored, without the vocabulary head and what only training needs."""
+    left_out = ("mlm_head.", *TRAINING_ONLY)
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith(left_out))

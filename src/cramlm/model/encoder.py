@@ -92,7 +92,10 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows. first_position: the place in the table of a sequence's first token."""
+    """`forward` gives the hidden states (R, L, D) of packed rows. first_position: the place in the table of a sequence's first token.
+
+    words: another table of word embeddings to read, (V, D).
+    """
 
     def __init__(self, config: EncoderConfig, vocab_size: int, *, token_types: int, first_position: int) -> None:
         super().__init__()
@@ -103,11 +106,20 @@ class BertEncoder(nn.Module):
         self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=True)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
 
-    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        *,
+        dropout: Dropout,
+        causal_from: Tensor | None = None,
+        words: Tensor | None = None,
+    ) -> Tensor:
         placed = F.embedding(position + self.first_position if self.first_position else position, self.position_embeddings)
-        x = F.embedding(token_ids, self.word_embeddings) + placed + self.token_type_embeddings[0]
+        x = F.embedding(token_ids, self.word_embeddings if words is None else words) + placed + self.token_type_embeddings[0]
         x = dropout(self.embedding_norm(x))
-        bias, read = attention_bias(sequence, compute_dtype(x)), x
+        bias, read = attention_bias(sequence, compute_dtype(x), position, causal_from), x
         for layer in self.layers:
             x, read = layer(x, read, bias, dropout)
         return x
@@ -148,10 +160,19 @@ class ModernBertEncoder(nn.Module):
         self.layers = nn.ModuleList(ModernBertLayer(config, first=index == 0) for index in range(config.layers))
         self.final_norm = Norm(config.hidden, config.norm_eps, bias=False)
 
-    def forward(self, token_ids: Tensor, sequence: Tensor, position: Tensor, *, dropout: Dropout) -> Tensor:
-        x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings)))
+    def forward(
+        self,
+        token_ids: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        *,
+        dropout: Dropout,
+        causal_from: Tensor | None = None,
+        words: Tensor | None = None,
+    ) -> Tensor:
+        x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings if words is None else words)))
         dtype = compute_dtype(x)
-        whole = attention_bias(sequence, dtype), self.rotation(position, self.rope_theta)
+        whole = attention_bias(sequence, dtype, position, causal_from), self.rotation(position, self.rope_theta)
         window = whole
         if self.global_every > 1:
             window = attention_window(whole[0], position, reach=self.reach), self.rotation(position, self.local_theta)
@@ -169,10 +190,16 @@ class ModernBertEncoder(nn.Module):
         return Rotation(angle.cos(), angle.sin())
 
 
-def attention_bias(sequence: Tensor, dtype: torch.dtype) -> Tensor:
-    """(R, 1, L, L): 0 where two places belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row."""
-    same = sequence[:, None, :, None] == sequence[:, None, None, :]
-    return torch.zeros(same.shape, dtype=dtype, device=sequence.device).masked_fill_(~same, -math.inf)
+def attention_bias(sequence: Tensor, dtype: torch.dtype, position: Tensor, causal_from: Tensor | None = None) -> Tensor:
+    """(R, 1, L, L): 0 where two places belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row.
+
+    causal_from: (S,) or None; a place of a sequence at or beyond that position is seen only by itself and those after it.
+    """
+    seen = sequence[:, None, :, None] == sequence[:, None, None, :]
+    if causal_from is not None:
+        start = causal_from[sequence]  # of padding, -1, whatever comes last: it sees itself either way
+        seen = seen & ((position < start)[:, None, None, :] | (position[:, None, None, :] <= position[:, None, :, None]))
+    return torch.zeros(seen.shape, dtype=dtype, device=sequence.device).masked_fill_(~seen, -math.inf)
 
 
 def attention_window(bias: Tensor, position: Tensor, *, reach: int) -> Tensor:

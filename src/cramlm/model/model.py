@@ -19,6 +19,7 @@ from torch import LongTensor, Tensor, nn
 from cramlm.config import EncoderConfig, HeadConfig
 from cramlm.model.dropout import Dropout, no_dropout
 from cramlm.model.encoder import build_encoder, initialise
+from cramlm.model.generator import Generator, PlaceHead
 from cramlm.model.heads import MlmHead, build_classifier, pool
 from cramlm.records import Batch, FloatArray
 
@@ -36,6 +37,8 @@ class PackedBatch:
     task_labels: Tensor
     external: Tensor
     soft_labels: Tensor
+    causal_from: Tensor
+    chance: Tensor
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
@@ -82,10 +85,16 @@ class Model(nn.Module):
         self.encoder = build_encoder(encoder, vocab_size=vocab_size, pad_id=pad_id)
         self.mlm_head = MlmHead(encoder, vocab_size)
         self.classifier = build_classifier(encoder, labels)
+        if head.generator is not None:
+            self.generator = Generator(encoder, head.generator, vocab_size, pad_id=pad_id)
+            self.place_head = PlaceHead(encoder)
 
     def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Hidden states of every place, (R * L, D); those of padding places are finite and mean nothing."""
-        states: Tensor = self.encoder(batch.token_ids, batch.sequence, batch.position, dropout=dropout or no_dropout())
+        causal_from = batch.causal_from if len(batch.causal_from) else None
+        states: Tensor = self.encoder(
+            batch.token_ids, batch.sequence, batch.position, causal_from=causal_from, dropout=dropout or no_dropout()
+        )
         return states.flatten(0, 1)
 
     def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
@@ -117,7 +126,7 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 groups.undecayed[name] = parameter
-            elif name.startswith("encoder.layers."):
+            elif "encoder.layers." in name:
                 groups.matrix[name] = parameter
             else:
                 groups.decayed[name] = parameter
@@ -126,7 +135,7 @@ class Model(nn.Module):
     @property
     def matmul_parameters(self) -> int:
         """Weights that each token multiplies with in the encoder layers: one multiply-add each, forward."""
-        return sum(parameter.numel() for parameter in self.parameter_groups().matrix.values())
+        return sum(parameter.numel() for name, parameter in self.parameter_groups().matrix.items() if name.startswith("encoder."))
 
 
 def build_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0) -> Model:
@@ -148,5 +157,5 @@ def initialise_all(model: Model, *, seed: int) -> None:
     encoder = model.encoder_config
     branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.shape == "modernbert" else encoder.init_std
     for name, parameter in model.named_parameters():
-        ends_branch = name.startswith("encoder.layers.") and name.endswith("output.weight")
+        ends_branch = "encoder.layers." in name and name.endswith("output.weight")
         initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)

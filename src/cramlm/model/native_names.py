@@ -60,11 +60,17 @@ NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
+TRAINING_ONLY: Final = ("generator.", "place_head.")  # what no exported folder holds
+
 
 def tensor_names(model: Model) -> dict[str, tuple[str, ...]]:
-    """Our parameter -> its native names; three for the queries, keys and values that we keep one below the other."""
+    """Our parameter -> its native names; three for the queries, keys and values that we keep one below the other. Without those that only
+    training needs.
+    """
     names = {}
     for ours, _ in model.named_parameters():
+        if ours.startswith(TRAINING_ONLY):
+            continue
         native = [re.sub(pattern, to, ours) for pattern, to in NATIVE_NAMES[model.encoder_config.shape] if re.match(pattern, ours)]
         assert len(native) == 1, ours
         names[ours] = tuple(native[0].replace("QKV", part) for part in ("query", "key", "value")) if "QKV" in native[0] else (native[0],)

@@ -75,11 +75,11 @@ def train(
 
     def labelled(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "task") if not phase.external else None
-        return _task_pool(tokenizer, task.train, label_ids, soft, length=phase.row_length) if phase.task else None
+        return _task_pool(tokenizer, task.train, label_ids, soft, length=phase.text_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "passages")
-        return external_pool(tokenizer, selection, soft, length=phase.row_length) if phase.external and selection else None
+        return external_pool(tokenizer, selection, soft, length=phase.text_length) if phase.external and selection else None
 
     def soft_labels(phase: PhaseConfig, about: str) -> FloatArray | None:
         return read_array(teacher.path / f"{about}.npy") if teacher and phase.uses_teacher else None
@@ -137,7 +137,7 @@ def train(
         done.append((artifact, json.loads((artifact.path / "phase.json").read_bytes())))
     artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)
-    return Trained(model, phases, artifacts, reports, phases[-1].row_length, any(phase.uses_mlm for phase in phases))
+    return Trained(model, phases, artifacts, reports, phases[-1].row_length, any(phase.fills_masks for phase in phases))
 
 
 def evaluate(

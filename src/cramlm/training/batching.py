@@ -12,9 +12,9 @@ address of a sequence is arithmetic, and resuming costs nothing.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,13 +23,14 @@ import numpy.typing as npt
 from cramlm.config import PhaseConfig
 from cramlm.errors import DataError
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
-from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.masking import SpecialIds
+from cramlm.training.packing import pack, share
 from cramlm.training.randomness import generator
+from cramlm.training.reading import Drawn, ask
 
 __all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack", "share"]
 
 Origin: TypeAlias = Literal["external", "task"]
-_ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,118 +66,6 @@ class TokenPool:
         if self.weights is not None:
             return float(np.average(np.diff(self.offsets), weights=self.weights))
         return float(self.offsets[-1] - self.offsets[0]) / len(self)
-
-
-def pack(
-    sequences: Sequence[npt.NDArray[Any]],
-    *,
-    labels: IntArray,
-    external: BoolArray,
-    row_length: int,
-    pad_id: int,
-    soft_labels: FloatArray | None = None,
-) -> Batch:
-    """Lay sequences side by side into rows of at most `row_length` places, longest first, each into the first row with room.
-
-    The batch numbers its sequences by where they lie, not by the order given. Rows are cut to the fullest one, rounded up to a
-    multiple of 8. No masks. Deterministic: equal lengths keep their given order.
-    """
-    lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
-    assert len(sequences) > 0, "a batch holds at least one sequence"
-    assert 0 < lengths.min() <= lengths.max() <= row_length, f"sequences of {lengths.min()} to {lengths.max()} tokens, rows of {row_length}"
-    row, column, used = _first_fit_decreasing(lengths, row_length)
-    rows, length = len(used), -(-int(used.max()) // _ROUND) * _ROUND
-
-    start = row * length + column
-    order = np.argsort(start)
-    start, lengths = start[order], lengths[order]
-    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places = np.repeat(start, lengths) + position
-
-    token_ids = np.full(rows * length, pad_id, dtype=np.int64)
-    token_ids[places] = np.concatenate([sequences[index] for index in order])
-    sequence = np.full(rows * length, -1, dtype=np.int64)
-    sequence[places] = np.repeat(np.arange(len(order)), lengths)
-    position_in_sequence = np.zeros(rows * length, dtype=np.int64)
-    position_in_sequence[places] = position
-    nothing = np.zeros(0, dtype=np.int64)
-    return Batch(
-        token_ids=token_ids.reshape(rows, length),
-        sequence=sequence.reshape(rows, length),
-        position=position_in_sequence.reshape(rows, length),
-        first=start,
-        masked=nothing,
-        mlm_labels=nothing,
-        task_labels=labels[order],
-        external=external[order],
-        soft_labels=np.zeros((len(order), 0), dtype=np.float32) if soft_labels is None else soft_labels[order],
-    )
-
-
-def beside(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
-    """Values of the tokens of sequences, flat, as `pack` lays out the tokens themselves; 0 in places of padding."""
-    lengths = [len(each) for each in values]
-    number = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    nothing = np.zeros(len(lengths), dtype=np.int64)
-    layout = pack(number, labels=nothing, external=nothing > 0, row_length=row_length, pad_id=-1)
-    return np.append(np.concatenate(values), np.zeros(1, values[0].dtype))[layout.token_ids.ravel()]
-
-
-def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Row and column of each sequence, and how many places of each row are used."""
-    row, column = np.empty_like(lengths), np.empty_like(lengths)
-    used = np.zeros(len(lengths) + 1, dtype=np.int64)  # as many rows as could be needed; the first empty one always has room
-    for index in np.argsort(-lengths, kind="stable"):
-        length = lengths[index]
-        home = int((used <= row_length - length).argmax())
-        row[index], column[index] = home, used[home]
-        used[home] += length
-    return row, column, used[used > 0]
-
-
-def share(batch: Batch, index: int, count: int) -> Batch:
-    """The rows of a batch that one of `count` ranks computes; each row belongs to exactly one.
-
-    Every rank gets as many rows as the others, or one more (a row costs its places, padding too), dealt so that real tokens are even as
-    well: fullest first, there and back. A rank for which there is no row gets one of padding.
-    """
-    assert 0 <= index < count, f"rank {index} of {count}"
-    if count == 1:
-        return batch
-    by_tokens = np.argsort(-(batch.sequence >= 0).sum(axis=1), kind="stable")
-    turn, place = np.divmod(np.arange(len(by_tokens)), count)
-    mine = np.sort(by_tokens[np.where(turn % 2, count - 1 - place, place) == index])
-    if len(mine) == 0:
-        empty = _rows(batch, np.zeros(1, dtype=np.int64), sequences=np.zeros(len(batch.first), dtype=np.bool_))
-        nothing = np.zeros(0, dtype=np.int64)
-        return replace(empty, masked=nothing, mlm_labels=nothing)
-    taken = np.isin(batch.first // batch.token_ids.shape[1], mine)
-    return _rows(batch, mine, sequences=taken)
-
-
-def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
-    """A batch of these rows (rising) with these of its sequences, numbered anew; the places of the others become padding."""
-    length = batch.token_ids.shape[1]
-    number = np.append(np.where(sequences, np.cumsum(sequences) - 1, -1), -1)  # the last entry is for padding, -1
-    new_row = np.full(len(batch.token_ids), -1, dtype=np.int64)
-    new_row[rows] = np.arange(len(rows))
-    kept = new_row[batch.masked // length] >= 0
-
-    def moved(places: IntArray) -> IntArray:
-        there: IntArray = new_row[places // length] * length + places % length
-        return there
-
-    return Batch(
-        token_ids=batch.token_ids[rows],
-        sequence=number[batch.sequence[rows]],
-        position=batch.position[rows],
-        first=moved(batch.first[sequences]),
-        masked=moved(batch.masked[kept]),
-        mlm_labels=batch.mlm_labels[kept],
-        task_labels=batch.task_labels[sequences],
-        external=batch.external[sequences],
-        soft_labels=batch.soft_labels[sequences],
-    )
 
 
 class Stream:
@@ -241,8 +130,8 @@ class Batches:
         self._seed, self._phase_index = seed, phase_index
         self._streams: dict[Origin, Stream] = {}
         offered: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
-        for origin, pool, share in offered:
-            if share == 0:
+        for origin, pool, part in offered:
+            if part == 0:
                 continue
             if pool is None or len(pool) == 0:
                 raise DataError(f"phase {phase.name!r} draws {origin} text but there is none; give some or set phases.{origin} = 0")
@@ -253,7 +142,7 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
-        sequences: list[npt.NDArray[np.uint16]] = []
+        sequences: list[npt.NDArray[Any]] = []
         labels, external, taught, begins = [], [], [], []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
@@ -264,21 +153,11 @@ class Batches:
             soft = stream.pool.soft_labels
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
             begins += [stream.pool.begins_of(int(position)) for position in positions] if self.phase.needs_words else []
-        batch = pack(
-            sequences,
-            labels=np.concatenate(labels),
-            external=np.concatenate(external),
-            soft_labels=np.concatenate(taught),
-            row_length=self.phase.row_length,
-            pad_id=self.special.pad,
-        )
-        where = batch.external | (self.phase.mlm_weight > 0)
-        if not where.any():
-            return batch
-        rng = generator(self._seed, phase_index=self._phase_index, purpose="masks", index=step)
-        words = beside(begins, row_length=self.phase.row_length) if begins else None
-        rate = self.phase.masking.rate_at(step, self.phase.steps)
-        return mask(batch, self.phase.masking, rng, self.special, where=where, begins=words, rate=rate)
+        drawn = Drawn(sequences, begins, np.concatenate(labels), np.concatenate(external), np.concatenate(taught))
+        return ask(drawn, self.phase, self.special, step=step, chance=functools.partial(self._generator, index=step))
+
+    def _generator(self, purpose: str, *, index: int) -> np.random.Generator:
+        return generator(self._seed, phase_index=self._phase_index, purpose=purpose, index=index)
 
     def drawn(self, step: int) -> dict[Origin, range]:
         """Sequence numbers, by origin, that this step takes from each stream."""

@@ -26,7 +26,7 @@ from cramlm.records import Batch
 from cramlm.training.batching import share
 from cramlm.training.objective import Counts, Losses, losses
 
-_TERMS = tuple(field.name for field in fields(Losses) if field.name != "counts")
+_TERMS = tuple(field.name for field in fields(Losses) if field.name not in ("counts", "text"))
 
 
 def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:

@@ -218,9 +218,9 @@ def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths:
     """Random tokens in sequences of the lengths given (cut to a row), [CLS] first and [SEP] last."""
     rng = generator(0, phase_index=0, purpose=f"trial {origin}", index=0)
     if lengths is None or origin == "external":  # external text is cut into pieces that nearly fill a row
-        lengths = rng.integers(max(3, phase.row_length // (4 if lengths is None else 2)), phase.row_length + 1, size=1000)
+        lengths = rng.integers(max(3, phase.text_length // (4 if lengths is None else 2)), phase.text_length + 1, size=1000)
     else:
-        lengths = np.clip(rng.choice(lengths, size=1000), 3, phase.row_length)
+        lengths = np.clip(rng.choice(lengths, size=1000), 3, phase.text_length)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint16)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep

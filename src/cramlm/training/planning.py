@@ -47,12 +47,18 @@ def paper_flops(parameters: int, *, places: int) -> float:
 def executed_flops(model: Model, batch: Batch | PackedBatch, phase: PhaseConfig) -> float:
     """Operations of the matrix products of one update on this batch, the optimizer's own left out.
 
-    Encoder matrices and attention run on all places, padding too; the vocabulary head on masked ones, the classifier once per sequence.
+    Encoder matrices and attention run on all places, padding too; the vocabulary head on masked ones, the classifier once per sequence. A
+    generator counts as the second encoder that it is.
     """
     rows, length = batch.token_ids.shape
     hidden, layers = model.encoder_config.hidden, model.encoder_config.layers
     encoder = 2.0 * model.matmul_parameters * rows * length
     attention = 2.0 * 2 * layers * rows * length * length * hidden
     head = 2.0 * len(batch.masked) * hidden * (hidden + model.vocab_size) if phase.uses_mlm else 0.0
+    if phase.objective == "rtd" and len(batch.masked):
+        width = model.head_config.generator or 0
+        generator = sum(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("generator.encoder.layers."))
+        head = 2.0 * len(batch.masked) * width * (width + model.vocab_size) + 2.0 * hidden * width * model.vocab_size
+        head += 2.0 * generator * rows * length + attention * width / hidden + 2.0 * int((batch.sequence >= 0).sum()) * hidden * (hidden + 1)
     classifier = 2.0 * len(batch.first) * hidden * (hidden + model.labels) if phase.uses_labels else 0.0
     return BACKWARD_AND_FORWARD * (encoder + attention + head + classifier)

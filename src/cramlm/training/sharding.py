@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module, Parameter
 from torch.nn.utils import get_total_norm
 
+from cramlm.errors import UsageError
 from cramlm.model.model import Model
 from cramlm.training.distributed import Ranks
 
@@ -25,6 +26,11 @@ class Sharded:
     """A share of every parameter on each rank."""
 
     def __init__(self, model: Model, ranks: Ranks) -> None:
+        if model.head_config.generator is not None:
+            raise UsageError(
+                "distributed.parallel = 'fsdp2' cannot train a generator (head.generator), which reads another encoder's word embedding; "
+                "pass --set distributed.parallel=ddp"
+            )
         self._model, self.ranks = model, ranks
         self.trained, self.parts = copy.deepcopy(model), 1  # its gradients are exchanged inside the one backward pass
         mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.count,))

@@ -8,7 +8,9 @@ from cramlm.deploy.report.charts import Line, line_chart
 from cramlm.deploy.report.facts import Json, RunFacts
 from cramlm.deploy.report.markup import inline, missing, note, section
 
-_LOSSES = {"mlm_external": "retrieved", "mlm_task": "task text", "task": "labels"}
+_TEXT = {"mlm": "Guessing masked words", "clm": "Guessing the next word", "replaced": "Telling replaced words"}
+_ORIGINS = (("external", "retrieved"), ("task", "task text"))
+_LOSSES = {f"{text}_{origin}": name for text in _TEXT for origin, name in _ORIGINS} | {"task": "labels"}
 
 
 def learning_curves(run: RunFacts) -> str:
@@ -35,7 +37,7 @@ def latest(run: RunFacts, stage: str, kind: str) -> list[Json]:
 def _phase(run: RunFacts, stage: str) -> str:
     steps, scores = latest(run, stage, "step"), latest(run, stage, "evaluation")
     charts = [
-        _loss_chart("Guessing masked words", ("mlm_external", "mlm_task"), steps),
+        *(_loss_chart(title, (f"{text}_external", f"{text}_task"), steps) for text, title in _TEXT.items()),
         _loss_chart("Learning the labels", ("task",), steps),
         _score_chart(run, scores),
     ]

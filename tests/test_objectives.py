@@ -1,0 +1,71 @@
+"""Objectives, masks and encoders through `cramlm fit`, on a tiny task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from cramlm.cli import app
+from cramlm.config import load_config, to_toml
+from cramlm.deploy.predictor import Predictor
+from tiny_task import tiny_config, write_task
+
+COMMON = {
+    "steps": 6,
+    "external": 2,
+    "task": 1,
+    "mlm_weight": 1.0,
+    "teacher_weight": 0.0,
+    "dropout": 0.0,
+    "keep": "last",
+    "batch_size": 256,
+    "max_length": 32,
+}
+FINETUNE = {"name": "finetune", "steps": 30, "dropout": 0.0, "evaluate_every": 10, "batch_size": 256, "max_length": 32}
+
+
+def fit(folder: Path, **changes: Any) -> Path:
+    """The run folder of a fit without baseline; every phase but the last is `COMMON` with its own settings."""
+    data = tiny_config(write_task(folder / "data", documents=60), baseline={"enabled": False}) | changes
+    (folder / "run.toml").write_text(to_toml(load_config(data)), "utf-8")
+    arguments = ["fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store"]
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+def terms_of(run: Path) -> dict[str, set[str]]:
+    """Phase -> terms of its loss in the log."""
+    terms: dict[str, set[str]] = {}
+    for event in map(json.loads, (run / "events.jsonl").read_text("utf-8").splitlines()):
+        if event["kind"] == "step":
+            found = {name for name in event["data"] if name.rpartition("_")[2] in ("external", "task")}
+            terms.setdefault(event["stage"].split("-", 2)[2], set()).update(found)
+    return terms
+
+
+def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_class(tmp_path: Path) -> None:
+    phases = [
+        {"objective": "clm", "task_weight": 0.0},
+        {"objective": "hybrid", "masking": {"kind": "whole-word", "rate": 0.3, "rate_end": 0.15}},
+        {"objective": "span", "masking": {"rate": 0.3}},
+        {"objective": "rtd", "masking": {"kind": "phrase"}},
+    ]
+    named = [COMMON | phase | {"name": phase["objective"]} for phase in phases]
+    run = fit(tmp_path, phases=[*named, FINETUNE], head={"generator": 16})
+    masked, causal, told = ({f"{text}_external", f"{text}_task"} for text in ("mlm", "clm", "replaced"))
+    labels = {"task"}
+    assert terms_of(run) == {
+        "clm": causal,
+        "hybrid": causal | masked | labels,
+        "span": masked | labels,
+        "rtd": masked | told | labels,
+        "finetune": labels,
+    }
+    assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["ModernBertForSequenceClassification"]
+    assert (run / "export/mlm/model.safetensors").is_file()  # a [MASK] was learnt in the hybrid phase
+    answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
+    assert [answer.label for answer in answers] == ["sea", "hill"]
