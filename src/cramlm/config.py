@@ -89,7 +89,7 @@ class EncoderConfig(FrozenModel):
     embedding_init: Literal["drawn", "cooccurrence"] = Field(
         "drawn", description="token embeddings to start from: drawn at random, or from which tokens stand near which in the text at hand"
     )
-    embedding_std: float = Field(0.06, gt=0, description="of embeddings from co-occurrence")
+    embedding_std: float = Field(0.04, gt=0, description="of embeddings from co-occurrence")
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> EncoderConfig:
