@@ -7,7 +7,7 @@
     ├── ArtifactError         5   a folder damaged, foreign, or of another version
     ├── DivergedError         6   loss or gradient not finite
     ├── LockedError           7   another process builds the same thing
-    ├── RankLost             75   a process of a training in several is gone: resumable from its checkpoint
+    ├── RankLost              4   a process of a training in several is gone: resumable from its checkpoint
     └── Stopped              75   SIGTERM (130 for SIGINT): saved, resumable
 
 A message names the thing, the rule, the value and the next action, in one line.
@@ -61,7 +61,7 @@ class LockedError(CramError):
 class RankLost(CramError):  # noqa: N818 - not a failure of this process: the run continues when it is started again
     """Another process of the same training was killed, is stopped or out of reach; the last checkpoint stays."""
 
-    exit_code = 75
+    exit_code = 4
 
 
 class Stopped(CramError):  # noqa: N818 - not a failure: the run is saved and continues when started again

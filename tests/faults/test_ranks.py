@@ -101,7 +101,7 @@ def test_r10_a_rank_that_is_killed_or_stopped_leaves_nobody_behind_and_the_rerun
     assert ranks_of(tmp_path) == {}
     (line,) = error_lines(tmp_path)
     assert line.endswith("run the same command again to continue"), line
-    assert "exitcode  : 75" in output(tmp_path)
+    assert "exitcode  : 4" in output(tmp_path)
     assert_finishes(config, tmp_path, undisturbed)
 
 

@@ -186,7 +186,7 @@ def test_61_a_rank_that_is_killed_is_named_and_the_two_go_on_with_the_same_bits(
     expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "killed"
     began = time.monotonic()
-    assert several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))}) == [75, -signal.SIGKILL]
+    assert several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))}) == [4, -signal.SIGKILL]
     assert time.monotonic() - began < 25, "a broken connection is noticed at once, not after the timeout"
     (line,) = said(folder / "said")
     assert line.startswith("rank 1 (pid ")
@@ -202,7 +202,7 @@ def test_61_when_the_first_rank_is_killed_the_other_says_so(tmp_path: Path, para
     expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
     folder = tmp_path / "killed"
     codes = several(2, phase, folder, accidents={0: at(7, to_itself(signal.SIGKILL))}, parallel=parallel)
-    assert codes == [-signal.SIGKILL, 75]
+    assert codes == [-signal.SIGKILL, 4]
     (line,) = said(folder / "said")
     assert "is gone" in line
     assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
@@ -218,7 +218,7 @@ def test_61_a_rank_that_is_stopped_is_waited_for_no_longer_than_the_timeout(tmp_
     pids = start_ranks(2, work, errors=folder / "said", timeout=5)
     began = time.monotonic()
     (code,) = exit_codes([pids[1 - stopped]])
-    assert code == 75
+    assert code == 4
     assert time.monotonic() - began < 40
     os.kill(pids[stopped], signal.SIGKILL)  # as torchrun does
     exit_codes([pids[stopped]])
@@ -237,7 +237,7 @@ def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score
 
     began = time.monotonic()
     codes = exit_codes(start_ranks(2, late, errors=tmp_path, timeout=3))
-    assert codes == [75, 75]
+    assert codes == [4, 4]
     assert time.monotonic() - began < 40
     (line,) = said(tmp_path)
     assert "within 3 s" in line
@@ -247,7 +247,7 @@ def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score
 def test_61_ranks_that_do_not_all_come_end_within_the_timeout(tmp_path: Path) -> None:
     pids = start_ranks(3, lambda ranks: None, errors=tmp_path, timeout=4)
     os.kill(pids[2], signal.SIGKILL)
-    assert exit_codes(pids) == [75, 75, -signal.SIGKILL]
+    assert exit_codes(pids) == [4, 4, -signal.SIGKILL]
 
 
 @pytest.mark.slow

@@ -283,7 +283,7 @@ class _Joined:
             if self._store.has(_ENDED):
                 raise _Ended(int(self._store.get(_ENDED)))
             if self._orphaned:
-                raise RankLost("the process that started this rank is gone; run the same command again to continue")
+                raise Stopped("the process that started this rank is gone; run the same command again to continue")
             if (now := self._store.add("alive/0", 0)) != beats:
                 beats, since = now, time.monotonic()
             elif time.monotonic() - since > self.config.timeout:
