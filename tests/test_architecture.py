@@ -36,8 +36,9 @@ LEVELS = [
     {"pipeline", "recipes"},
     {""},  # `import cramlm`, whose names come from all of the above
     {"console", "doctor", "options"},
+    {"experiments"},
     {"commands"},
-    {"cli", "estimator", "comparison"},
+    {"cli", "estimator"},
     {"__main__"},
 ]
 WITHOUT_TORCH = (

@@ -8,14 +8,13 @@ code of its kind (errors.py); the traceback goes to the run's log, and to the te
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -31,9 +30,10 @@ from cramlm.commands.parameters import (
     StoreOption,
     TextColumn,
 )
-from cramlm.errors import CramError, Stopped
+from cramlm.commands.stopping import stop_on_signals
+from cramlm.errors import CramError
 from cramlm.options import resolve_run
-from cramlm.signals import EXIT_CODES, Interrupted, interrupt_at_signals
+from cramlm.signals import Interrupted, interrupt_at_signals
 
 _STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
 app = typer.Typer(
@@ -84,7 +84,7 @@ def fit(
     from cramlm.pipeline import run  # after the config was checked: this loads torch
     from cramlm.training.distributed import join
 
-    with _stop_on_signals() as stop, _traceback_to(out / "error.log"), join(resolved.distributed) as ranks:
+    with stop_on_signals() as stop, _traceback_to(out / "error.log"), join(resolved.distributed) as ranks:
         if ranks.index > 0:
             run(resolved, out=out, stop=stop, ranks=ranks)
             return
@@ -120,6 +120,8 @@ def config(
 
 for command in (
     experiments.check,
+    experiments.compare,
+    experiments.ablate,
     runs.plan,
     corpora.index,
     corpora.select,
@@ -168,28 +170,6 @@ def _fail(message: str, code: int) -> NoReturn:
         traceback.print_exc()
     print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[Callable[[], int | None]]:
-    """A `stop` that turns the first SIGTERM or SIGINT into its exit code; the second signal ends the process at once."""
-    received: list[int] = []
-
-    def remember(number: int, frame: Any) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(EXIT_CODES[number])
-        if os.environ.get("RANK", "0") == "0":  # of several ranks one speaks
-            print("stopping at the next safe point; once more to stop at once", file=sys.stderr)
-
-    previous = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: received[0] if received else None
-        if received:
-            raise Stopped("stopped; run the same command again to continue", exit_code=received[0])
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

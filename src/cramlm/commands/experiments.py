@@ -1,17 +1,34 @@
-"""Commands that ask what the data and the methods are worth: `check`."""
+"""Commands that ask what the data and the methods are worth: `check`, `compare`, `ablate`."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cramlm.commands.parameters import LabelColumn, PairColumn, StoreOption, TextColumn
+from cramlm.commands.parameters import (
+    SPINS,
+    LabelColumn,
+    OnBadRowOption,
+    PairColumn,
+    PresetOption,
+    SetOption,
+    StoreOption,
+    TextColumn,
+)
+from cramlm.commands.stopping import stop_on_signals
 from cramlm.errors import UsageError
 
 _SHOWN = 5  # findings of one rule, without --all
+SeedsOption = Annotated[str, typer.Option(help="How many seeds (3 means 1, 2, 3), or which, like 7,11,13.")]
+LabelsOption = Annotated[str, typer.Option(help="Training rows to keep, like 100,500,all: stratified draws by the seed, the same for all.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own with its share of the cores.")]
+CheckpointOption = Annotated[
+    str | None, typer.Option("--init", help="Checkpoint for the recipes that start from one, and for those written like tlm@init.")
+]
 
 
 def check(
@@ -35,7 +52,7 @@ def check(
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index name the same thing twice; drop one")
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     with console_events() as emit:
         train, *held_out = (read_labelled(file, **columns) for file in files)
         findings = list(check_files(train, held_out))
@@ -53,3 +70,79 @@ def check(
         show_findings(facts, findings, limit=None if show_all else _SHOWN)
     if problems:
         raise typer.Exit(3)
+
+
+def compare(
+    train: Annotated[str, typer.Option(help="As in fit.")],
+    recipes: Annotated[str, typer.Option(help="Recipes or config files, like tlm,labels-only,mine.toml; tlm@init starts from --init.")],
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit; without it the table shows dev, which chose.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
+    init: CheckpointOption = None,
+    budget: Annotated[str | None, typer.Option(help="As in fit, for each run.")] = None,
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    seeds: SeedsOption = "3",
+    labels: LabelsOption = "all",
+    jobs: JobsOption = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the experiment.")] = Path("runs/compare"),
+    store: StoreOption = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+    on_bad_row: OnBadRowOption = "fail",
+) -> None:
+    """Several recipes on one task under equal budgets: scores over seeds, paired tests, costs, a picture; run it again to go on."""
+    from cramlm.experiments.grid import arms_of
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    asked = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
+    _experiment(arms_of(recipes.replace(" ", "").split(",")), asked, seeds, labels, jobs=jobs, out=out, store=store)
+
+
+def ablate(
+    train: Annotated[str, typer.Option(help="As in fit.")],
+    over: Annotated[
+        list[str], typer.Option(help="A setting and its values, like retriever.top_k=0,50,500; of several, every combination.")
+    ],
+    recipe: Annotated[str, typer.Option(help="Recipe or config file whose setting is varied.")] = "tlm",
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit; without it the table shows dev, which chose.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
+    init: CheckpointOption = None,
+    budget: Annotated[str | None, typer.Option(help="As in fit, for each run.")] = None,
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    seeds: SeedsOption = "3",
+    labels: LabelsOption = "all",
+    jobs: JobsOption = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the experiment.")] = Path("runs/ablate"),
+    store: StoreOption = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+    on_bad_row: OnBadRowOption = "fail",
+) -> None:
+    """One recipe with several values of a setting: the same table, picture and tests as compare, a row for each value."""
+    from cramlm.experiments.grid import arms_over
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    asked = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
+    _experiment(arms_over(recipe, over), asked, seeds, labels, jobs=jobs, out=out, store=store)
+
+
+def _experiment(arms: Any, asked: dict[str, Any], seeds: str, labels: str, *, jobs: int, out: Path, store: Path | None) -> None:
+    from cramlm.console import console_events
+    from cramlm.experiments.compare import compare as run_experiment
+    from cramlm.experiments.grid import Question, read_counts, read_seeds
+
+    question = Question(arms=arms, seeds=read_seeds(seeds), labels=read_counts(labels), **asked)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    with stop_on_signals() as stop, console_events() as emit:
+        experiment = run_experiment(question, out=out, store=store, jobs=jobs, emit=emit, stop=stop)
+    print(experiment.table)
+    print(f"{out / 'table.md'}, scores.svg, results.json")
+    if experiment.failed:
+        raise typer.Exit(1)

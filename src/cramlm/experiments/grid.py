@@ -1,0 +1,205 @@
+"""What is compared: arms x numbers of labels x seeds, each cell a complete config in a folder of its own.
+
+An arm is a recipe (`tlm`; `tlm@init` for one that also runs without, started from the checkpoint), a config file (`mine.toml`), or either
+of them with settings of its own. Everything else, the data, the budget and the draws of labels, is the same for all arms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cramlm.artifacts import hash_json
+from cramlm.config import RunConfig, load_config
+from cramlm.errors import UsageError
+from cramlm.experiments.draws import draw_labels
+from cramlm.options import resolve_run
+from cramlm.recipes import RECIPES
+
+ALL = "all"
+ON_INIT = "@init"
+_NO_RETRIEVAL = "retriever.top_k=0"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A row of the table. source: a recipe or a config file; settings: what `--set` would say, for this arm alone."""
+
+    name: str
+    source: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """A name that every file system takes, different for different arms."""
+        plain = re.sub(r"[^\w.+=-]+", "-", self.name)
+        return plain if plain == self.name else f"{plain}-{hash_json(self.name)[:6]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that is asked. labels: "all" or a count, of training rows. task: fields of `TaskConfig`. settings: for every arm."""
+
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    labels: tuple[str, ...]
+    task: Mapping[str, Any]
+    corpus: tuple[str, ...] = ()
+    init: str | None = None
+    budget: str | None = None
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        arms = [{"name": arm.name, "source": arm.source, "settings": list(arm.settings)} for arm in self.arms]
+        lists = {"seeds": list(self.seeds), "labels": list(self.labels), "corpus": list(self.corpus), "settings": list(self.settings)}
+        return {"arms": arms, **lists, "task": dict(self.task), "init": self.init, "budget": self.budget, "preset": self.preset}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the experiment."""
+
+    arm: Arm
+    labels: str
+    seed: int
+    config: RunConfig
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        labels = "" if self.labels == ALL else f", {self.labels} labels"
+        return f"{self.arm.name}{labels}, seed {self.seed}"
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """A number means so many, from 1 on; several with commas are the seeds themselves.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    parts = text.replace(" ", "").split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts) or parts == ["0"]:
+        raise UsageError(f"--seeds {text!r}: give how many, like 5, or which, like 7,11,13")
+    return tuple(map(int, parts)) if len(parts) > 1 else tuple(range(1, int(parts[0]) + 1))
+
+
+def read_counts(text: str) -> tuple[str, ...]:
+    """Numbers of labels, with commas.
+
+    Raises:
+        UsageError: if one is neither a number nor "all".
+    """
+    parts = text.replace(" ", "").split(",")
+    if not all(part == ALL or (part.isascii() and part.isdigit()) for part in parts) or len(set(parts)) < len(parts):
+        raise UsageError(f"--labels {text!r}: give numbers of training rows or all, like 100,500,all")
+    return tuple(parts)
+
+
+def arms_of(names: Sequence[str]) -> tuple[Arm, ...]:
+    """An arm for each recipe or config file.
+
+    Raises:
+        UsageError: if one is named twice, or none.
+    """
+    arms = tuple(Arm(Path(name).stem if name.endswith(".toml") else name, name) for name in names)
+    if not arms or len({arm.name for arm in arms}) < len(arms):
+        raise UsageError(f"--recipes {','.join(names) or '(none)'}: name each once, like tlm,labels-only,random-retrieval")
+    return arms
+
+
+def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
+    """An arm for every value of a setting, like retriever.top_k=0,50,500; of several settings, for every combination of their values.
+
+    `select.` means `retriever.`. top_k = 0 stands for no retrieved text at all.
+
+    Raises:
+        UsageError: if one is no KEY=VALUE,VALUE,...
+    """
+    choices = []
+    for each in over:
+        key, equals, values = each.partition("=")
+        listed = _split_values(values)
+        if not equals or not key.strip() or not all(listed) or len(set(listed)) < len(listed):
+            raise UsageError(f"--over {each!r} is not KEY=VALUE,VALUE,...; write it like retriever.top_k=0,50,500, each value once")
+        key = re.sub(r"^select\.", "retriever.", key.strip())
+        choices.append([f"{key}={value}" for value in listed])
+    if not choices:
+        raise UsageError("nothing to vary; pass --over KEY=VALUE,VALUE,..., like retriever.top_k=0,50,500")
+    shown = [re.sub(r"^retriever\.", "", chosen[0].partition("=")[0]) for chosen in choices]
+    arms = []
+    for settings in itertools.product(*choices):
+        name = ", ".join(f"{key}={setting.partition('=')[2]}" for key, setting in zip(shown, settings, strict=True))
+        arms.append(Arm(name, source, settings))
+    return tuple(arms)
+
+
+def cells_of(question: Question, out: Path) -> list[Cell]:
+    """Every cell, seed by seed (so that early results compare all arms); draws of labels are written to `out`.
+
+    Raises:
+        UsageError, DataError: if an arm cannot be run on this data.
+    """
+    return list(_cells(question, out))
+
+
+def _cells(question: Question, out: Path) -> Iterator[Cell]:
+    for seed in question.seeds:
+        for labels in question.labels:
+            task = dict(question.task)
+            if labels != ALL:
+                task["train"] = str(draw_labels(task, count=int(labels), seed=seed, folder=out / "draws"))
+            for arm in question.arms:
+                config = _config(question, arm, task, seed)
+                yield Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed))
+
+
+def _config(question: Question, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
+    settings = [each for each in (*question.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
+    common: dict[str, Any] = {"task": task, "budget": question.budget, "seed": seed, "preset": question.preset}
+    common["corpus"] = list(question.corpus) or None
+    is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
+    recipe = arm.source.removesuffix(ON_INIT)
+    if on_init and question.init is None:
+        raise UsageError(f"{arm.source}: there is no checkpoint to start from; pass --init FOLDER")
+    if question.init is not None and (on_init or _needs_checkpoint(recipe)):
+        common["init"] = question.init
+    config = resolve_run(None if is_file else recipe, Path(arm.source) if is_file else None, settings, **common)
+    if len(settings) < len(question.settings) + len(arm.settings):
+        config = _without_retrieval(config)
+    checked: RunConfig = config.model_copy(update={"name": arm.name})
+    return checked
+
+
+def _needs_checkpoint(recipe: str) -> bool:
+    """Whether it starts from nothing else; the others run from scratch unless told otherwise."""
+    return getattr(RECIPES.get(recipe.partition(":")[0]), "start", "either") == "pretrained"
+
+
+def _without_retrieval(config: RunConfig) -> RunConfig:
+    """The same phases on the task's text alone."""
+    data = config.model_dump(mode="json") | {"corpus": None, "retriever": None}
+    for phase in data["phases"]:
+        phase |= {"external": 0, "task": max(1, phase["task"])}
+    return load_config(data, origin=_NO_RETRIEVAL)
+
+
+def _split_values(values: str) -> list[str]:
+    """At commas that are not inside brackets or quotes."""
+    parts, depth, quoted = [""], 0, ""
+    for character in values:
+        if quoted:
+            quoted = "" if character == quoted else quoted
+        elif character in "\"'":
+            quoted = character
+        depth += (character in "[{") - (character in "]}") if not quoted else 0
+        if character == "," and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
