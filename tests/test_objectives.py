@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from cramlm.cli import app
@@ -45,6 +46,31 @@ def terms_of(run: Path) -> dict[str, set[str]]:
             found = {name for name in event["data"] if name.rpartition("_")[2] in ("external", "task")}
             terms.setdefault(event["stage"].split("-", 2)[2], set()).update(found)
     return terms
+
+
+def test_an_albert_is_the_native_class_and_its_one_layer_is_stored_once(tmp_path: Path) -> None:
+    encoder = {"shape": "albert", "layers": 3, "hidden": 32, "heads": 2, "intermediate": 32, "embedding": 16, "max_positions": 64}
+    run = fit(
+        tmp_path, encoder=encoder, head={"pooling": "cls", "generator": 16}, phases=[COMMON | {"name": "rtd", "objective": "rtd"}, FINETUNE]
+    )
+    assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["AlbertForSequenceClassification"]
+    with safe_open(run / "export/model.safetensors", framework="np") as weights:
+        assert sum("ffn.weight" in name for name in weights.keys()) == 1  # noqa: SIM118 - not a mapping
+    assert len(Predictor.load(run / "export").predict(["wave ship"])) == 1
+
+
+def test_a_mixture_of_experts_says_that_cramlm_alone_reads_its_export(tmp_path: Path) -> None:
+    encoder = {"shape": "moe", "layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "experts": 3, "max_positions": 64}
+    run = fit(tmp_path, encoder=encoder, phases=[COMMON | {"name": "joint"}, FINETUNE])
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    assert any("no class in transformers" in event["message"] for event in events)
+    assert all(0.9 < event["data"]["balance"] < 3 for event in events if event["kind"] == "step")
+    answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
+    assert [answer.label for answer in answers] == ["sea", "hill"]
+    assert "AutoModel" not in (run / "export/README.md").read_text("utf-8")
+    result = CliRunner().invoke(app, ["export", str(run), "--format", "onnx"])
+    assert result.exit_code != 0
+    assert "ONNX graph of it cannot hold" in str(result.exception)
 
 
 def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_class(tmp_path: Path) -> None:

@@ -67,14 +67,16 @@ class TokenizerConfig(FrozenModel):
 
 
 class EncoderConfig(FrozenModel):
-    """A small encoder in one of three shapes, all native classes of transformers when exported.
+    """A small encoder in one of five shapes, all but moe native classes of transformers when exported.
 
     bert: post-norm, learned positions, GELU, biases, [CLS] pooler.
     roberta: the same with one token type, positions counted from behind the padding id, and a head of its own.
     modernbert: pre-norm, rotary positions, GeGLU, no biases; all layers global unless `global_every` says otherwise.
+    albert: bert with one layer passed `layers` times, over word embeddings of width `embedding`.
+    moe: modernbert with `experts` feed-forward parts in each layer, one of which a router chooses for each token; no native class.
     """
 
-    shape: Literal["bert", "roberta", "modernbert"] = "modernbert"
+    shape: Literal["bert", "roberta", "modernbert", "albert", "moe"] = "modernbert"
     layers: int = Field(4, ge=1)
     hidden: int = Field(256, ge=16)
     heads: int = Field(4, ge=1)
@@ -84,6 +86,9 @@ class EncoderConfig(FrozenModel):
     global_every: int = Field(1, ge=1, description="modernbert only: layers 0, n, 2n, ... see the whole sequence, the others a window")
     local_window: int = Field(128, ge=2, description="tokens that such a window is wide, half of them on either side")
     local_theta: float = Field(10_000.0, gt=0, description="rope_theta of layers with a window")
+    embedding: int = Field(128, ge=16, description="albert only: width of the word embeddings")
+    experts: int = Field(4, ge=2, description="moe only: feed-forward parts of a layer")
+    balance_weight: float = Field(0.01, ge=0, description="moe only: weight of the loss that keeps experts in use; 0.01: Switch")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
     embedding_init: Literal["drawn", "cooccurrence"] = Field(
@@ -93,9 +98,19 @@ class EncoderConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> EncoderConfig:
-        if self.hidden % self.heads or (self.shape == "modernbert" and (self.hidden // self.heads) % 2):
+        if self.hidden % self.heads or (self.is_modern and (self.hidden // self.heads) % 2):
             raise ValueError(f"hidden {self.hidden} must be a multiple of heads {self.heads}, with an even quotient for rotary positions")
         return self
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether it is built like ModernBERT: pre-norm, no biases, a classifier that may pool the mean."""
+        return self.shape in ("modernbert", "moe")
+
+    @property
+    def embedding_width(self) -> int:
+        """Of word embeddings."""
+        return self.embedding if self.shape == "albert" else self.hidden
 
 
 class HeadConfig(FrozenModel):
@@ -170,7 +185,7 @@ class RunConfig(FrozenModel):
             raise ValueError(
                 "a phase draws external text (external > 0) but no corpus is given; pass --corpus or use the recipe labels-only"
             )
-        if self.encoder.shape != "modernbert" and self.head.pooling != "cls":
+        if not self.encoder.is_modern and self.head.pooling != "cls":
             raise ValueError(
                 f"the {self.encoder.shape} shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"

@@ -71,6 +71,12 @@ SHAPES = {
         EncoderConfig(shape="modernbert", layers=3, hidden=32, heads=4, intermediate=48, max_positions=64, rope_theta=500.0),
         HeadConfig(pooling="mean"),
     ),
+    "albert": (
+        EncoderConfig(
+            shape="albert", layers=3, hidden=32, heads=4, intermediate=48, embedding=16, max_positions=64, norm_eps=1e-12, init_std=0.05
+        ),
+        HeadConfig(pooling="cls"),
+    ),
     "modernbert-cls": (
         EncoderConfig(shape="modernbert", layers=2, hidden=48, heads=2, intermediate=32, max_positions=64, init_std=0.05),
         HeadConfig(pooling="cls"),

@@ -82,7 +82,7 @@ def test_transformers_gives_our_logits_for_200_texts(model: Model, tokenizer: To
     hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=64)
     native = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
     native_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    family = {"bert": "Bert", "modernbert": "ModernBert"}[model.encoder_config.shape]
+    family = {"bert": "Bert", "modernbert": "ModernBert", "albert": "Albert"}[model.encoder_config.shape]
     assert type(native).__name__ == f"{family}ForSequenceClassification"
     assert native.dtype == torch.float32
     assert native.config.id2label == dict(enumerate(LABELS))

@@ -37,7 +37,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "rtd": {"objective": "rtd", "masking": {"rate": 0.3}},
     "span": {"objective": "span", "masking": {"rate": 0.3, "mean_span": 2.0}, "max_length": 56},
     "phrase": {"masking": {"kind": "phrase"}},
+    "experts": {},
+    "albert": {},
 }
+SHAPES = {"experts": "moe", "albert": "albert"}
 
 
 def phase_of(objective: str, **changes: Any) -> PhaseConfig:
@@ -45,7 +48,8 @@ def phase_of(objective: str, **changes: Any) -> PhaseConfig:
 
 
 def model_of(*, seed: int = 7, shape: str = "modernbert") -> Model:
-    encoder = ENCODER.model_copy(update={"shape": shape})
+    """With a generator, whatever the phase; small."""
+    encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
     return build_model(encoder, HeadConfig(pooling="cls", generator=16), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
 
 
@@ -197,7 +201,7 @@ def test_replaced_token_detection_weighs_the_generators_mlm_and_the_mean_over_al
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(objective: str) -> None:
-    phase, model = phase_of(objective, mlm_weight=0.5), model_of()
+    phase, model = phase_of(objective, mlm_weight=0.5), model_of(shape=SHAPES.get(objective, "modernbert"))
     whole = step_where(phase, causal=True) if objective == "hybrid" else batches_of(phase).batch(0)
     counts = Counts.of(whole, phase)
 
@@ -217,10 +221,11 @@ def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(obj
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_phase_that_was_stopped_ends_with_the_same_bits(objective: str, tmp_path: Path) -> None:
     phase = phase_of(objective, steps=4, dropout=0.2, checkpoint_every=3)
-    straight, resumed = model_of(), model_of(seed=99)
+    shape = SHAPES.get(objective, "modernbert")
+    straight, resumed = model_of(shape=shape), model_of(seed=99, shape=shape)
     result = run_phase(straight, phase, tmp_path / "straight", batches=batches_of(phase))
     with pytest.raises(Stopped):
-        run_phase(model_of(), phase, tmp_path / "stopped", batches=batches_of(phase), stop=stop_after(2))
+        run_phase(model_of(shape=shape), phase, tmp_path / "stopped", batches=batches_of(phase), stop=stop_after(2))
     assert run_phase(resumed, phase, tmp_path / "stopped", batches=batches_of(phase)).executed_flops == result.executed_flops
     assert_same_bits(weights_of(resumed), weights_of(straight))
 

@@ -83,7 +83,7 @@ def _summary(facts: Mapping[str, Any]) -> str:
 
 
 def _use(facts: Mapping[str, Any]) -> str:
-    text = """\
+    native = """\
 With transformers (no custom code):
 
 ```python
@@ -93,14 +93,16 @@ classify = pipeline("text-classification", model="path/to/this/folder", truncati
 print(classify("some text"))
 ```
 
-With cramlm, which is faster and needs no transformers:
-
+With cramlm, which is faster and needs no transformers:"""
+    ours = """\
 ```python
 from cramlm import Predictor
 
 print(Predictor.load("path/to/this/folder").predict(["some text"]))
 ```"""
-    if facts["mlm"]:
+    own = "No class of transformers computes this encoder (a mixture of experts); cramlm reads the folder:"
+    text = f"{own if (facts.get('config') or {}).get('encoder', {}).get('shape') == 'moe' else native}\n\n{ours}"
+    if facts["mlm"] and text.startswith(native):
         text += "\n\n`mlm/` holds the language model that the classifier was made from; `AutoModelForMaskedLM` loads it."
     return text + "\n\n`provenance.json` holds everything below and more, for programs."
 

@@ -1,6 +1,6 @@
 """A run's model as a plain Hugging Face folder that needs nothing of the run.
 
-    config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers
+    config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers (but for moe)
     mlm/                the language model it was made from (only if one was trained), as a folder of the same kind
     README.md           model card (card.py)
     provenance.json     what went in and what came out, as plain data: the caller's `provenance`, versions, sizes
@@ -65,6 +65,14 @@ def export_run(
 
     def write(folder: Path) -> None:
         emit(Event("start", KIND))
+        if model.encoder_config.shape == "moe":
+            emit(
+                Event(
+                    "note",
+                    KIND,
+                    "a mixture of experts has no class in transformers: cramlm alone reads this folder (predict, serve, Predictor)",
+                )
+            )
         save_classifier(model, tokenizer, folder, labels=labels, max_length=max_length)
         if mlm:
             save_mlm(model, tokenizer, folder / "mlm", max_length=max_length)

@@ -89,6 +89,8 @@ def export_onnx(
     name = "onnx-int8" if int8 else "onnx"
     target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
     loaded = load_classifier(folder)
+    if loaded.model.encoder_config.shape == "moe":
+        raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
 
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))

@@ -6,8 +6,10 @@ their own in each row: they attend to one another, give finite numbers, and nobo
 
     bert         word + position + type embedding, norm; layers of attention and GELU feed-forward, biases, norm after each residual
     roberta      the same; positions are counted from padding id + 1, as its native class counts them
+    albert       word + position + type embedding of width E, norm; a linear map to width D; one layer of bert, `layers` times
     modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end;
                  in layers that `global_every` leaves out, attention reaches half a window to either side
+    moe          modernbert with experts in place of the feed-forward part (moe.py); no native class
 
 BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
 
@@ -29,9 +31,10 @@ from torch import Tensor, nn
 from cramlm.config import EncoderConfig
 from cramlm.model.dropout import Dropout
 from cramlm.model.kernels import Rotation, add_norm, attend, geglu, gelu, norm_of_sum
+from cramlm.model.moe import Experts
 
-Shape: TypeAlias = Literal["bert", "roberta", "modernbert"]
-Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
+Shape: TypeAlias = Literal["bert", "roberta", "modernbert", "albert", "moe"]
+Encoder: TypeAlias = "BertEncoder | ModernBertEncoder | AlbertEncoder"
 
 
 def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Encoder:
@@ -41,8 +44,10 @@ def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Enc
             return BertEncoder(config, vocab_size, token_types=2, first_position=0)
         case "roberta":
             return BertEncoder(config, vocab_size, token_types=1, first_position=pad_id + 1)
-        case "modernbert":
+        case "modernbert" | "moe":
             return ModernBertEncoder(config, vocab_size)
+        case "albert":
+            return AlbertEncoder(config, vocab_size)
         case _:
             assert_never(config.shape)
 
@@ -125,8 +130,41 @@ class BertEncoder(nn.Module):
         return x
 
 
+class AlbertEncoder(nn.Module):
+    """`forward` gives the hidden states (R, L, D) of packed rows: one layer, passed through again and again, over embeddings of width E."""
+
+    def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.passes = config.layers
+        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.embedding))
+        self.position_embeddings = nn.Parameter(torch.empty(config.max_positions, config.embedding))
+        self.token_type_embeddings = nn.Parameter(torch.empty(2, config.embedding))
+        self.embedding_norm = Norm(config.embedding, config.norm_eps, bias=True)
+        self.widened = nn.Linear(config.embedding, config.hidden)
+        self.layers = nn.ModuleList([BertLayer(config)])
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        sequence: Tensor,
+        position: Tensor,
+        *,
+        dropout: Dropout,
+        causal_from: Tensor | None = None,
+        words: Tensor | None = None,
+    ) -> Tensor:
+        x = F.embedding(token_ids, self.word_embeddings if words is None else words)
+        x = x + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
+        x = self.widened(dropout(self.embedding_norm(x))).to(x.dtype)
+        bias, read = attention_bias(sequence, compute_dtype(x), position, causal_from), x
+        for _ in range(self.passes):
+            x, read = self.layers[0](x, read, bias, dropout)
+        states: Tensor = x
+        return states
+
+
 class ModernBertLayer(nn.Module):
-    """One pre-norm layer; `wi` gives the value, then the gate, of GeGLU. The first attention has no norm of its own."""
+    """One pre-norm layer; `wi` gives the value, then the gate, of GeGLU, or experts stand in its place. The first attention has no norm."""
 
     def __init__(self, config: EncoderConfig, *, first: bool) -> None:
         super().__init__()
@@ -136,19 +174,30 @@ class ModernBertLayer(nn.Module):
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
         self.attention_output = nn.Linear(config.hidden, config.hidden, bias=False)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=False)
-        self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
-        self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
+        self.experts = Experts(config) if config.shape == "moe" else None
+        if self.experts is None:
+            self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
+            self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: Dropout) -> tuple[Tensor, Tensor]:
-        """The residual stream, and the branch still to be added to it (none before the first layer) -> both after this layer."""
+    def forward(
+        self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: Dropout, sequence: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The residual stream, and the branch still to be added to it (none before the first layer) -> both after this layer, and the
+        balance of its experts, if it has any.
+        """
         x, read = (x, x) if branch is None else self.attention_norm.after_sum(x, branch)
         attended = self.attention_output(attend(self.qkv(read), bias, rotation, self.heads))
         x, read = self.output_norm.after_sum(x, dropout(attended))
-        return x, dropout(self.output(geglu(self.wi(read))))
+        if self.experts is not None:
+            answer, balance = self.experts(read, sequence)
+            return x, dropout(answer), balance
+        return x, dropout(self.output(geglu(self.wi(read)))), None
 
 
 class ModernBertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm."""
+    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm; with experts also their balance (moe.py), a mean
+    over layers and a sum over sequences.
+    """
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
@@ -169,7 +218,7 @@ class ModernBertEncoder(nn.Module):
         dropout: Dropout,
         causal_from: Tensor | None = None,
         words: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings if words is None else words)))
         dtype = compute_dtype(x)
         whole = attention_bias(sequence, dtype, position, causal_from), self.rotation(position, self.rope_theta)
@@ -177,11 +226,13 @@ class ModernBertEncoder(nn.Module):
         if self.global_every > 1:
             window = attention_window(whole[0], position, reach=self.reach), self.rotation(position, self.local_theta)
         branch: Any = None
+        balances: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             bias, rotation = window if index % self.global_every else whole
-            x, branch = layer(x, branch, bias, rotation, dropout)
+            x, branch, balance = layer(x, branch, bias, rotation, dropout, sequence)
+            balances += [] if balance is None else [balance]
         normed: Tensor = self.final_norm.after_sum(x, branch)[1]
-        return normed
+        return (normed, torch.stack(balances).mean()) if balances else normed
 
     def rotation(self, position: Tensor, theta: float) -> Rotation:
         """cos and sin of position x frequency for half a head, (R, L, 1, head_size / 2) each; made once and shared by layers."""

@@ -23,10 +23,10 @@ class Generator(nn.Module):
         super().__init__()
         heads = width * config.heads // config.hidden
         assert heads * config.hidden == width * config.heads, "checked by the config"
-        narrow = config.model_copy(
-            update={"hidden": width, "heads": heads, "intermediate": max(16, config.intermediate * width // config.hidden)}
-        )
-        self.narrowed = nn.Linear(config.hidden, width, bias=False)
+        sizes = {"hidden": width, "heads": heads, "intermediate": max(16, config.intermediate * width // config.hidden)}
+        shape = "modernbert" if config.shape == "moe" else config.shape
+        narrow = config.model_copy(update={**sizes, "shape": shape, "embedding": min(config.embedding, width)})
+        self.narrowed = nn.Linear(config.embedding_width, narrow.embedding_width, bias=False)
         self.encoder = build_encoder(narrow, vocab_size=vocab_size, pad_id=pad_id)
         del self.encoder.word_embeddings  # it reads the other encoder's
         self.head = MlmHead(narrow, vocab_size)

@@ -1,7 +1,8 @@
 """What sits on the encoder: the vocabulary head for masked places, and the classifier; each equal to its native class in transformers.
 
     bert, roberta    vocabulary: dense, GELU, norm, token embedding + bias   classifier: [CLS], dense, tanh (BERT's pooler), linear
-    modernbert       the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
+    albert           the same, the dense to the width of its embedding           the same
+    modernbert, moe  the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
 
 The mean is over all tokens of a sequence, [CLS] and [SEP] included, as transformers takes it.
 """
@@ -26,9 +27,9 @@ class MlmHead(nn.Module):
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
-        biases = config.shape != "modernbert"
-        self.dense = nn.Linear(config.hidden, config.hidden, bias=biases)
-        self.norm = Norm(config.hidden, config.norm_eps, bias=biases)
+        biases, width = not config.is_modern, config.embedding_width
+        self.dense = nn.Linear(config.hidden, width, bias=biases)
+        self.norm = Norm(width, config.norm_eps, bias=biases)
         self.decoder_bias = nn.Parameter(torch.empty(vocab_size))
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ class ModernBertClassifier(nn.Module):
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
     """The classifier of `config`'s shape, with uninitialised weights."""
     match config.shape:
-        case "bert" | "roberta":
+        case "bert" | "roberta" | "albert":
             return BertClassifier(config, labels)
-        case "modernbert":
+        case "modernbert" | "moe":
             return ModernBertClassifier(config, labels)
         case _:
             assert_never(config.shape)

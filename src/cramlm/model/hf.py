@@ -168,8 +168,9 @@ def _read(folder: Path, task: Task) -> _Read:
     with open_weights(folder / WEIGHTS_FILE) as weights:
         layers = len(weights.keys())
     values = (folder / WEIGHTS_FILE).stat().st_size // 4
-    positions = 0 if encoder.shape == "modernbert" else encoder.max_positions
-    if encoder.layers > layers or encoder.hidden * max(encoder.intermediate, tokenizer.vocab_size, positions) > values:
+    positions = 0 if encoder.is_modern else encoder.max_positions
+    largest = max(encoder.hidden * encoder.intermediate, encoder.embedding_width * max(tokenizer.vocab_size, positions))
+    if (encoder.layers > layers and encoder.shape != "albert") or largest > values:
         raise ArtifactError(f"{path}: promises more weights than {WEIGHTS_FILE} holds; export the model again")  # before memory is taken
     if tokenizer.vocab_size != settings.get("vocab_size"):
         raise ArtifactError(

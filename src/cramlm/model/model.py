@@ -76,7 +76,7 @@ class Model(nn.Module):
 
     def __init__(self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> None:
         super().__init__()
-        assert encoder.shape == "modernbert" or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
+        assert encoder.is_modern or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
         self.encoder_config = encoder
         self.head_config = head
         self.vocab_size = vocab_size
@@ -91,11 +91,15 @@ class Model(nn.Module):
 
     def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Hidden states of every place, (R * L, D); those of padding places are finite and mean nothing."""
+        return self.hidden_and_balance(batch, dropout=dropout)[0]
+
+    def hidden_and_balance(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
+        """Hidden states; and how evenly the sequences used the experts, summed over them (moe.py), None without experts."""
         causal_from = batch.causal_from if len(batch.causal_from) else None
-        states: Tensor = self.encoder(
-            batch.token_ids, batch.sequence, batch.position, causal_from=causal_from, dropout=dropout or no_dropout()
-        )
-        return states.flatten(0, 1)
+        rows = (batch.token_ids, batch.sequence, batch.position)
+        result: Tensor | tuple[Tensor, Tensor] = self.encoder(*rows, causal_from=causal_from, dropout=dropout or no_dropout())
+        states, balance = result if isinstance(result, tuple) else (result, None)
+        return states.flatten(0, 1), balance
 
     def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
         """Vocabulary logits at flat places `masked`, (M, V); tied to the token embedding."""
@@ -135,7 +139,10 @@ class Model(nn.Module):
     @property
     def matmul_parameters(self) -> int:
         """Weights that each token multiplies with in the encoder layers: one multiply-add each, forward."""
-        return sum(parameter.numel() for name, parameter in self.parameter_groups().matrix.items() if name.startswith("encoder."))
+        matrices = {name: matrix.numel() for name, matrix in self.parameter_groups().matrix.items() if name.startswith("encoder.")}
+        routed = sum(numbers for name, numbers in matrices.items() if ".experts.experts." in name)
+        times = self.encoder_config.layers if self.encoder_config.shape == "albert" else 1
+        return times * (sum(matrices.values()) - routed) + routed // self.encoder_config.experts
 
 
 def build_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0) -> Model:
@@ -153,9 +160,9 @@ def empty_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, la
 
 
 def initialise_all(model: Model, *, seed: int) -> None:
-    """Draw every parameter; in the modernbert shape what ends a residual branch is smaller by sqrt(2 x layers)."""
+    """Draw every parameter; in the modernbert and moe shapes what ends a residual branch is smaller by sqrt(2 x layers)."""
     encoder = model.encoder_config
-    branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.shape == "modernbert" else encoder.init_std
+    branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.is_modern else encoder.init_std
     for name, parameter in model.named_parameters():
         ends_branch = "encoder.layers." in name and name.endswith("output.weight")
         initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)

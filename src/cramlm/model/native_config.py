@@ -22,7 +22,8 @@ from cramlm.errors import ArtifactError
 
 Task: TypeAlias = Literal["classifier", "mlm"]
 
-FAMILIES: Final = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+FAMILIES: Final = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "albert": "Albert", "cramlm-moe": "CramlmMoe"}
+"""By model_type; the last is no class of transformers."""
 _POST_NORM: Final = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -39,6 +40,18 @@ _POST_NORM: Final = {
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "bert": {**_POST_NORM, "vocab_size": 30_522, "pad_token_id": 0},
     "roberta": {**_POST_NORM, "vocab_size": 50_265, "pad_token_id": 1},
+    "albert": {
+        **{key: value for key, value in _POST_NORM.items() if key not in ("is_decoder", "add_cross_attention")},
+        "vocab_size": 30_000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16_384,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "hidden_act": "gelu_new",
+        "pad_token_id": 0,
+    },
     "modernbert": {
         "vocab_size": 50_368,
         "hidden_size": 768,
@@ -86,9 +99,10 @@ def native_config(
     encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, ids: Ids, task: Task, labels: Sequence[str]
 ) -> dict[str, Any]:
     """config.json of the native class: every setting that changes what transformers (5, and 4 from 4.48) computes is spelt out."""
+    model_type = "cramlm-moe" if encoder.shape == "moe" else encoder.shape
     common: dict[str, Any] = {
-        "architectures": [FAMILIES[encoder.shape] + {"classifier": "ForSequenceClassification", "mlm": "ForMaskedLM"}[task]],
-        "model_type": encoder.shape,
+        "architectures": [FAMILIES[model_type] + {"classifier": "ForSequenceClassification", "mlm": "ForMaskedLM"}[task]],
+        "model_type": model_type,
         "dtype": "float32",
         "vocab_size": vocab_size,
         "hidden_size": encoder.hidden,
@@ -120,7 +134,13 @@ def native_config(
         case "roberta":
             places = {"max_position_embeddings": encoder.max_positions + ids.pad + 1, "type_vocab_size": 1}
             return common | post_norm | places | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
-        case "modernbert":
+        case "albert":
+            shared = {"embedding_size": encoder.embedding, "num_hidden_groups": 1, "inner_group_num": 1, "classifier_dropout_prob": 0.0}
+            left_out = ("is_decoder", "add_cross_attention", "classifier_dropout")
+            settings = common | post_norm | shared | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
+            return {key: value for key, value in settings.items() if key not in left_out}
+        case "modernbert" | "moe":
+            experts = {} if encoder.shape == "modernbert" else {"num_experts": encoder.experts}
             local_theta = encoder.rope_theta if encoder.global_every == 1 else encoder.local_theta
             window = {} if encoder.global_every == 1 else {"local_attention": encoder.local_window}
             return common | {
@@ -139,6 +159,7 @@ def native_config(
                 "global_rope_theta": encoder.rope_theta,
                 "local_rope_theta": local_theta,
                 **window,
+                **experts,
                 "attention_dropout": 0.0,
                 "embedding_dropout": 0.0,
                 "mlp_dropout": 0.0,
@@ -175,9 +196,9 @@ def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig
         ArtifactError: naming the setting that it does not.
     """
     shape = settings.get("model_type")
-    if shape not in FAMILIES:
+    if shape not in DEFAULTS:
         raise ArtifactError(
-            f"{path}: model_type is {shape!r}; starting weights may be of the shapes {', '.join(FAMILIES)}; pass another folder to --init"
+            f"{path}: model_type is {shape!r}; starting weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
         )
     for key, values in _ONLY_VALUES.items():
         if settings.get(key) not in values:
@@ -216,7 +237,7 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any], path: Path, *
 
 
 def _encoder(settings: Mapping[str, Any], path: Path, *, again: str) -> EncoderConfig:
-    shape = settings["model_type"]
+    shape = "moe" if settings["model_type"] == "cramlm-moe" else settings["model_type"]
     try:
         sizes: dict[str, Any] = {
             "layers": settings["num_hidden_layers"],
@@ -224,13 +245,17 @@ def _encoder(settings: Mapping[str, Any], path: Path, *, again: str) -> EncoderC
             "heads": settings["num_attention_heads"],
             "intermediate": settings["intermediate_size"],
             "max_positions": settings["max_position_embeddings"],
-            "norm_eps": settings["norm_eps" if shape == "modernbert" else "layer_norm_eps"],
+            "norm_eps": settings["norm_eps" if shape in ("modernbert", "moe") else "layer_norm_eps"],
             "init_std": settings["initializer_range"],
         }
         if shape == "roberta":
             sizes["max_positions"] -= settings["pad_token_id"] + 1
-        if shape == "modernbert":
+        if shape in ("modernbert", "moe"):
             sizes |= _layers(settings)
+        if shape == "albert":
+            sizes["embedding"] = settings["embedding_size"]
+        if shape == "moe":
+            sizes["experts"] = settings["num_experts"]
         return EncoderConfig(shape=shape, **sizes)
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path}: setting {error} is missing or not what it should be; {again}") from error

@@ -8,7 +8,7 @@ from typing import Final
 from cramlm.model.encoder import Shape
 from cramlm.model.model import Model
 
-PREFIXES: Final[dict[Shape, str]] = {"bert": "bert.", "roberta": "roberta.", "modernbert": "model."}
+PREFIXES: Final[dict[Shape, str]] = {"bert": "bert.", "roberta": "roberta.", "modernbert": "model.", "albert": "albert.", "moe": "encoder."}
 """What stands before the encoder's tensors where a head is on top, and is missing where an encoder was saved alone."""
 
 _POST_NORM: Final = (
@@ -23,6 +23,8 @@ _POST_NORM: Final = (
     (r"^encoder\.layers\.(\d+)\.output\.", r"PREFIXencoder.layer.\1.output.dense."),
     (r"^encoder\.layers\.(\d+)\.output_norm\.", r"PREFIXencoder.layer.\1.output.LayerNorm."),
 )
+
+_ALBERT_LAYER: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0."
 
 NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
     "bert": (
@@ -41,6 +43,22 @@ NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
         (r"^mlm_head\.norm\.", "lm_head.layer_norm."),
         (r"^mlm_head\.decoder_bias$", "lm_head.bias"),
     ),
+    "albert": (
+        *((ours, native.replace("PREFIX", "albert.")) for ours, native in _POST_NORM[:4]),
+        (r"^encoder\.widened\.", "albert.encoder.embedding_hidden_mapping_in."),
+        (r"^encoder\.layers\.0\.qkv\.", f"{_ALBERT_LAYER}attention.QKV."),
+        (r"^encoder\.layers\.0\.attention_output\.", f"{_ALBERT_LAYER}attention.dense."),
+        (r"^encoder\.layers\.0\.attention_norm\.", f"{_ALBERT_LAYER}attention.LayerNorm."),
+        (r"^encoder\.layers\.0\.intermediate\.", f"{_ALBERT_LAYER}ffn."),
+        (r"^encoder\.layers\.0\.output\.", f"{_ALBERT_LAYER}ffn_output."),
+        (r"^encoder\.layers\.0\.output_norm\.", f"{_ALBERT_LAYER}full_layer_layer_norm."),
+        (r"^classifier\.dense\.", "albert.pooler."),
+        (r"^classifier\.classifier\.", "classifier."),
+        (r"^mlm_head\.dense\.", "predictions.dense."),
+        (r"^mlm_head\.norm\.", "predictions.LayerNorm."),
+        (r"^mlm_head\.decoder_bias$", "predictions.bias"),
+    ),
+    "moe": ((r"^", ""),),  # no native class: our names
     "modernbert": (
         (r"^encoder\.word_embeddings$", "model.embeddings.tok_embeddings.weight"),
         (r"^encoder\.embedding_norm\.", "model.embeddings.norm."),

@@ -55,7 +55,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     settings = read_json(path)
     encoder, tokenizer = pretrained_encoder(settings, path), Tokenizer.load(folder)
     _check_tokenizer(DEFAULTS[encoder.shape] | settings, encoder, tokenizer, folder)
-    pools_mean = encoder.shape == "modernbert" and settings.get("classifier_pooling", "mean") == "mean"
+    pools_mean = encoder.is_modern and settings.get("classifier_pooling", "mean") == "mean"
     return Pretrained(folder, encoder, HeadConfig(pooling="mean" if pools_mean else "cls"), tokenizer)
 
 

@@ -33,7 +33,9 @@ def embedding(
         tokens = [sequences_of(tokenizer, task.train, max_length=_WHOLE)]
         tokens += [tokenizer.sequences(selection.texts(), max_length=_WHOLE, cut="split")] if selection else []
         pools = [TokenPool(each.ids, each.offsets, np.full(len(each), -1, dtype=np.int64)) for each in tokens]
-        values = token_embeddings(pools, vocab_size=tokenizer.vocab_size, width=encoder.hidden, std=encoder.embedding_std, seed=config.seed)
+        values = token_embeddings(
+            pools, vocab_size=tokenizer.vocab_size, width=encoder.embedding_width, std=encoder.embedding_std, seed=config.seed
+        )
         save_array(target / "embedding.npy", values)
         known, total = int(np.isfinite(values[:, 0]).sum()), sum(len(pool.ids) for pool in pools)
         emit(
@@ -45,5 +47,5 @@ def embedding(
         )
 
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)["train"]}
-    key = {"format": 1, "width": encoder.hidden, "std": encoder.embedding_std, "seed": config.seed, **inputs}
+    key = {"format": 1, "width": encoder.embedding_width, "std": encoder.embedding_std, "seed": config.seed, **inputs}
     return stage(folder / "embedding", kind="embedding", key=key, write=write, emit=emit)

@@ -11,7 +11,8 @@ over its own places or sequences, so that it does not fade when a batch holds fe
 
 L_mlm is the cross-entropy of the tokens that a batch asks for: masked ones, next ones (clm), those of gaps (span); which is the batch's
 business (batching.py). With `rtd` it is the generator's, and each text adds rtd_weight times the mean over its places of telling replaced
-tokens, which is what the encoder learns; the classifier then reads the text with replacements.
+tokens, which is what the encoder learns; the classifier then reads the text with replacements. An encoder with experts adds balance_weight
+times their balance, a mean over sequences (model/moe.py), whatever `loss_scale`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from cramlm.training.vocabulary_loss import weighted_cross_entropy
 @dataclass(frozen=True, slots=True)
 class Counts:
     """What the terms of a step are means over: places predicted in external and in task text, sequences with a label, with soft labels;
-    all places of external and of task text, where replaced tokens are to be told."""
+    all sequences; all places of external and of task text, where replaced tokens are to be told."""
 
     masked_external: int
     masked_task: int
     labelled: int
     taught: int
+    sequences: int = 0
     read_external: int = 0
     read_task: int = 0
 
@@ -57,6 +59,7 @@ class Counts:
             masked_task=len(batch.masked) - external if phase.mlm_weight > 0 else 0,
             labelled=int((batch.task_labels >= 0).sum()) if phase.uses_labels else 0,
             taught=int((batch.soft_labels.sum(1) > 0).sum()) if phase.uses_teacher else 0,
+            sequences=len(batch.first),
             read_external=read_external,
             read_task=read_task,
         )
@@ -76,13 +79,14 @@ class Losses:
     teacher: Tensor | None
     replaced_external: Tensor | None
     replaced_task: Tensor | None
+    balance: Tensor | None
     counts: Counts
     text: Literal["mlm", "clm"] = "mlm"
 
     def terms(self) -> dict[str, float]:
         """The terms that are there, as numbers for a log."""
         terms = {f"{self.text}_external": self.mlm_external, f"{self.text}_task": self.mlm_task, "task": self.task, "teacher": self.teacher}
-        terms |= {"replaced_external": self.replaced_external, "replaced_task": self.replaced_task}
+        terms |= {"replaced_external": self.replaced_external, "replaced_task": self.replaced_task, "balance": self.balance}
         named = {"loss": self.total, **terms}
         return {name: float(value.detach()) for name, value in named.items() if value is not None}
 
@@ -99,7 +103,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     """
     counts = counts or Counts.of(batch, phase)
     replaced = replace_tokens(model, batch, dropout=dropout) if counts.read_external or counts.read_task else None
-    hidden = model.hidden(batch if replaced is None else replaced.batch, dropout=dropout)
+    hidden, balance = model.hidden_and_balance(batch if replaced is None else replaced.batch, dropout=dropout)
     weighted = (
         (1.0, counts.masked_external),
         (phase.mlm_weight, counts.masked_task),
@@ -140,6 +144,9 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     if counts.taught:
         teacher = -(batch.soft_labels * torch.log_softmax(logits, -1)).sum() / counts.taught
         total = total + scale * (phase.teacher_weight or 0.0) * teacher
+    if balance is not None and counts.sequences:
+        balance = balance / counts.sequences
+        total = total + model.encoder_config.balance_weight * balance
     if not present:
         total = hidden.float().sum() * 0.0
     is_causal = len(batch.causal_from) > 0 and phase.objective != "span"
@@ -151,6 +158,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         teacher=None if teacher is None else teacher.detach(),
         replaced_external=None if replaced_external is None else replaced_external.detach(),
         replaced_task=None if replaced_task is None else replaced_task.detach(),
+        balance=None if balance is None else balance.detach(),
         counts=counts,
         text="clm" if is_causal else "mlm",
     )

@@ -34,8 +34,8 @@ def count_parameters(model: Model) -> ParameterCount:
     """Every parameter once, tied ones too."""
     return ParameterCount(
         total=sum(parameter.numel() for parameter in model.parameters()),
-        embedding=model.vocab_size * model.encoder_config.hidden,
-        encoder=model.matmul_parameters,
+        embedding=model.vocab_size * model.encoder_config.embedding_width,
+        encoder=sum(matrix.numel() for name, matrix in model.parameter_groups().matrix.items() if name.startswith("encoder.")),
     )
 
 
@@ -54,11 +54,14 @@ def executed_flops(model: Model, batch: Batch | PackedBatch, phase: PhaseConfig)
     hidden, layers = model.encoder_config.hidden, model.encoder_config.layers
     encoder = 2.0 * model.matmul_parameters * rows * length
     attention = 2.0 * 2 * layers * rows * length * length * hidden
-    head = 2.0 * len(batch.masked) * hidden * (hidden + model.vocab_size) if phase.uses_mlm else 0.0
+    embedding = model.encoder_config.embedding_width
+    head = 2.0 * len(batch.masked) * embedding * (hidden + model.vocab_size) if phase.uses_mlm else 0.0
     if phase.objective == "rtd" and len(batch.masked):
         width = model.head_config.generator or 0
         generator = sum(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("generator.encoder.layers."))
-        head = 2.0 * len(batch.masked) * width * (width + model.vocab_size) + 2.0 * hidden * width * model.vocab_size
-        head += 2.0 * generator * rows * length + attention * width / hidden + 2.0 * int((batch.sequence >= 0).sum()) * hidden * (hidden + 1)
+        head = 2.0 * len(batch.masked) * width * (width + model.vocab_size) + 2.0 * embedding * width * model.vocab_size
+        head += (
+            2.0 * generator * rows * length + attention * width / hidden + 2.0 * int((batch.sequence >= 0).sum()) * hidden * (hidden + 1)
+        )
     classifier = 2.0 * len(batch.first) * hidden * (hidden + model.labels) if phase.uses_labels else 0.0
     return BACKWARD_AND_FORWARD * (encoder + attention + head + classifier)

@@ -34,7 +34,8 @@ class Sharded:
         self._model, self.ranks = model, ranks
         self.trained, self.parts = copy.deepcopy(model), 1  # its gradients are exchanged inside the one backward pass
         mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.count,))
-        for module in (*self.trained.encoder.layers, self.trained.mlm_head, self.trained.classifier):
+        layers = () if model.encoder_config.shape == "albert" else self.trained.encoder.layers  # its one layer is passed several times
+        for module in (*layers, self.trained.mlm_head, self.trained.classifier):
             _shard(module, mesh)
         # The token embedding is read again by the vocabulary head, so what the encoder gathers stays until its backward pass.
         _shard(self.trained.encoder, mesh, reshard_after_forward=False)
