@@ -21,7 +21,7 @@ from cramlm.errors import UsageError
 from cramlm.records import IntArray
 from cramlm.retriever_config import RetrieverConfig, unbounded
 
-PASSES_OVER_SELECTION = 5.0  # repeated text keeps most of its use for a handful of passes
+PASSES_OVER_SELECTION = 1.5  # of the whole budget; more text beats more passes (docs/log.md)
 FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
 UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
