@@ -87,9 +87,9 @@ def test_fewer_labels_are_passed_over_more_often_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("retriever", [Bm25Config(), RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))])
-def test_every_retriever_is_bounded_to_the_text_that_the_budget_reads_five_times(retriever: RetrieverConfig) -> None:
+def test_every_retriever_is_bounded_to_the_text_that_the_budget_can_read_once_and_a_half(retriever: RetrieverConfig) -> None:
     planned = plan_selection(retriever, amount=270, tokens_per_unit=10_000)
-    assert (planned.max_tokens, planned.max_documents) == (540_000, None)
+    assert (planned.max_tokens, planned.max_documents) == (1_800_000, None)
     assert plan_selection(retriever, amount=1, tokens_per_unit=10_000).max_tokens == FEWEST_TOKENS
 
 
