@@ -122,6 +122,7 @@ for command in (
     experiments.check,
     experiments.compare,
     experiments.ablate,
+    experiments.attention,
     runs.plan,
     corpora.index,
     corpora.select,

@@ -1,4 +1,4 @@
-"""Commands that ask what the data and the methods are worth: `check`, `compare`, `ablate`."""
+"""Commands that ask what the data and the methods are worth: `check`, `compare`, `ablate`, `attention`."""
 
 from __future__ import annotations
 
@@ -131,6 +131,29 @@ def ablate(
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     asked = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
     _experiment(arms_over(recipe, over), asked, seeds, labels, jobs=jobs, out=out, store=store)
+
+
+def attention(
+    model: Annotated[Path, typer.Argument(help="A run, an export, its mlm folder, or a checkpoint as --init takes it.")],
+    file: Annotated[str, typer.Argument(help="Texts to look at, in any form that fit takes.")],
+    others: Annotated[list[Path] | None, typer.Argument(help="More models, to see side by side.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for heads.md, heads.svg and heads.json.")] = Path("attention"),
+    limit: Annotated[int, typer.Option(min=1, help="At most so many texts, from the first.")] = 500,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens of a text; what follows is cut off.")] = 128,
+    text_column: TextColumn = "text",
+) -> None:
+    """How many heads look at neighbours and how many at [CLS], [SEP] and full stops, layer by layer."""
+    from cramlm.console import console_events
+    from cramlm.data.task import read_examples
+    from cramlm.experiments.heads import look_at, markdown, write
+
+    examples = read_examples(file, text_column=text_column, label_column=None)
+    texts = [example.text for example in examples[:limit]]
+    with console_events() as emit:
+        found = look_at([model, *(others or ())], texts, max_length=max_length, emit=emit)
+    write(found, out)
+    print(markdown(found))
+    print(f"{out / 'heads.svg'}, heads.md, heads.json")
 
 
 def _experiment(arms: Any, asked: dict[str, Any], seeds: str, labels: str, *, jobs: int, out: Path, store: Path | None) -> None:

@@ -1,0 +1,101 @@
+"""Heads made by hand look where they were told to, and are counted by the paper's definition; real ones agree with transformers'."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm.config import EncoderConfig, HeadConfig, TokenizerConfig
+from cramlm.evaluation.attention import HeadShares, head_shares
+from cramlm.experiments.heads import draw, look_at, markdown, plain
+from cramlm.model.hf import save_mlm
+from cramlm.model.model import Model, build_model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.records import silent
+
+TEXTS = ["the sea was calm. a ship came in", "hills. and more hills, near the sea", "calm. calm. calm.", "one"]
+SHAPES = [
+    EncoderConfig(shape="bert", layers=2, hidden=32, heads=4, intermediate=32, max_positions=32),
+    EncoderConfig(shape="modernbert", layers=2, hidden=32, heads=4, intermediate=32, max_positions=32),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TEXTS * 20, TokenizerConfig(vocab_size=80), folder)
+    return Tokenizer.load(folder)
+
+
+def build(encoder: EncoderConfig, tokenizer: Tokenizer) -> Model:
+    head = HeadConfig(pooling="cls")
+    return build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=1, pad_id=tokenizer.pad_id)
+
+
+@pytest.mark.parametrize("encoder", SHAPES, ids=lambda encoder: encoder.shape)
+def test_shares_are_those_of_the_attention_weights_that_transformers_gives(
+    encoder: EncoderConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    model = build(encoder, tokenizer)
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.qkv.weight.mul_(8)  # far from uniform, so that no maximum hangs on rounding
+    save_mlm(model, tokenizer, tmp_path, max_length=32)
+    native = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    found = head_shares(model, tokenizer, TEXTS, max_length=32)
+    telling = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.vocabulary.index(".")}
+    neighbour, special, queries = np.zeros((2, 4)), np.zeros((2, 4)), 0
+    for ids in tokenizer.sequences(TEXTS, max_length=32, cut="truncate"):
+        with torch.no_grad():
+            weights = native(torch.from_numpy(ids.astype(np.int64))[None], output_attentions=True).attentions
+        best = torch.stack(weights)[:, 0].argmax(-1).numpy()  # (layers, heads, queries)
+        neighbour += (np.abs(best - np.arange(len(ids))) == 1).sum(-1)
+        special += np.isin(ids[best], list(telling)).sum(-1)
+        queries += len(ids)
+    assert found.queries == queries
+    assert found.neighbour == pytest.approx(neighbour / queries)
+    assert found.special == pytest.approx(special / queries)
+
+
+def test_heads_that_look_at_neighbours_or_at_the_first_token_are_told_apart(tokenizer: Tokenizer) -> None:
+    model = build(SHAPES[0], tokenizer)
+    with torch.no_grad():
+        model.encoder.word_embeddings.zero_()
+        model.encoder.token_type_embeddings.zero_()
+        places = torch.zeros(32, 32)
+        angle = torch.arange(32) * 0.6
+        places[:, 0], places[:, 1] = angle.cos(), angle.sin()  # a circle: a turned place is the next one
+        places[0, 2] = 4.0  # the first token alone has this
+        model.encoder.position_embeddings.copy_(places)
+        model.encoder.embedding_norm.weight.fill_(1)
+        qkv = model.encoder.layers[0].qkv
+        qkv.weight.zero_()
+        turn = torch.tensor([[0.8253, -0.5646], [0.5646, 0.8253]])  # by 0.6
+        qkv.weight[0:2, 0:2] = turn * 50
+        qkv.weight[32:34, 0:2] = torch.eye(2) * 50
+        qkv.bias[8] = 50.0
+        qkv.weight[40, 2] = 50.0
+    found = head_shares(model, tokenizer, ["the sea was calm a ship came in"] * 2, max_length=32)
+    assert found.special[0, 1] == 1.0
+    assert found.vertical[0].tolist()[1]
+    assert found.neighbour[0, 0] > 0.6 > found.neighbour[0, 1]
+
+
+def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name, encoder in zip(("one", "two"), SHAPES, strict=True):
+        save_mlm(build(encoder, tokenizer), tokenizer, tmp_path / name, max_length=32)
+    found = look_at([tmp_path / "one", tmp_path / "two"], TEXTS, max_length=64, emit=silent)
+    assert list(found) == ["one", "two"]
+    sure = HeadShares(np.array([[0.9, 0.2], [0.95, 0.0]]), np.array([[0.0, 0.9], [0.0, 0.91]]), 10)
+    table = markdown({"one": sure})
+    assert "| 1 | 1 of 2 (50 %) | 0 of 2 (0 %) |" in table
+    assert "| all | 2 of 4 (50 %) | 1 of 4 (25 %) |" in table
+    assert plain({"one": sure})["one"]["positional"] == 0.5
+    ET.fromstring(draw(found))
