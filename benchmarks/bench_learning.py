@@ -1,14 +1,14 @@
 """What a minute of training buys: held-out loss of the released recipe and of `tlm`'s, over time on this machine.
 
-    python benchmarks/bench_learning.py --data ../shared/data --released-minutes 60 --minutes 4
+    python benchmarks/bench_learning.py --data ../shared/data --sweep-minutes 10 --released-minutes 60 --minutes 4
     python benchmarks/bench_learning.py --only default --set joint.masking.rate=0.3 --label mask-30
 
 Both train a mini encoder (4 x 256) on BM25's slice of the corpus for ChemProt and on ChemProt's training texts, one thread. The released
-recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) is given the best of `--rates`. Its updates are
-computed by cramlm's loop, which takes a fraction of the time and has the same losses (bench_training.py compares them); its clock is the
-peer's own speed, measured here in turn with ours: seconds = real tokens / tokens per second. The loss is in bits per masked word: 15 % of
-the words of 300 passages that nobody trains on are masked whole, the same ones for every vocabulary. Resumable: a finished arm is read
-from --out.
+recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) is given that of `--rates` which is best after
+`--sweep-minutes`. Its updates are computed by cramlm's loop, which takes a fraction of the time and has the same losses (bench_training.py
+compares them); its clock is the peer's own speed, measured here in turn with ours: seconds = real tokens / tokens per second. Counting
+`tlm`'s first embeddings is in its minutes. The loss is in bits per masked word: 15 % of the words of 300 passages that nobody trains on are
+masked whole, the same ones for every vocabulary. Resumable: a finished arm is read from --out.
 
 Prints a table and, as the last line, one JSON object; writes benchmarks/results/learning.json and docs/pictures/learning.svg.
 """
@@ -43,6 +43,7 @@ from cramlm.retrieval.index import build_index
 from cramlm.retrieval.selection import select_documents
 from cramlm.retriever_config import Bm25Config
 from cramlm.training.batching import Batches, TokenPool, pack
+from cramlm.training.cooccurrence import token_embeddings
 from cramlm.training.loop import train_phase
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
@@ -79,12 +80,18 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)
     texts = read_texts(arguments)
-    arms = [arm for arm in all_arms(arguments) if arguments.only in (None, arm.name.split(" ")[0])]
-    tokenizers = {
-        vocabulary: tokenizer_for(arguments, texts, vocabulary) for vocabulary in {PAPER_VOCABULARY, *(a.vocabulary for a in arms)}
-    }
-    speeds = measured_speeds(arguments, texts, tokenizers, arms)
-    curves = [run(arguments, arm, texts, tokenizers[arm.vocabulary], tokens_per_second=speeds[arm.name.split(" ")[0]]) for arm in arms]
+    released, default = [released_arm(rate, arguments.sweep_minutes) for rate in arguments.rates], default_arm(arguments)
+    tokenizers = {size: tokenizer_for(arguments, texts, size) for size in {PAPER_VOCABULARY, default.vocabulary}}
+    speeds = measured_speeds(arguments, texts, tokenizers, default)
+
+    def curve(arm: Arm) -> dict[str, Any]:
+        return run(arguments, arm, texts, tokenizers[arm.vocabulary], tokens_per_second=speeds[arm.name.split(" ")[0]])
+
+    curves = [] if arguments.only == "default" else [curve(arm) for arm in released]
+    if curves:
+        best = min(range(len(curves)), key=lambda at: curves[at]["final_bits"])
+        curves.append(curve(released_arm(arguments.rates[best], arguments.released_minutes)))
+    curves += [] if arguments.only == "released" else [curve(default)]
     print_table(curves)
     result = {"benchmark": "learning", "tokens_per_second": speeds, "curves": curves}
     if arguments.only is None:
@@ -93,32 +100,22 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def all_arms(arguments: argparse.Namespace) -> list[Arm]:
-    """The released recipe at every rate, and the default (as `--set` changes it)."""
+def released_arm(rate: float, minutes: float) -> Arm:
+    """The released recipe with a learning rate that rises for a tenth of its steps and falls to 0."""
     paper = released_phase(SIZE)
-    released = [
-        Arm(
-            f"released lr {rate:g}",
-            SIZE.bert,
-            HeadConfig(pooling="cls"),
-            PAPER_VOCABULARY,
-            paper.model_copy(
-                update={
-                    "dropout": 0.1,
-                    "optimizer": paper.optimizer.model_copy(update={"learning_rate": rate}),
-                    "schedule": paper.schedule.model_copy(update={"kind": "linear", "warmup_fraction": 0.1}),
-                }
-            ),
-            arguments.released_minutes,
-        )
-        for rate in arguments.rates
-    ]
+    optimizer = paper.optimizer.model_copy(update={"learning_rate": rate})
+    schedule = paper.schedule.model_copy(update={"kind": "linear", "warmup_fraction": 0.1})
+    phase = paper.model_copy(update={"dropout": 0.1, "optimizer": optimizer, "schedule": schedule})
+    return Arm(f"released lr {rate:g}", SIZE.bert, HeadConfig(pooling="cls"), PAPER_VOCABULARY, phase, minutes)
+
+
+def default_arm(arguments: argparse.Namespace) -> Arm:
+    """What `tlm` trains, as `--set` changes it."""
     joint = recipes.joint_phase().model_copy(update={"max_length": LENGTH, "dropout": 0.0})
-    config = {"joint": joint.model_dump(mode="json"), "encoder": SIZE.modern.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
+    config = {"joint": joint.model_dump(mode="json"), "encoder": recipes.MINI.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
     config = apply_overrides(config, arguments.set)
     phase, encoder = PhaseConfig.model_validate(config["joint"]), EncoderConfig.model_validate(config["encoder"])
-    name = f"default {arguments.label}".strip()
-    return [*released, Arm(name, encoder, HeadConfig(), int(config["vocabulary"]), phase, arguments.minutes)]
+    return Arm(f"default {arguments.label}".strip(), encoder, HeadConfig(), int(config["vocabulary"]), phase, arguments.minutes)
 
 
 def read_texts(arguments: argparse.Namespace) -> Texts:
@@ -160,14 +157,15 @@ def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer,
 def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, tokens_per_second: float) -> dict[str, Any]:
     """Train for what its minutes hold at that speed, and look at the held-out loss twelve times."""
     per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
-    steps = max(24, int(60 * arm.minutes * tokens_per_second / per_step))
+    model = build_model(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels), seed=arguments.seed)
+    counting = place_embeddings(model, arm, texts, tokenizer, seed=arguments.seed)
+    steps = max(24, int((60 * arm.minutes - counting) * tokens_per_second / per_step))
     phase = arm.phase.model_copy(update={"steps": steps, "evaluate_every": max(1, steps // 12), "keep": "last"})
     folder = arguments.out / f"{arm.name.replace(' ', '-')}-{arm.minutes:g}m-{arguments.seed}"
     finished = folder / "curve.json"
     key = {"phase": phase.model_dump(mode="json"), "encoder": arm.encoder.model_dump(mode="json"), "vocabulary": arm.vocabulary}
     if finished.is_file() and (curve := json.loads(finished.read_bytes()))["key"] == key:
         return dict(curve)
-    model = build_model(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels), seed=arguments.seed)
     batches = batches_of(arm, phase, texts, tokenizer, seed=arguments.seed)
     looks = held_out_batches(texts.held_out, tokenizer)
     points: list[dict[str, float]] = []
@@ -194,7 +192,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
         fingerprint=key,
     )
     for point in points:
-        point["seconds"] = point["step"] * per_step / tokens_per_second
+        point["seconds"] = counting + point["step"] * per_step / tokens_per_second
     curve = {
         "arm": arm.name,
         "seed": arguments.seed,
@@ -208,6 +206,18 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
     finished.write_text(json.dumps(curve) + "\n", "utf-8")
     print(f"{arm.name}: {steps} steps, {result.tokens:,} tokens, {points[-1]['bits']:.3f} bits per masked word", flush=True)
     return curve
+
+
+def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, seed: int) -> float:
+    """Start from counted embeddings where the arm does; the seconds of CPU that this took."""
+    if arm.encoder.embedding_init == "drawn":
+        return 0.0
+    began = time.process_time()
+    every = tokenizer.sequences([*texts.passages, *(example.text for example in texts.task.train)], max_length=1 << 30, cut="split")
+    pool = TokenPool(every.ids, every.offsets, np.full(len(every), -1, dtype=np.int64))
+    width, std = arm.encoder.hidden, arm.encoder.embedding_std
+    model.place_embeddings(token_embeddings([pool], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
+    return time.process_time() - began
 
 
 def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Batch], int]:
@@ -255,9 +265,7 @@ def bits_per_word(model: Model, batches: Sequence[Batch], words: int) -> float:
     return nats / words / math.log(2)
 
 
-def measured_speeds(
-    arguments: argparse.Namespace, texts: Texts, tokenizers: Mapping[int, Tokenizer], arms: Sequence[Arm]
-) -> dict[str, float]:
+def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Mapping[int, Tokenizer], default: Arm) -> dict[str, float]:
     """Real tokens per CPU second of the peer and of our default, in turn; the median of five turns. Kept with the results."""
     path = arguments.out / "speeds.json"
     if path.is_file():
@@ -266,7 +274,7 @@ def measured_speeds(
 
     labels = np.array([texts.task.labels.index(str(example.label)) for example in texts.task.train], dtype=np.int64)
     text = Text(texts.passages, [example.text for example in texts.task.train], labels, len(texts.task.labels))
-    paper, own = tokenizers[PAPER_VOCABULARY], tokenizers[arms[-1].vocabulary]
+    paper, own = tokenizers[PAPER_VOCABULARY], tokenizers[default.vocabulary]
     start = build_model(SIZE.bert, HeadConfig(pooling="cls"), vocab_size=paper.vocab_size, labels=text.label_count, seed=0)
     save_mlm(start, paper, arguments.out / "peer" / "mlm", max_length=LENGTH)
     save_classifier(start, paper, arguments.out / "peer" / "classifier", labels=texts.task.labels, max_length=LENGTH)
@@ -281,8 +289,8 @@ def measured_speeds(
         batch=SIZE.batch,
         external_per_task=EXTERNAL_PER_TASK,
     )
-    modern = build_model(arms[-1].encoder, arms[-1].head, vocab_size=own.vocab_size, labels=text.label_count, seed=0)
-    ours = our_turn(modern, arms[-1].phase, own, text, 4)
+    modern = build_model(default.encoder, default.head, vocab_size=own.vocab_size, labels=text.label_count, seed=0)
+    ours = our_turn(modern, default.phase, own, text, 4)
     rates: dict[str, list[float]] = {"released": [], "default": []}
     for turn in range(6):
         for name, side in (("released", lambda: sum(loop.step() for _ in range(4))), ("default", lambda: ours()[0])):
@@ -319,7 +327,12 @@ def draw(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
     for curve, colour in zip(curves, ("#999999", "#666666", "#333333", "#0072B2", "#D55E00"), strict=False):
         points = [point for point in curve["points"] if point["seconds"] > 0]
         axes.plot(
-            [point["seconds"] / 60 for point in points], [point["bits"] for point in points], "o-", color=colour, label=curve["arm"], ms=3
+            [point["seconds"] / 60 for point in points],
+            [point["bits"] for point in points],
+            "o-",
+            color=colour,
+            label=f"{curve['arm']}, {curve['points'][-1]['seconds'] / 60:.0f} min",
+            ms=3,
         )
     axes.set_xscale("log")
     axes.set_xlabel("minutes on one core (log scale)")
@@ -339,7 +352,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=Path("runs/store"))
     parser.add_argument("--selection-tokens", type=int, default=3_000_000)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
-    parser.add_argument("--released-minutes", type=float, default=60.0)
+    parser.add_argument("--sweep-minutes", type=float, default=10.0, help="of the released recipe at each rate")
+    parser.add_argument("--released-minutes", type=float, default=60.0, help="of the released recipe at the best of them")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--only", choices=["released", "default"], help="this side alone; nothing is written")
     parser.add_argument(
