@@ -110,8 +110,11 @@ def _python() -> str:
         member = getattr(cramlm, name)
         if inspect.isclass(member) or inspect.isfunction(member):
             parts += _entry(name, member)
-    for name, recipe in recipes.RECIPES.items():
-        parts += _entry(f"recipes.{name.replace('-', '_')}", recipe)
+    for recipe in recipes.RECIPES.values():
+        name = re.sub(r"\W", "_", recipe.name)
+        parts += [f"## cramlm.recipes.{name}", f"```python\n{name}{inspect.signature(recipe)}\n```", f"```text\n{recipe.summary}\n```"]
+    for kind in (recipes.Recipe, recipes.PaperRecipe):
+        parts.append(f"Called, a `{kind.__name__}`:\n\n```text\n{inspect.getdoc(kind.__call__)}\n```")
     return "\n\n".join(parts) + "\n"
 
 

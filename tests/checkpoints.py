@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from cramlm.model.native_config import FAMILIES
 
-Shape = Literal["bert", "roberta", "modernbert"]
+Shape = Literal["bert", "roberta", "modernbert", "albert"]
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "initializer_range": 0.2}
@@ -21,7 +21,7 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "
 def native_tokenizer(shape: Shape, texts: list[str], *, vocab_size: int = 300) -> tokenizers.Tokenizer:
     """BERT's WordPiece, RoBERTa's or ModernBERT's byte-level BPE; BERT's pads to a fixed length, as some published files do."""
     options = {"vocab_size": vocab_size, "show_progress": False}
-    if shape == "bert":
+    if shape in ("bert", "albert"):
         tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer()
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -161,6 +161,7 @@ def test_parameters_are_read_set_and_cloned() -> None:
         "budget": "1m",
         "corpus": ["a.jsonl"],
         "dev_fraction": 0.1,
+        "init": None,
         "out": None,
         "recipe": None,
         "seed": 13,

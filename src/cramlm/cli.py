@@ -21,10 +21,12 @@ import typer
 from cramlm.commands import corpora, experiments, models, runs
 from cramlm.commands.parameters import (
     SPINS,
+    InitOption,
     LabelColumn,
     OnBadRowOption,
     PairColumn,
     PresetOption,
+    RecipeOption,
     SeedOption,
     SetOption,
     StoreOption,
@@ -59,7 +61,8 @@ def fit(
     test: Annotated[str | None, typer.Option(help="Labelled texts to report on; read once.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="Raw text: file, folder or quoted glob; may be repeated.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/cramlm"),
-    recipe: Annotated[str | None, typer.Option(help="tlm (default), random-retrieval or labels-only.")] = None,
+    recipe: RecipeOption = None,
+    init: InitOption = None,
     budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m, or operations, like 3e15flops.")] = None,
     preset: PresetOption = None,
     config: Annotated[Path | None, typer.Option(help="TOML as `cramlm config` prints it.")] = None,
@@ -77,7 +80,7 @@ def fit(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed, preset=preset)
+    resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed, preset=preset, init=init)
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell in one line what gloo tells in fifty
     from cramlm.deploy.trackers import follow
@@ -100,7 +103,8 @@ def fit(
 
 @app.command()
 def config(
-    recipe: Annotated[str | None, typer.Option(help="tlm (default), random-retrieval or labels-only.")] = None,
+    recipe: RecipeOption = None,
+    init: InitOption = None,
     train: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
@@ -115,7 +119,8 @@ def config(
 
     task = {"train": train or "train.jsonl", "dev": dev, "test": test}
     files = corpus or ["corpus/*.jsonl.zst"]
-    print(to_toml(resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset)), end="")
+    resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=init)
+    print(to_toml(resolved), end="")
 
 
 for command in (
@@ -124,6 +129,7 @@ for command in (
     experiments.ablate,
     experiments.attention,
     runs.plan,
+    runs.recipes,
     corpora.index,
     corpora.select,
     corpora.search,

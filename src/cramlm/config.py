@@ -160,6 +160,11 @@ class RunConfig(FrozenModel):
         description="CPU threads; None = all cores, or one where the measurement for a budget finds that faster. Same number, same bits",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the CPU or GPU computes in it")
+    init: str | None = Field(
+        None,
+        description="folder of pretrained weights to start from: BERT, RoBERTa or ModernBERT in the form of Hugging Face, or export/mlm "
+        "of a run; encoder and tokenizer are the folder's. None = weights are drawn",
+    )
     task: TaskConfig
     corpus: CorpusConfig | None = None
     retriever: RetrieverConfig | None = None

@@ -10,7 +10,6 @@ the estimator itself holds no weights.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import shutil
@@ -49,6 +48,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
     recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. One that reads no corpus ignores it.
+    init: folder of pretrained weights to start from, for recipes that can.
     budget: wall-clock time of one fit, like "10m"; a search over 5 folds takes it 5 times.
     settings: any other knob, as `--set` takes it: {"retriever.top_k": 20, "threads": 1}.
     out: folder for the runs, each in a subfolder of its own named by what went in, so that the same fit is not done twice and a stopped
@@ -63,6 +63,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         *,
         corpus: str | Path | Sequence[str | Path] | None = None,
         recipe: str | None = None,
+        init: str | Path | None = None,
         budget: str | None = "10m",
         seed: int = 13,
         dev_fraction: float = 0.1,
@@ -73,6 +74,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     ) -> None:
         self.corpus = corpus
         self.recipe = recipe
+        self.init = init
         self.budget = budget
         self.seed = seed
         self.dev_fraction = dev_fraction
@@ -187,19 +189,14 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         from pydantic import ValidationError
 
         from cramlm.config import apply_overrides, explain_validation_error, load_config
-        from cramlm.recipes import RECIPES
+        from cramlm.recipes import find
 
         corpus = self._corpus_files()
         name = self.recipe or ("tlm" if corpus else "labels-only")
-        if name not in RECIPES:
-            raise UsageError(f"recipe {name!r} is not one of {', '.join(RECIPES)}")
+        build, behind = find(name)
         given: dict[str, Any] = {"train": str(train), "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
-        if "corpus" in inspect.signature(RECIPES[name]).parameters:
-            if not corpus:
-                raise UsageError(f"the recipe {name} retrieves from raw text; pass corpus=, or recipe='labels-only'")
-            given["corpus"] = corpus
         try:
-            data = RECIPES[name](**given).model_dump(mode="json")
+            data = build(corpus=corpus, init=None if self.init is None else str(self.init), **given, **behind).model_dump(mode="json")
         except ValidationError as error:
             raise UsageError(f"CramClassifier: {explain_validation_error(error)}") from error
         return load_config(apply_overrides(data, _overrides(self.settings)), origin="CramClassifier")

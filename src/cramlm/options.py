@@ -19,8 +19,12 @@ def resolve_run(
     budget: str | None,
     seed: int | None,
     preset: str | None = None,
+    init: str | None = None,
 ) -> Any:
-    """The config that the flags mean: a recipe or a file, then the flags that were given, the preset, then every --set."""
+    """The config that the flags mean: a recipe or a file, then the flags that were given, the preset, then every --set.
+
+    With a config file, `init` changes where the weights come from; the phases stay as they are.
+    """
     from cramlm import recipes
     from cramlm.config import apply_overrides, load_config, parse_budget, read_toml
 
@@ -35,20 +39,15 @@ def resolve_run(
         data.setdefault("task", {}).update({name: value for name, value in given.items() if value != defaults.get(name)})
         if corpus:
             data.setdefault("corpus", {})["files"] = list(corpus)
-        data.update({name: value for name, value in (("budget", budget), ("seed", seed)) if value is not None})
+        data.update({name: value for name, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None})
+        if init is not None:
+            data.pop("encoder", None)
     else:
         if "train" not in given:
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")
-        name = recipe or "tlm"
-        if name not in recipes.RECIPES:
-            raise UsageError(f"--recipe {name!r} is not one of {', '.join(recipes.RECIPES)}")
-        if name != "labels-only":
-            if not corpus:
-                raise UsageError(f"the recipe {name} retrieves from raw text; pass --corpus FILES, or --recipe labels-only")
-            given["corpus"] = corpus
-        given |= {key: value for key, value in (("budget", budget), ("seed", seed)) if value is not None}
-        build = recipes.RECIPES[name]
-        data = checked(lambda: build(**given)).model_dump(mode="json", exclude_unset=False)
+        build, behind = recipes.find(recipe or "tlm")
+        given |= {key: value for key, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None}
+        data = checked(lambda: build(corpus=corpus, **given, **behind)).model_dump(mode="json", exclude_unset=False)
     origin = str(config_file or "command line")
     if preset is not None:
         data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")

@@ -71,6 +71,12 @@ class PhaseConfig(FrozenModel):
         gt=0,
         description="passes over the task's training texts (over the external text if no task text is drawn); used when steps is None",
     )
+    most_passes: float | None = Field(
+        None,
+        gt=0,
+        description="where the planner sets the steps: at most so many passes over the same; None = what the budget gives, and of phases "
+        "on labels alone 10 to 60 by their number",
+    )
     external: int = Field(0, ge=0, description="external : task, first number (rho_1)")
     task: int = Field(1, ge=0, description="external : task, second number")
     mixing: Literal["interleaved", "blended"] = Field(
@@ -108,6 +114,7 @@ class PhaseConfig(FrozenModel):
         description="longest sequence and row length, in tokens; None = chosen from the lengths of the training texts. "
         "Longer external text is cut into several sequences, task text is truncated",
     )
+    external_length: int | None = Field(None, ge=8, description="longest sequence of external text; None = max_length")
     dropout: float | None = Field(
         None,
         ge=0,

@@ -37,6 +37,7 @@ from cramlm.stages.plan import available_cores
 from cramlm.stages.plan import plan as plan_stage
 from cramlm.stages.ranks import dismiss, follow
 from cramlm.stages.schedule import schedule
+from cramlm.stages.start import start_from
 from cramlm.stages.teacher import teach
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never
@@ -84,6 +85,7 @@ def run(
         return Run(folder, load_config(told["config"]), told["scores"])
     with lock(folder / "run"), _thread_count_kept():
         emit = _interruptible(_logged(folder / "events.jsonl", emit), stop)
+        config, pretrained = start_from(config)
         publish_file(folder / "run.toml", to_toml(config).encode())
         config = _on_its_share_of_the_cores(config, ranks)
         clock = Clock(time.monotonic() if began is None else began, Budget() if config.budget is None else parse_budget(config.budget))
@@ -97,14 +99,27 @@ def run(
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
         teacher = teach(config, task, baseline, selection, folder, emit=emit)
-        tokenizer = text_stages.tokenizer(config, task, selection, folder, emit=emit)
+        tokenizer = text_stages.tokenizer(config, task, selection, folder, pretrained=pretrained, emit=emit)
         start = embedding(config, task, selection, tokenizer, folder, emit=emit)
         planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
         trained = model_stages.train(
-            config, plan, planned, task, selection, teacher, tokenizer, start, folder, clock=clock, emit=emit, stop=stop, ranks=ranks
+            config,
+            plan,
+            planned,
+            task,
+            selection,
+            teacher,
+            tokenizer,
+            start,
+            folder,
+            pretrained=pretrained,
+            clock=clock,
+            emit=emit,
+            stop=stop,
+            ranks=ranks,
         )
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
-        model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, emit=emit)
+        model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, pretrained=pretrained, emit=emit)
         refresh_report(folder, emit=emit)
     trim()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())

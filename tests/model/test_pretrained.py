@@ -29,7 +29,7 @@ pytestmark = [
 
 LOCAL = {"local_attention": 8, "global_attn_every_n_layers": 3}
 TEXTS = model_fixtures.sentences(24, seed=4, longest=22)
-SHAPES: list[Shape] = ["bert", "roberta", "modernbert"]
+SHAPES: list[Shape] = ["bert", "roberta", "modernbert", "albert"]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bert": write_checkpoint(root / "bert", "bert", TEXTS, kind="ForPreTraining"),
         "roberta": write_checkpoint(root / "roberta", "roberta", TEXTS, type_vocab_size=1),
         "modernbert": write_checkpoint(root / "modernbert", "modernbert", TEXTS, layers=4, **LOCAL),
+        "albert": write_checkpoint(root / "albert", "albert", TEXTS, kind="ForPreTraining", embedding_size=16, hidden_act="gelu"),
     }
 
 
@@ -112,7 +113,7 @@ def test_an_exported_classifier_with_a_foreign_tokenizer_answers_in_transformers
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_encoder_saved_alone_in_half_precision_is_taken_and_its_head_is_drawn(shape: Shape, tmp_path: Path) -> None:
-    settings = LOCAL if shape == "modernbert" else {}
+    settings = {"modernbert": LOCAL, "albert": {"embedding_size": 16, "hidden_act": "gelu"}}.get(shape, {})
     folder = write_checkpoint(tmp_path / "encoder", shape, TEXTS, kind="Model", **settings)
     tensors = load_file(folder / "model.safetensors")
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}  # as the oldest BERTs were converted
@@ -123,7 +124,9 @@ def test_an_encoder_saved_alone_in_half_precision_is_taken_and_its_head_is_drawn
     fresh = build_model(model.encoder_config, model.head_config, vocab_size=model.vocab_size, labels=3, seed=1, pad_id=tokenizer.pad_id)
     for name, parameter in fresh.named_parameters():
         drawn = torch.equal(parameter, model.get_parameter(name))
-        assert drawn == (not name.startswith("encoder.") and not (shape == "bert" and name.startswith("classifier.dense"))), name
+        assert drawn == (not name.startswith("encoder.") and not (shape in ("bert", "albert") and name.startswith("classifier.dense"))), (
+            name
+        )
 
 
 def test_rows_beyond_the_tokenizers_last_id_are_left_out(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
     (only_pickled, "pytorch_model.bin: pickle, refused"),
-    (change_config("model_type", "gpt2"), "model_type is 'gpt2'; starting weights may be of the shapes bert, roberta, modernbert"),
+    (change_config("model_type", "gpt2"), "model_type is 'gpt2'; starting weights may be of the shapes bert, roberta, "),
     (change_config("hidden_act", "relu"), "hidden_act is 'relu', this encoder computes 'gelu'"),
     (change_config("position_embedding_type", "relative_key"), "position_embedding_type is 'relative_key'"),
     (change_config("is_decoder", True), "is_decoder is True"),

@@ -16,6 +16,7 @@ from cramlm.training.budget import (
     FEWEST_STEPS,
     FEWEST_TOKENS,
     LARGEST_DRIFT,
+    PASSES_OVER_SELECTION,
     TEACHER_FROM,
     UNPLANNED_DOCUMENTS,
     Sizes,
@@ -23,6 +24,7 @@ from cramlm.training.budget import (
     drift,
     finetune_passes,
     least_amount,
+    passes_over_selection,
     phase_amount,
     plan_phases,
     plan_selection,
@@ -63,6 +65,20 @@ def test_passes_become_steps_of_the_text_that_a_phase_reads() -> None:
     phase = finetune_phase().model_copy(update={"passes": 2.0, "batch_size": 50})
     (planned,) = plan_phases([phase], sizes=SIZES, speed=SPEED, amount=None, rows=128)
     assert planned.steps == 160
+
+
+def test_a_bound_on_passes_holds_within_the_budget_and_stands_in_for_one() -> None:
+    bounded = [phase.model_copy(update={"most_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
+    for amount in (None, 10_000.0):
+        joint, finetune = plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
+        assert (joint.steps, finetune.steps) == (round(2 * 200_000 / (0.2 * 4096)), 2 * 4000 // 32)
+    assert plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=60.0, rows=128)[0].steps < joint.steps
+    once = bounded[0].model_copy(update={"task": 0, "external": 1, "most_passes": 1.0})
+    assert plan_phases([once], sizes=SIZES, speed=SPEED, amount=None, rows=128)[0].steps == round(500_000 / 4096)
+    for phases, passes in (([joint_phase()], PASSES_OVER_SELECTION), ([once, finetune_phase()], 1.0)):
+        assert passes_over_selection(phases) == passes
+        planned = plan_selection(RandomConfig(), amount=100.0, tokens_per_unit=10_000.0, passes=passes)
+        assert planned.max_tokens == int(1_000_000 / passes)
 
 
 def test_a_phase_over_text_without_steps_or_budget_is_refused() -> None:

@@ -18,6 +18,10 @@ StoreOption = Annotated[
 ]
 Precision = Literal["auto", "fp32", "bf16"]
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Work on a Ray cluster: auto, host:port, or local.")]
+RecipeOption = Annotated[str | None, typer.Option(help="The method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]
+InitOption = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Pretrained weights to start from: a Hugging Face folder, or export/mlm of a run.")
+]
 PresetOption = Annotated[
     str | None, typer.Option(help="Model size: tiny, mini, small, base, bert-base or bert-large (default: by the budget).")
 ]

@@ -1,15 +1,24 @@
-"""Commands on runs, before and after: `plan`, `report`, `track`, `verify`; and `doctor`."""
+"""Commands on runs, before and after: `recipes`, `plan`, `report`, `track`, `verify`; and `doctor`."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cramlm.commands.parameters import SPINS, LabelColumn, PairColumn, PresetOption, SetOption, TextColumn
+from cramlm.commands.parameters import (
+    SPINS,
+    InitOption,
+    LabelColumn,
+    PairColumn,
+    PresetOption,
+    RecipeOption,
+    SetOption,
+    TextColumn,
+)
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 
@@ -20,7 +29,8 @@ def plan(
     dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="As in fit; without it 500 MB of text are assumed.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    recipe: RecipeOption = None,
+    init: InitOption = None,
     preset: PresetOption = None,
     config: Annotated[Path | None, typer.Option(help="As in fit.")] = None,
     set_: SetOption = None,
@@ -34,9 +44,10 @@ def plan(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
-    files = corpus or ([""] if config is None and recipe != "labels-only" else None)
+    files = corpus or ([""] if config is None else None)
     asked = budgets or list(PLANNED_BUDGETS)
-    runs = [resolve_run(recipe, config, set_, task=task, corpus=files, budget=each, seed=None, preset=preset) for each in asked]
+    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": init}
+    runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in asked]
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     from cramlm.console import console_events, show_plans
     from cramlm.stages.plan import foresee_runs
@@ -48,6 +59,16 @@ def plan(
             print(json.dumps(planned.as_dict(), ensure_ascii=False))
         return
     show_plans([planned.as_dict() for planned in plans])
+
+
+def recipes() -> None:
+    """List the methods that `fit --recipe` takes, what each reads beside the labels, and where it starts."""
+    from cramlm.recipes import RECIPES
+
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--init"] * (recipe.start == "pretrained"))
+        print(f"{name:<{width}}  {recipe.summary}" + (f" ({needs})" if needs else ""))
 
 
 def report(

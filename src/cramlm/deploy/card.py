@@ -71,11 +71,11 @@ def _summary(facts: Mapping[str, Any]) -> str:
     shown = ", ".join(labels[:_MOST_ROWS]) + (", …" if len(labels) > _MOST_ROWS else "")
     encoder = facts.get("config", {}).get("encoder")
     shape = f"{encoder['layers']} layers of width {encoder['hidden']}, " if encoder else ""
-    origin = (
-        "It was trained from scratch, on labelled texts and on raw text that was retrieved for them; no pretrained model went in."
-        if facts.get("selection")
-        else "It was trained from scratch, on labelled texts only; no pretrained model went in."
-    )
+    text = "labelled texts and on raw text that was chosen for them" if facts.get("selection") else "labelled texts only"
+    origin = f"It was trained from scratch, on {text}; no pretrained model went in."
+    if init := facts.get("init"):
+        weights = f"sha256 `{init['sha256']['model.safetensors'][:16]}…`"
+        origin = f"It started from the weights of {_plain(PurePath(init['name']).name)} ({weights}) and was trained on {text}."
     return (
         f"Sorts texts into {len(labels)} labels: {shown}. An encoder of {facts['parameters'] / 1e6:.1f}M parameters ({shape}"
         f"vocabulary of {facts['vocab_size']:,} tokens). {origin}"

@@ -26,7 +26,7 @@ from cramlm.records import Emit, Event, silent
 STAGE: Final = "push"
 _CARD, _PROVENANCE = "README.md", "provenance.json"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
-_PATHS: Final = {"train", "dev", "test", "files", "name"}  # fields of the config and of statistics that hold names of files
+_PATHS: Final = {"train", "dev", "test", "files", "name", "init"}  # fields of the config and of statistics that hold names of files
 
 
 def push_model(

@@ -8,6 +8,7 @@ config can be made from a folder at once.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +33,14 @@ class Pretrained:
     tokenizer: Tokenizer
 
     @functools.cached_property
+    def hashes(self) -> Mapping[str, str]:
+        """SHA-256 of the three files that are read."""
+        return {name: hash_file(self.folder / name) for name in _FILES}
+
+    @property
     def fingerprint(self) -> str:
-        """Hash of the three files."""
-        return hash_json({name: hash_file(self.folder / name) for name in _FILES})
+        """Hash of their content."""
+        return hash_json(dict(self.hashes))
 
 
 def open_pretrained(folder: Path) -> Pretrained:
@@ -43,7 +49,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     Raises:
         ArtifactError: naming the file that is missing, pickled or damaged, or the setting that our encoder does not compute.
     """
-    if not (folder / WEIGHTS_FILE).is_file():
+    if folder.is_dir() and not (folder / WEIGHTS_FILE).is_file():
         refuse_pickles(folder)
     for name in _FILES:
         if not (folder / name).is_file():

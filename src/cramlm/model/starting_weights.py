@@ -24,12 +24,13 @@ from cramlm.model.pretrained import Pretrained
 
 _DTYPES: Final = ("F32", "F16", "BF16")
 _BESIDE: Final = re.compile(  # of the native classes, not in our model: buffers, copies of tied weights, heads for other tasks
-    r"(.*\.)?(position_ids|token_type_ids)|.*pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)|qa_outputs\.(weight|bias)|"
-    r"(cls\.predictions|lm_head)\.decoder\.(weight|bias)|decoder\.weight|head\.(dense|norm)\.weight|score\.(weight|bias)|"
-    r"classifier\.(weight|bias)|classifier\.(dense|out_proj)\.(weight|bias)"
+    r"(.*\.)?(position_ids|token_type_ids)|head\.(dense|norm)\.weight|decoder\.weight|"
+    r"(.*pooler(\.dense)?|cls\.seq_relationship|sop_classifier\.classifier|qa_outputs|score|(cls\.predictions|predictions|lm_head)\.decoder|"
+    r"classifier(\.(dense|out_proj))?)\.(weight|bias)"
 )
-_TIED_BIASES: Final = {"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.decoder.bias"}
-_TIED_MATRICES: Final = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "decoder.weight")
+_MLM_HEADS: Final = ("cls.predictions", "predictions", "lm_head")
+_TIED_BIASES: Final = {f"{head}.bias": f"{head}.decoder.bias" for head in _MLM_HEADS}
+_TIED_MATRICES: Final = ("decoder.weight", *(f"{head}.decoder.weight" for head in _MLM_HEADS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _by_full_name(keys: Sequence[str], prefix: str) -> dict[str, str]:
 
 
 def _is_of_a_head(name: str) -> bool:
-    return name.startswith(("cls.", "lm_head.", "classifier.", "head.", "decoder."))
+    return name.startswith(("cls.", "predictions.", "lm_head.", "classifier.", "head.", "decoder."))
 
 
 def _whole(ours: Sequence[str], names: Mapping[str, Sequence[str]], stored: Mapping[str, str]) -> list[str]:

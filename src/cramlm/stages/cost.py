@@ -114,9 +114,9 @@ def foresee(
     units, amount = (speed, None) if given.flops is None else (machine.economy, given.flops)
     if given.seconds is not None:
         amount = given.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
-    retriever = None
+    retriever, passes = None, budget.passes_over_selection(config.phases)
     if config.retriever is not None:
-        retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=units.joint)
+        retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=units.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
     if amount is not None and (machine.joint.starved or machine.finetune.starved):

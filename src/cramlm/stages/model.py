@@ -21,12 +21,15 @@ from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
+from cramlm.model.pretrained import Pretrained
+from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
 from cramlm.stages.ranks import Order, Size, give_order
 from cramlm.stages.schedule import Schedule, replan
+from cramlm.stages.start import describe_start, tell_taken
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import train_phase
@@ -56,6 +59,7 @@ def train(
     embedding: Artifact | None,
     folder: Path,
     *,
+    pretrained: Pretrained | None = None,
     clock: Clock,
     emit: Emit,
     stop: Callable[[], int | None],
@@ -79,7 +83,8 @@ def train(
 
     def external(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "passages")
-        return external_pool(tokenizer, selection, soft, length=phase.text_length) if phase.external and selection else None
+        length = min(phase.external_length or phase.text_length, phase.text_length)
+        return external_pool(tokenizer, selection, soft, length=length) if phase.external and selection else None
 
     def soft_labels(phase: PhaseConfig, about: str) -> FloatArray | None:
         return read_array(teacher.path / f"{about}.npy") if teacher and phase.uses_teacher else None
@@ -94,12 +99,16 @@ def train(
             key["teacher"] = teacher.fingerprint
         if embedding is not None and before is None:
             key["embedding"] = embedding.fingerprint
+        if pretrained is not None and before is None:
+            key["init"] = pretrained.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
 
         def write(target: Path) -> None:
             if before is not None:
                 load_weights(model, before.path)
+            elif pretrained is not None:
+                tell_taken(take_weights(model, pretrained), pretrained, planned.phases, emit)
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
             pools = with_words(phase, external(phase), labelled(phase), tokenizer.vocabulary if phase.needs_words else (), special)
@@ -193,12 +202,14 @@ def export(
     evaluation: Artifact,
     folder: Path,
     *,
+    pretrained: Pretrained | None = None,
     emit: Emit,
 ) -> Artifact:
     """The plain Hugging Face folder, its model card and where everything came from."""
     report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
     provenance = {
         "config": config.model_dump(mode="json"),
+        "init": describe_start(pretrained),
         "phases": [dict(phase) for phase in trained.reports],
         "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
         "corpus": None if corpus is None else corpus.statistics,

@@ -22,6 +22,7 @@ from cramlm.records import Emit, Event, Task
 from cramlm.retriever_config import RETRIEVER
 from cramlm.stages.common import Clock, Plan, phases_by_name, write_json
 from cramlm.stages.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
+from cramlm.stages.start import start_from
 from cramlm.training import budget, memory
 from cramlm.training.measuring import Measurement, count_step, measure
 from cramlm.training.planning import count_parameters
@@ -113,7 +114,7 @@ def foresee_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[PlannedRun
     """
     machines: dict[tuple[Any, ...], Machine] = {}
     planned = []
-    for config in configs:
+    for config in (start_from(each)[0] for each in configs):
         given = Budget() if config.budget is None else parse_budget(config.budget)
         size = (config.encoder, config.head, config.tokenizer, config.phases, config.threads, config.tokens_per_second, config.precision)
         if size not in machines:

@@ -12,8 +12,9 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.hygiene import check_task
 from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
+from cramlm.model.pretrained import Pretrained
 from cramlm.model.sentences import open_sentence_encoder
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenization import TOKENIZER_FILE, Tokenizer
 from cramlm.model.tokenizer_training import train_tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.retrieval.index import build_index
@@ -72,10 +73,16 @@ def selection(config: RunConfig, plan: Plan, corpus: Corpus | None, task: Task, 
     return Chosen(open_artifact(out, kind="selection"))
 
 
-def tokenizer(config: RunConfig, task: Task, selection: Chosen | None, folder: Path, *, emit: Emit) -> Tokenizer:
-    """A vocabulary learnt from the selection and the task's training text, nothing else."""
+def tokenizer(
+    config: RunConfig, task: Task, selection: Chosen | None, folder: Path, *, pretrained: Pretrained | None = None, emit: Emit
+) -> Tokenizer:
+    """A vocabulary learnt from the selection and the task's training text, nothing else; where a run starts from weights, theirs."""
 
     def write(target: Path) -> None:
+        if pretrained is not None:
+            (target / TOKENIZER_FILE).write_text(pretrained.tokenizer.content, "utf-8")
+            emit(Event("done", "tokenizer", f"{pretrained.tokenizer.vocab_size} tokens, of {pretrained.folder}"))
+            return
         emit(Event("start", "tokenizer"))
         texts = [text for example in task.train for text in (example.text, example.text_pair) if text is not None]
         room = config.tokenizer.sample_bytes
@@ -89,5 +96,7 @@ def tokenizer(config: RunConfig, task: Task, selection: Chosen | None, folder: P
 
     inputs = {"selection": fingerprint(selection), "task": task_fingerprint(task)["train"]}
     key = {"format": 1, "config": config.tokenizer.model_dump(mode="json"), **inputs}
+    if pretrained is not None:
+        key = {"format": 1, "init": pretrained.tokenizer.fingerprint}
     artifact = stage(folder / "tokenizer", kind="tokenizer", key=key, write=write, emit=emit)
     return Tokenizer.load(artifact.path)

@@ -54,8 +54,10 @@ class Sizes:
     external_tokens: int
 
 
-def plan_selection(retriever: RetrieverConfig, *, amount: float | None, tokens_per_unit: float) -> RetrieverConfig:
-    """Bound the selection to what a budget of `amount` can read `PASSES_OVER_SELECTION` times; a bound set by hand stays.
+def plan_selection(
+    retriever: RetrieverConfig, *, amount: float | None, tokens_per_unit: float, passes: float = PASSES_OVER_SELECTION
+) -> RetrieverConfig:
+    """Bound the selection to what a budget of `amount` can read `passes` times; a bound set by hand stays.
 
     Without a budget (None) a retriever that finds documents by queries keeps all of them; one that lists the whole corpus gives
     `UNPLANNED_DOCUMENTS`.
@@ -63,9 +65,14 @@ def plan_selection(retriever: RetrieverConfig, *, amount: float | None, tokens_p
     if retriever.bounded:
         return retriever
     if amount is not None:
-        affordable = max(FEWEST_TOKENS, int(amount * tokens_per_unit / PASSES_OVER_SELECTION))
+        affordable = max(FEWEST_TOKENS, int(amount * tokens_per_unit / passes))
         return retriever.model_copy(update={"max_tokens": affordable})
     return retriever.model_copy(update={"max_documents": UNPLANNED_DOCUMENTS}) if unbounded(retriever) else retriever
+
+
+def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
+    """How often the selection is to be read: what a phase that draws from it asks for at most, where one does."""
+    return min((phase.most_passes for phase in phases if phase.external and phase.most_passes), default=PASSES_OVER_SELECTION)
 
 
 def with_teacher(phase: PhaseConfig, *, examples: int) -> PhaseConfig:
@@ -103,22 +110,24 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.uses_mlm]
     text_phases = [phase for phase in open_phases if phase.uses_mlm]
-    if text_phases and amount is None:
-        raise UsageError(f"phase {text_phases[0].name!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
+    boundless = [phase.name for phase in text_phases if phase.most_passes is None]
+    if boundless and amount is None:
+        raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
     fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if phase not in open_phases}
     left = (
         None if amount is None else amount - sum(_cost(phase, fixed[phase.name], sizes, speed) for phase in phases if phase.name in fixed)
     )
     planned: dict[str, int] = {}
     for phase in label_phases:
-        planned[phase.name] = _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
+        planned[phase.name] = _most_steps(phase, sizes) or _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
         if left is not None:
             allowed = left * (FINETUNE_SHARE if text_phases else 1.0) / len(label_phases)
             planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
     if left is not None:
         left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
-        for phase in text_phases:
-            planned[phase.name] = _affordable_steps(phase, left / len(text_phases), sizes, speed)
+    for phase in text_phases:
+        bounds = [_most_steps(phase, sizes), None if left is None else _affordable_steps(phase, left / len(text_phases), sizes, speed)]
+        planned[phase.name] = min(bound for bound in bounds if bound is not None)
     for name, steps in planned.items():
         if steps < FEWEST_STEPS:
             raise UsageError(
@@ -234,6 +243,10 @@ def _fixed_steps(phase: PhaseConfig, sizes: Sizes) -> int:
     if phase.steps is not None:
         return phase.steps
     return 0 if phase.passes is None else _steps_for_passes(phase, sizes, phase.passes)
+
+
+def _most_steps(phase: PhaseConfig, sizes: Sizes) -> int | None:
+    return None if phase.most_passes is None else max(FEWEST_STEPS, _steps_for_passes(phase, sizes, phase.most_passes))
 
 
 def _tokens_per_step(phase: PhaseConfig, sizes: Sizes) -> float:

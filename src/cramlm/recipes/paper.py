@@ -1,0 +1,241 @@
+"""The paper's own recipes at its three scales, number for number (Yao et al. 2022, tables of section 4 and the appendix; released code).
+
+Stage 1 trains BERT from scratch: rho_1 whole external batches, then one task batch; 15 % masks, 80/10/10; AdamW at 1e-4, 10,000 steps of
+warm-up. Stage 2 learns the labels with a new head: 30,000 steps of 32 texts at 2e-5, the best on dev kept. `loss_scale` is "mean", the
+released code's, which made the published figures; `--set phases[0].loss_scale=sum` is the formula of the paper (docs/paper-map.md).
+
+For other tasks than the paper's eight, the settings of the one with a similar number of labels are taken. A scale below 1 gives the twin:
+the same phases, ratios and rates with as many times fewer steps, in a small BERT and small batches, to run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+from cramlm.config import (
+    Bm25Config,
+    EncoderConfig,
+    HeadConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    RunConfig,
+    ScheduleConfig,
+    TaskConfig,
+    TokenizerConfig,
+)
+from cramlm.data.task import read_examples
+from cramlm.errors import UsageError
+from cramlm.recipes.phases import BERT_MASKS
+from cramlm.recipes.recipe import Files, Start, check_start, corpus_config, no_corpus
+from cramlm.recipes.sizes import BERT_BASE, BERT_LARGE
+
+Scale: TypeAlias = Literal["small", "medium", "large"]
+
+SCALES: Final[tuple[Scale, ...]] = ("small", "medium", "large")
+BERT_VOCABULARY: Final = 30_522
+ASSUMED_LABELS: Final = 4_000  # where no training file is named, as `cramlm plan` may do
+TWIN_BASE: Final = EncoderConfig(shape="bert", layers=2, hidden=128, heads=2, intermediate=512, norm_eps=1e-12)  # Turc et al. 2019
+TWIN_LARGE: Final = EncoderConfig(shape="bert", layers=4, hidden=256, heads=4, intermediate=1024, norm_eps=1e-12)
+_TWIN_BATCH: Final = 16
+_FEWEST_STEPS, _FEWEST_TASK_BATCHES = 20, 5
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTask:
+    """Stage 1 of a task; tuples are for small, medium, large. lengths: tokens of task text, external_lengths: of external text."""
+
+    top_k: tuple[int, int, int]
+    rho_1: tuple[int, int, int]
+    rho_2: tuple[int, int, int]
+    steps: tuple[int, int, int]
+    batch_large: int
+    lengths: tuple[int, int, int] = (128, 128, 128)
+    external_lengths: tuple[int, int, int] = (128, 128, 128)
+    score: Literal["macro_f1", "micro_f1"] = "macro_f1"
+    long_texts: bool = False
+
+
+PAPER_TASKS: Final[Mapping[str, PaperTask]] = {
+    "agnews": PaperTask((50, 50, 100), (1, 3, 3), (100, 100, 100), (100_000, 300_000, 500_000), 256),
+    "hyperpartisan": PaperTask((5000, 5000, 10_000), (99, 99, 499), (20, 100, 20), (50_000, 100_000, 300_000), 512, long_texts=True),
+    "helpfulness": PaperTask((50, 50, 100), (1, 1, 7), (100, 1000, 100), (150_000, 300_000, 500_000), 512, long_texts=True),
+    "imdb": PaperTask(
+        *((500, 500, 1000), (19, 99, 99), (100, 100, 1000), (150_000, 300_000, 500_000), 512),
+        lengths=(512, 512, 512),
+        external_lengths=(128, 512, 512),
+        long_texts=True,
+    ),
+    "acl-arc": PaperTask((5000, 5000, 10_000), (999, 999, 1999), (100, 20, 20), (150_000, 300_000, 500_000), 512),
+    "scierc": PaperTask((5000, 5000, 10_000), (999, 999, 1999), (20, 20, 20), (150_000, 300_000, 300_000), 512),
+    "chemprot": PaperTask((5000, 5000, 10_000), (999, 999, 1999), (20, 100, 20), (150_000, 300_000, 500_000), 256, score="micro_f1"),
+    "rct": PaperTask((50, 50, 100), (3, 3, 7), (20, 100, 100), (100_000, 300_000, 500_000), 256, score="micro_f1"),
+}
+"""By the name that stands after the colon in `--recipe tlm-small:chemprot`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRecipe:
+    """One of the three scales."""
+
+    name: str
+    summary: str
+    scale: Scale
+    start: Start = "drawn"
+
+    @property
+    def retrieves(self) -> bool:
+        """Always."""
+        return True
+
+    def __call__(
+        self,
+        *,
+        train: str,
+        corpus: Files | None = None,
+        init: str | None = None,
+        budget: str | None = None,
+        seed: int = 13,
+        like: str | None = None,
+        shrink: float = 1.0,
+        **task: Any,
+    ) -> RunConfig:
+        """The run of the paper. like: one of `PAPER_TASKS`; None = by the number of texts in `train` (`settings_by_labels`). shrink:
+        below 1 its twin (`twin`). A budget bounds nothing here, since all steps are set; it is kept to be told.
+
+        Raises:
+            UsageError: for a task that is none of the paper's, no corpus, or weights to start from. DataError: if `train` cannot be read.
+        """
+        check_start(self.name, self.start, init)
+        if not corpus:
+            raise no_corpus(self.name)
+        task_config = TaskConfig(train=train, **task)
+        if like is not None and like not in PAPER_TASKS:
+            raise UsageError(f"{like!r} is not a task of the paper; write {self.name}:TASK with one of {', '.join(PAPER_TASKS)}, or none")
+        settings = settings_by_labels(_count(task_config)) if like is None else PAPER_TASKS[like]
+        place = SCALES.index(self.scale)
+        whole = RunConfig(
+            name=self.name,
+            seed=seed,
+            budget=budget,
+            task=task_config,
+            corpus=corpus_config(corpus),
+            retriever=Bm25Config(
+                top_k=settings.top_k[place],
+                norm="lucene",  # Elasticsearch's
+                queries="phrases" if settings.long_texts else "text",
+            ),
+            tokenizer=TokenizerConfig(vocab_size=BERT_VOCABULARY),
+            encoder=BERT_LARGE if self.scale == "large" else BERT_BASE,
+            head=HeadConfig(pooling="cls"),
+            phases=(stage_1(settings, self.scale), stage_2(settings, self.scale)),
+            choose_by=settings.score,
+        )
+        return whole if shrink == 1.0 else twin(whole, shrink)
+
+
+def settings_by_labels(labelled: int) -> PaperTask:
+    """What a task that is none of the paper's eight gets, by its number of labelled texts, at the usual length of 128.
+
+    Under 1,000 the settings of HyperPartisan (515 texts), under 5,000 (the paper's bound of low-resource tasks) of SciERC (3,219), under
+    50,000 of IMDB (20,000), else of AG News (115,000); scored by macro-F1.
+    """
+    bounds = ((1_000, "hyperpartisan"), (5_000, "scierc"), (50_000, "imdb"))
+    like = next((name for bound, name in bounds if labelled < bound), "agnews")
+    usual = (128, 128, 128)
+    return replace(PAPER_TASKS[like], lengths=usual, external_lengths=usual, long_texts=False)
+
+
+def stage_1(task: PaperTask, scale: Scale) -> PhaseConfig:
+    """The joint stage."""
+    place = SCALES.index(scale)
+    steps = task.steps[place]
+    return PhaseConfig(
+        name="joint",
+        steps=steps,
+        external=task.rho_1[place],
+        task=1,
+        mixing="interleaved",
+        mlm_weight=float(task.rho_2[place]),
+        task_weight=1.0,
+        teacher_weight=0.0,
+        loss_scale="mean",
+        masking=BERT_MASKS,
+        batch_size=task.batch_large if scale == "large" else 256,
+        batch_unit="sequences",
+        max_length=task.lengths[place],
+        external_length=task.external_lengths[place],
+        dropout=0.1,
+        optimizer=OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.01),
+        schedule=ScheduleConfig(kind="linear", warmup_fraction=10_000 / steps),
+        keep="last",
+    )
+
+
+def stage_2(task: PaperTask, scale: Scale) -> PhaseConfig:
+    """Labels only, with a new head."""
+    return PhaseConfig(
+        name="finetune",
+        steps=30_000,
+        external=0,
+        task=1,
+        teacher_weight=0.0,
+        batch_size=32,
+        batch_unit="sequences",
+        max_length=task.lengths[SCALES.index(scale)],
+        dropout=0.1,
+        optimizer=OptimizerConfig(kind="adamw", learning_rate=2e-5, weight_decay=0.0),
+        schedule=ScheduleConfig(kind="linear", warmup_fraction=3_000 / 30_000),
+        keep="best",
+        reset_task_head=True,
+        evaluate_every=1_000,
+    )
+
+
+def twin(config: RunConfig, shrink: float) -> RunConfig:
+    """The same run, `shrink` times as long: steps, documents per query and intervals times `shrink`, batches of 16 texts, a BERT of 2
+    layers of 128 (for BERT-large 4 of 256), 8,192 words.
+
+    What cannot shrink keeps its sense: at least 20 steps a phase, and rho_1 small enough that at least 5 task batches come.
+
+    Raises:
+        UsageError: unless 0 < shrink < 1.
+    """
+    if not 0.0 < shrink < 1.0:
+        raise UsageError(f"a twin's scale is {shrink}, expected a number between 0 and 1, like 0.001")
+    assert isinstance(config.retriever, Bm25Config)
+    changed: dict[str, Any] = {
+        "retriever": config.retriever.model_copy(update={"top_k": max(5, round(config.retriever.top_k * shrink))}),
+        "tokenizer": config.tokenizer.model_copy(update={"vocab_size": 8_192}),
+        "encoder": TWIN_LARGE if config.encoder == BERT_LARGE else TWIN_BASE,
+        "phases": tuple(_shrunk(phase, shrink) for phase in config.phases),
+    }
+    return config.model_copy(update=changed)
+
+
+def _shrunk(phase: PhaseConfig, shrink: float) -> PhaseConfig:
+    steps = max(_FEWEST_STEPS, round((phase.steps or 0) * shrink))
+    every = None if phase.evaluate_every is None else max(1, steps * phase.evaluate_every // (phase.steps or 1))
+    external = min(phase.external, steps // _FEWEST_TASK_BATCHES - 1) if phase.external else 0
+    return phase.model_copy(update={"steps": steps, "evaluate_every": every, "external": external, "batch_size": _TWIN_BATCH})
+
+
+def _count(task: TaskConfig) -> int:
+    if not task.train:
+        return ASSUMED_LABELS
+    examples = read_examples(
+        task.train,
+        text_column=task.text_column,
+        label_column=task.label_column,
+        text_pair_column=task.text_pair_column,
+        max_record_bytes=task.max_record_bytes,
+        on_bad_row=task.on_bad_row,
+    )
+    return len(examples)
+
+
+def paper_recipe(scale: Scale) -> PaperRecipe:
+    """tlm-small, tlm-medium or tlm-large."""
+    size = {"small": "BERT-base", "medium": "BERT-base, longer", "large": "BERT-large"}[scale]
+    return PaperRecipe(f"tlm-{scale}", f"the paper's {scale} scale ({size}): tlm-{scale}[:TASK[:SCALE]], {len(PAPER_TASKS)} tasks", scale)

@@ -1,0 +1,108 @@
+"""What a recipe is: a name, a list of phases, a retriever; called with the data, it gives a complete `RunConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from cramlm.config import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, RetrieverConfig, RunConfig, TaskConfig
+from cramlm.errors import UsageError
+from cramlm.model.pretrained import open_pretrained
+from cramlm.recipes.phases import from_checkpoint
+from cramlm.recipes.sizes import DEFAULT_BUDGET, encoder_for
+from cramlm.stages.start import with_encoder_of
+
+Files: TypeAlias = str | Sequence[str]
+Start: TypeAlias = Literal["drawn", "either", "pretrained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A method. start: the weights that it can start from; pretrained ones come with `init`, and run the same phases at the rates that suit
+    them (phases.from_checkpoint).
+    """
+
+    name: str
+    summary: str
+    phases: tuple[PhaseConfig, ...]
+    retriever: RetrieverConfig | None = None
+    start: Start = "either"
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether it reads raw text."""
+        return self.retriever is not None
+
+    def __call__(
+        self,
+        *,
+        train: str,
+        corpus: Files | None = None,
+        init: str | None = None,
+        budget: str | None = DEFAULT_BUDGET,
+        seed: int = 13,
+        top_k: int | None = None,
+        **task: Any,
+    ) -> RunConfig:
+        """The run of this method. `task` takes the other fields of `TaskConfig` (dev, test, text_column, ...); top_k: documents that each
+        training text retrieves; corpus is left alone where no raw text is read.
+
+        Raises:
+            UsageError: if a corpus or pretrained weights are missing, or of no use. ArtifactError: if `init` cannot be used.
+        """
+        check_start(self.name, self.start, init)
+        retriever = self.retriever
+        if retriever is not None and not corpus:
+            raise no_corpus(self.name)
+        if top_k is not None:
+            if retriever is None or "top_k" not in type(retriever).model_fields:
+                raise UsageError(f"the recipe {self.name} asks the corpus nothing, so top_k means nothing to it; drop it")
+            retriever = retriever.model_copy(update={"top_k": top_k})
+        drawn = RunConfig(
+            name=self.name,
+            seed=seed,
+            budget=budget,
+            task=TaskConfig(train=train, **task),
+            corpus=None if retriever is None else corpus_config(corpus or ()),
+            retriever=retriever,
+            encoder=encoder_for(budget),
+            head=HeadConfig(),
+            phases=self.phases,
+        )
+        return drawn if init is None else on_checkpoint(drawn, init)
+
+
+def on_checkpoint(config: RunConfig, init: str) -> RunConfig:
+    """The run on pretrained weights: their encoder and tokenizer, and phases at the rates that suit them.
+
+    Raises:
+        ArtifactError: if the folder cannot be used.
+    """
+    pretrained = open_pretrained(Path(init))
+    phases = tuple(from_checkpoint(phase, pretrained.encoder) for phase in config.phases)
+    head = config.head.model_copy(update={"pooling": pretrained.head.pooling})
+    undecided = {"encoder": EncoderConfig(), "head": head, "phases": phases}
+    return with_encoder_of(pretrained, config.model_copy(update=undecided))
+
+
+def check_start(name: str, start: Start, init: str | None) -> None:
+    """Raises UsageError if the recipe needs pretrained weights and there are none, or the other way round."""
+    if start == "pretrained" and init is None:
+        raise UsageError(
+            f"the recipe {name} starts from pretrained weights; pass init= (--init FOLDER, with config.json, model.safetensors and "
+            "tokenizer.json), or take the recipe tlm, which needs none"
+        )
+    if start == "drawn" and init is not None:
+        raise UsageError(f"the recipe {name} trains from scratch, as the paper does; drop init, or take the recipe tlm with it")
+
+
+def no_corpus(name: str) -> UsageError:
+    """What to say where a recipe has no raw text."""
+    return UsageError(f"the recipe {name} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe labels-only")
+
+
+def corpus_config(files: Files) -> CorpusConfig:
+    """One name or several."""
+    return CorpusConfig(files=(files,) if isinstance(files, str) else tuple(files))

@@ -1,0 +1,244 @@
+"""Recipes: what each holds, and that each runs from the command's own parsing to a model that transformers loads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import cramlm
+from checkpoints import write_checkpoint
+from cramlm import recipes
+from cramlm.artifacts import hash_file
+from cramlm.commands import runs
+from cramlm.config import EncoderConfig, RunConfig
+from cramlm.errors import ArtifactError, UsageError
+from cramlm.options import resolve_run
+from cramlm.recipes.phases import from_checkpoint
+from cramlm.records import Event
+from tiny_task import COMMON, TOPICS, write_task
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+DATA = {"train": "train.jsonl", "corpus": "corpus.jsonl"}
+FROM_CHECKPOINT = {"plm", "dapt", "tapt", "dapt+tapt", "knn-tapt"}
+WITHOUT_CORPUS = {"labels-only", "task-text-only", "plm", "tapt"}
+SMALL = (
+    *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=drawn"),
+    *("tokenizer.vocab_size=200",),
+)
+QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "precision=fp32")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Paths: the files of a tiny task, a checkpoint, a store for all runs."""
+    root = tmp_path_factory.mktemp("recipes")
+    texts = [" ".join((*words, *COMMON)) for words in TOPICS.values()]
+    checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
+    gc.freeze()  # what transformers has loaded need not be looked through in every run
+    yield {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
+    gc.unfreeze()
+
+
+def quick_run(place: dict[str, str], recipe: str, *settings: str, init: str | None = None) -> RunConfig:
+    """The run that the command would do, with steps that take no time."""
+    task = {name: place[name] for name in ("train", "dev", "test")}
+    common: dict[str, Any] = {"task": task, "corpus": [place["corpus"]], "budget": None, "seed": 3, "init": init}
+    phases = len(resolve_run(recipe, None, [], **common).phases)
+    steps = [f"phases[{number}].{knob}" for number in range(phases) for knob in ("steps=2", "max_length=16", "batch_size=64")]
+    return resolve_run(recipe, None, [*QUICK, *([] if init else SMALL), *steps, *settings], **common)
+
+
+def fit(config: RunConfig, place: dict[str, str], out: Path) -> tuple[cramlm.Run, list[Event]]:
+    events: list[Event] = []
+    return cramlm.fit(config, out=out, store=place["store"], emit=events.append), events
+
+
+def check_export(run: cramlm.Run) -> None:
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run.export)
+    assert sorted(model.config.id2label.values()) == ["hill", "sea"]
+    assert json.loads((run.path / "evaluation/scores.json").read_bytes())["models"][run.config.name]["test"]["accuracy"] >= 0
+
+
+def paper_run(place: dict[str, str], name: str) -> RunConfig:
+    """A twin that is small enough for a test in a process that has other work to do."""
+    task = {name: place[name] for name in ("train", "dev", "test")}
+    sizes = ("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "tokenizer.vocab_size=200")
+    return resolve_run(name, None, [*QUICK, *sizes], task=task, corpus=[place["corpus"]], budget=None, seed=3)
+
+
+def some_slow(names: list[str], *, quick: set[str]) -> list[Any]:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+METHODS = [name for name, recipe in recipes.RECIPES.items() if isinstance(recipe, recipes.Recipe)]
+
+
+@pytest.mark.parametrize("name", some_slow(METHODS, quick={"external-only", "no-stage-2", "plm", "dapt+tapt"}))
+def test_every_recipe_runs_to_a_model_that_transformers_loads(name: str, place: dict[str, str], tmp_path: Path) -> None:
+    config = quick_run(place, name, init=place["init"] if name in FROM_CHECKPOINT else None)
+    run, _ = fit(config, place, tmp_path / "run")
+    check_export(run)
+    assert (run.export / "mlm").exists() == any(phase.uses_mlm for phase in config.phases)
+    assert (config.corpus is None) == (name in WITHOUT_CORPUS)
+    assert config.encoder.hidden == 32
+
+
+@pytest.mark.parametrize("name", some_slow(["tlm-small", "tlm-medium", "tlm-large"], quick={"tlm-small"}))
+def test_the_twins_of_the_papers_recipes_run_every_part_of_them(name: str, place: dict[str, str], tmp_path: Path) -> None:
+    config = paper_run(place, f"{name}:scierc:0.0001")
+    joint, finetune = config.phases
+    assert (joint.steps, joint.external, joint.mixing, joint.loss_scale) == (
+        20 if name == "tlm-small" else 30,
+        joint.external,
+        "interleaved",
+        "mean",
+    )
+    assert joint.steps is not None
+    assert joint.steps // (joint.external + joint.task) >= 5
+    assert finetune.reset_task_head
+    run, _ = fit(config, place, tmp_path / "run")
+    check_export(run)
+    assert (run.path / "phase-1-joint").is_dir()
+    assert (run.path / "phase-2-finetune").is_dir()
+
+
+def test_a_run_from_a_checkpoint_keeps_its_tokenizer_names_it_and_notices_when_it_changes(place: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    shutil.copytree(place["init"], folder)
+    config = quick_run(place, "tlm", init=str(folder))
+    run, events = fit(config, place, tmp_path / "run")
+    check_export(run)
+    assert (run.export / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    told = json.loads((run.export / "provenance.json").read_bytes())["init"]
+    assert told["name"] == str(folder)
+    assert told["sha256"]["model.safetensors"] == hash_file(folder / "model.safetensors")
+    assert "It started from the weights of weights (sha256" in (run.export / "README.md").read_text("utf-8")
+    assert any(event.stage == "init" and "with its vocabulary head" in event.message for event in events)
+
+    _, events = fit(config, place, tmp_path / "run")
+    assert not [event for event in events if event.kind == "stale"]
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.bias"] += 0.01
+    save_file(tensors, folder / "model.safetensors")
+    _, events = fit(config, place, tmp_path / "run")
+    assert {"phase-1-joint", "phase-2-finetune", "export"} <= {event.stage for event in events if event.kind == "stale"}
+    assert "tokenizer" not in {event.stage for event in events if event.kind == "stale"}
+
+    continued = quick_run(place, "plm", init=str(run.export / "mlm"))  # what cramlm wrote is a starting point too
+    assert continued.encoder == config.encoder
+    assert continued.tokenizer.vocab_size == config.tokenizer.vocab_size
+
+
+# Task, K, rho_1, rho_2, steps, batch at small, medium, large; length of task and external text. Written out from the tables of Yao et al.
+# 2022 (section 4.1 and the appendix), not from the code.
+PAPER = """
+agnews         50/50/100        1/3/3          100/100/100    100000/300000/500000  256/256/256  128/128/128  128/128/128
+hyperpartisan  5000/5000/10000  99/99/499      20/100/20      50000/100000/300000   256/256/512  128/128/128  128/128/128
+helpfulness    50/50/100        1/1/7          100/1000/100   150000/300000/500000  256/256/512  128/128/128  128/128/128
+imdb           500/500/1000     19/99/99       100/100/1000   150000/300000/500000  256/256/512  512/512/512  128/512/512
+acl-arc        5000/5000/10000  999/999/1999   100/20/20      150000/300000/500000  256/256/512  128/128/128  128/128/128
+scierc         5000/5000/10000  999/999/1999   20/20/20       150000/300000/300000  256/256/512  128/128/128  128/128/128
+chemprot       5000/5000/10000  999/999/1999   20/100/20      150000/300000/500000  256/256/256  128/128/128  128/128/128
+rct            50/50/100        3/3/7          20/100/100     100000/300000/500000  256/256/256  128/128/128  128/128/128
+"""
+
+
+@pytest.mark.parametrize("line", PAPER.split("\n")[1:-1], ids=lambda line: line.split()[0])
+def test_the_papers_recipes_hold_the_papers_numbers(line: str) -> None:
+    task, *columns = line.split()
+    for place, (scale, layers, width) in enumerate((("small", 12, 768), ("medium", 12, 768), ("large", 24, 1024))):
+        top_k, rho_1, rho_2, steps, batch, length, external = (int(column.split("/")[place]) for column in columns)
+        config = recipes.RECIPES[f"tlm-{scale}"](**DATA, like=task)
+        joint, finetune = config.phases
+        assert config.retriever is not None
+        assert config.retriever.model_dump()["top_k"] == top_k
+        assert (joint.external, joint.task, joint.mixing, joint.mlm_weight, joint.task_weight) == (rho_1, 1, "interleaved", rho_2, 1)
+        assert (joint.steps, joint.batch_size, joint.batch_unit, joint.max_length) == (steps, batch, "sequences", length)
+        assert joint.external_length == external
+        assert joint.optimizer.kind == "adamw"
+        assert (joint.optimizer.learning_rate, joint.optimizer.weight_decay, joint.schedule.kind) == (1e-4, 0.01, "linear")
+        assert round(joint.schedule.warmup_fraction * steps) == 10_000
+        assert (joint.masking.rate, joint.masking.mask_share, joint.masking.random_share) == (0.15, 0.8, 0.1)
+        assert (joint.loss_scale, joint.teacher_weight, joint.dropout) == ("mean", 0, 0.1)
+        assert (finetune.external, finetune.mlm_weight, finetune.steps, finetune.batch_size) == (0, 0, 30_000, 32)
+        assert (finetune.optimizer.learning_rate, finetune.optimizer.weight_decay) == (2e-5, 0)
+        assert round(finetune.schedule.warmup_fraction * 30_000) == 3_000
+        assert (finetune.reset_task_head, finetune.evaluate_every, finetune.keep, finetune.max_length) == (True, 1000, "best", length)
+        assert (config.encoder.shape, config.encoder.layers, config.encoder.hidden) == ("bert", layers, width)
+        assert config.tokenizer.vocab_size == 30_522
+        assert config.choose_by == ("micro_f1" if task in ("chemprot", "rct") else "macro_f1")
+
+
+@pytest.mark.parametrize(
+    ("labelled", "top_k", "rho_1"), [(999, 5000, 99), (1000, 5000, 999), (4999, 5000, 999), (5000, 500, 19), (50_000, 50, 1)]
+)
+def test_another_task_gets_the_papers_settings_by_its_number_of_labels(labelled: int, top_k: int, rho_1: int, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a b", "label": "c"}\n' * labelled, "utf-8")
+    config = recipes.tlm_small(train=str(file), corpus="corpus.jsonl")
+    assert config.retriever is not None
+    assert (config.retriever.model_dump()["top_k"], config.phases[0].external) == (top_k, rho_1)
+    assert config.phases[0].max_length == 128
+
+
+@pytest.mark.parametrize(("width", "rate"), [(32, 5e-5), (768, 2e-5)])
+def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature(width: int, rate: float) -> None:
+    encoder = EncoderConfig(shape="bert", hidden=width)
+    tuned, near = (from_checkpoint(phase, encoder) for phase in recipes.tlm.phases[::-1])
+    assert (tuned.optimizer.kind, tuned.optimizer.learning_rate, tuned.batch_size, tuned.batch_unit) == ("adamw", rate, 16, "sequences")
+    assert (tuned.dropout, tuned.most_passes, tuned.teacher_weight, tuned.schedule.warmup_fraction) == (0.1, 10, 0, 0.06)
+    assert (near.optimizer.kind, near.optimizer.learning_rate, near.masking.rate, near.masking.mask_share) == ("adamw", 1e-4, 0.15, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "message"),
+    [
+        ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--init FOLDER"),
+        ("dapt", {"init": "folder", "corpus": None}, "the recipe dapt retrieves from raw text; pass corpus= (--corpus FILES)"),
+        ("tlm-small", {"init": "folder"}, "trains from scratch, as the paper does; drop init"),
+        ("tlm-small:mnli", {}, "'mnli' is not a task of the paper; write tlm-small:TASK with one of agnews, hyperpartisan"),
+        ("tlm-small:rct:2", {}, "a twin's scale is 2.0, expected a number between 0 and 1"),
+        ("tlm-small:rct:half", {}, "the scale 'half' is not a number"),
+        ("tlm:rct", {}, "only tlm-small, -medium and -large take :TASK"),
+        ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --init exclude each other"),
+        ("magic", {}, "'magic' is not one of tlm, tlm-small, tlm-medium, tlm-large, random-retrieval, labels-only"),
+    ],
+)
+def test_what_a_recipe_lacks_is_said_in_one_line(recipe: str, given: dict[str, Any], message: str, place: dict[str, str]) -> None:
+    given = {"corpus": [place["corpus"]], **given}
+    if given.get("init") == "folder":
+        given["init"] = place["init"]
+    with pytest.raises(UsageError) as caught:
+        resolve_run(recipe, None, [], task={"train": place["train"]}, budget=None, seed=None, **given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_set_by_hand_must_be_that_of_the_weights(place: dict[str, str], tmp_path: Path) -> None:
+    config = quick_run(place, "plm", "encoder.layers=5", init=place["init"])
+    with pytest.raises(UsageError, match=r"encoder\.layers is 5, the weights in .* have 2; drop that setting or --init"):
+        fit(config, place, tmp_path / "run")
+    with pytest.raises(ArtifactError, match=r"config\.json: missing; --init takes a folder"):
+        quick_run(place, "plm", init=str(tmp_path))
+
+
+def test_every_recipe_is_listed_with_a_line_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    runs.recipes()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(recipes.RECIPES)
+    assert all(("--init" in line) == (line.split()[0] in FROM_CHECKPOINT) for line in lines)
+    assert all(("--corpus" in line) == (line.split()[0] not in WITHOUT_CORPUS) for line in lines)
