@@ -40,7 +40,7 @@ def test_arms_run_on_equal_terms_share_what_is_equal_and_are_not_run_again(tmp_p
     arms = (*arms_of([str(tmp_path / "data" / name) for name in ("raw.toml", "alone.toml")]), Arm("bad", str(tmp_path / "data/raw.toml")))
     arms = (*arms[:2], replace(arms[2], settings=("phases[0].optimizer.learning_rate=1e30",)))
     task = {name: paths[name] for name in ("train", "dev", "test")}
-    question = Question(arms, seeds=(1, 2), labels=("all",), task=task)
+    question = Question(arms, seeds=(1, 2), labels=("all",), task=task, corpus=(paths["corpus"],))
     seen: list[Event] = []
 
     def ask(folder: Path) -> Experiment:
@@ -108,7 +108,7 @@ def test_no_retrieved_text_at_all_leaves_the_same_phases_on_the_task(tmp_path: P
 
 
 def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data", documents=10)
+    paths = write_arms(tmp_path / "data")
     question = Question(
         arms_of(["tlm", "labels-only"]), (4,), ("all", "10"), {"train": paths["train"]}, corpus=(paths["corpus"],), budget="2m"
     )
@@ -120,6 +120,10 @@ def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tm
         ("labels-only", "10", 4, "2m"),
     ]
     assert cells[2].config.task.train == cells[3].config.task.train != paths["train"]
+    files = arms_of([str(tmp_path / "data" / name) for name in ("raw.toml", "alone.toml")])
+    raw, alone = cells_of(replace(question, arms=files, labels=("all",)), tmp_path / "out")
+    assert raw.config.corpus is not None
+    assert alone.config.corpus is None, "a config file without raw text stays so"
     with pytest.raises(UsageError, match="--init"):
         cells_of(replace(question, arms=arms_of(["tlm@init"])), tmp_path / "out")
     with pytest.raises(UsageError, match="each once"):

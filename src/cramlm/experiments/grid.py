@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.artifacts import hash_json
-from cramlm.config import RunConfig, load_config
+from cramlm.config import RunConfig, load_config, read_toml
 from cramlm.errors import UsageError
 from cramlm.experiments.draws import draw_labels
 from cramlm.options import resolve_run
@@ -162,8 +162,9 @@ def _cells(question: Question, out: Path) -> Iterator[Cell]:
 def _config(question: Question, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
     settings = [each for each in (*question.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
     common: dict[str, Any] = {"task": task, "budget": question.budget, "seed": seed, "preset": question.preset}
-    common["corpus"] = list(question.corpus) or None
     is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
+    reads = not is_file or "corpus" in read_toml(Path(arm.source))
+    common["corpus"] = list(question.corpus) if question.corpus and reads else None
     recipe = arm.source.removesuffix(ON_INIT)
     if on_init and question.init is None:
         raise UsageError(f"{arm.source}: there is no checkpoint to start from; pass --init FOLDER")

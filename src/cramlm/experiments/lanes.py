@@ -69,7 +69,7 @@ def run_cells(
         began = time.monotonic()
 
         def tell(number: int, event: Event) -> None:
-            if event.kind == "done" and event.stage in ("evaluation", "export"):
+            if event.kind == "done" and event.stage == "evaluation":
                 minutes = (time.monotonic() - began) / 60
                 emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} (after {minutes:.1f} minutes in all)"))
 

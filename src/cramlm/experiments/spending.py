@@ -53,7 +53,8 @@ def spending(run: Path) -> Iterator[Spent]:
         spent.running = False
         if meter is not None:
             meter.stop()
-            spent.kwh = (spent.kwh or 0.0) + float(meter.final_emissions_data.energy_consumed)
+            if (told := getattr(meter, "final_emissions_data", None)) is not None:  # it logs what goes wrong in it, and goes on
+                spent.kwh = (spent.kwh or 0.0) + float(told.energy_consumed)
         _write(run, spent)
 
 
