@@ -61,7 +61,7 @@ class TokenizerConfig(FrozenModel):
     """Trained on the selection and the training text of the task, nothing else."""
 
     kind: Literal["wordpiece", "bpe"] = "wordpiece"
-    vocab_size: int = Field(8192, ge=64, le=65_535, description="token ids are kept as uint16")
+    vocab_size: int = Field(8192, ge=64, le=1_000_000, description="token ids take two bytes each, over 65,536 of them four")
     lowercase: bool = True
     sample_bytes: int = Field(60_000_000, ge=1_000, description="how much of the selected text the trainer reads")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cramlm.model import hf
 from cramlm.model.model import Model, build_model
 from cramlm.model.pretrained import open_pretrained
 from cramlm.model.starting_weights import Taken, take_weights
+from cramlm.model.tokenization import Tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
@@ -129,6 +131,14 @@ def test_an_encoder_saved_alone_in_half_precision_is_taken_and_its_head_is_drawn
         )
 
 
+def test_xlm_roberta_is_roberta_by_another_name(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(folders["roberta"], folder)
+    change_config("model_type", "xlm-roberta")(folder)
+    model, tokenizer, _ = opened(folder)
+    np.testing.assert_allclose(vocabulary_logits(model, tokenizer, TEXTS), native_vocabulary_logits(folder, TEXTS), atol=1e-4, rtol=0)
+
+
 def test_rows_beyond_the_tokenizers_last_id_are_left_out(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "padded", "bert", TEXTS, vocab_size=384)
     model, tokenizer, _ = opened(folder)
@@ -147,6 +157,17 @@ def test_a_folder_of_cramlm_is_a_starting_point_too(folders: dict[str, Path], tm
     assert open_pretrained(tmp_path).encoder == encoder
     for name, parameter in model.named_parameters():
         assert name.startswith("classifier.") or torch.equal(parameter, copy.get_parameter(name)), name
+
+
+def test_a_vocabulary_that_two_bytes_cannot_number_is_read(folders: dict[str, Path]) -> None:
+    content = json.loads((folders["bert"] / "tokenizer.json").read_bytes())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"word{number}": number for number in range(len(vocabulary), 100_000)}
+    tokenizer = Tokenizer(json.dumps(content))
+    sequences = tokenizer.sequences(["word99999 water", "word65537"], max_length=16, cut="truncate")
+    assert sequences.ids.dtype == np.uint32
+    assert [sequences[0].tolist()[1], sequences[1].tolist()[1]] == [99_999, 65_537]
+    assert tokenizer.sequences(["word99999"], ["word70000"], max_length=8, cut="truncate")[0].tolist()[3] == 70_000
 
 
 def test_the_fingerprint_is_that_of_config_weights_and_tokenizer(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What transformers takes for a setting that config.json leaves out."""
+_SAME_AS: Final = {"xlm-roberta": "roberta", "camembert": "roberta"}  # classes that differ in their names only
 _ONLY_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "position_embedding_type": (None, "absolute"),
     "rope_scaling": (None,),
@@ -195,7 +196,7 @@ def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig
     Raises:
         ArtifactError: naming the setting that it does not.
     """
-    shape = settings.get("model_type")
+    shape = _SAME_AS.get(str(settings.get("model_type")), settings.get("model_type"))
     if shape not in DEFAULTS:
         raise ArtifactError(
             f"{path}: model_type is {shape!r}; starting weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
@@ -203,7 +204,7 @@ def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig
     for key, values in _ONLY_VALUES.items():
         if settings.get(key) not in values:
             raise ArtifactError(f"{path}: {key} is {settings[key]!r}, which this encoder does not compute; pass another folder to --init")
-    found = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None}
+    found = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None} | {"model_type": shape}
     if shape == "modernbert":
         found = _with_layers_spelt_out(found, path)
     encoder = _encoder(found, path, again="pass another folder to --init")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import Any, Final, Literal, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,9 @@ SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")
 SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0..4 in a tokenizer trained here
 _SPECIAL_FAMILIES: Final = (SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"))
 
-IdArray: TypeAlias = npt.NDArray[np.uint16]
+IdArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+
+_MOST_TOKENS: Final = 1_000_000  # the largest vocabularies of published encoders have a quarter of that
 
 CONTINUES: Final = "##"  # before a piece that goes on with a word
 _CHUNK: Final = 1024  # texts encoded at a time
@@ -40,7 +42,8 @@ _LONG_TEXT: Final = 65_536
 class Tokens:
     """Token ids of many texts, one after the other: text i is ids[offsets[i]:offsets[i+1]].
 
-    ids: uint16. offsets: int64, (n+1,). source: int64, (n,), which of the given texts each came from (0..n-1 unless long texts were split).
+    ids: uint16, or uint32 where the vocabulary has over 65,536 tokens. offsets: int64, (n+1,). source: int64, (n,), which of the given
+    texts each came from (0..n-1 unless long texts were split).
     """
 
     ids: IdArray
@@ -70,7 +73,7 @@ class Tokenizer:
 
         Raises:
             ArtifactError: if it is not one, lacks the special tokens or puts them elsewhere than around a text and between the halves of a
-            pair, or has gaps in its ids or more of them than uint16 holds.
+            pair, or has gaps in its ids.
         """
         self.content = content
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
@@ -82,6 +85,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         self._long_words_are_unknown = prefix == CONTINUES
         self.vocab_size: int = self._backend.get_vocab_size()
+        self._dtype: type[np.unsignedinteger[Any]] = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -167,16 +171,16 @@ class Tokenizer:
             except (TypeError, UnicodeEncodeError) as error:
                 raise not_text(chunk, start) from error
             for place, encoding in enumerate(encodings, start + 1):
-                piece = np.asarray(encoding.ids, np.uint16)
+                piece = np.asarray(encoding.ids, self._dtype)
                 ids.append(piece)
                 lengths[place] = len(piece)
-        return Tokens(np.concatenate(ids) if ids else np.zeros(0, np.uint16), np.cumsum(lengths), np.arange(len(texts), dtype=np.int64))
+        return Tokens(np.concatenate(ids) if ids else np.zeros(0, self._dtype), np.cumsum(lengths), np.arange(len(texts), dtype=np.int64))
 
     def _wrapped(self, ids: IdArray, starts: IntArray, stops: IntArray, source: IntArray) -> Tokens:
         """[CLS] ids[start:stop] [SEP] for each piece, without a Python loop."""
         lengths = stops - starts
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + 2)])
-        result = np.empty(int(offsets[-1]), np.uint16)
+        result = np.empty(int(offsets[-1]), self._dtype)
         result[offsets[:-1]] = self.cls_id
         result[offsets[1:] - 1] = self.sep_id
         inside = np.ones(len(result), np.bool_)
@@ -188,7 +192,7 @@ class Tokenizer:
     def _paired(self, first: Tokens, pairs: Sequence[str | None], *, room: int) -> Tokens:
         assert len(pairs) == len(first), "texts and pairs come in equal numbers"
         second = self._encode(["" if pair is None else pair for pair in pairs])
-        cls, sep, between = (np.array(ids, np.uint16) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
+        cls, sep, between = (np.array(ids, self._dtype) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
         parts = []
         for index, pair in enumerate(pairs):
             one, two = first[index], second[index]
@@ -228,8 +232,8 @@ def _check(content: str, origin: str) -> tuple[tokenizers.Tokenizer, tuple[str, 
         families = " or ".join(" ".join(family) for family in _SPECIAL_FAMILIES)
         raise ArtifactError(f"{origin}: special tokens are {str(names)[:160]}, expected {families}; use a tokenizer trained by cramlm")
     ids = sorted(backend.get_vocab().values())
-    if len(ids) > 65_535 or ids != list(range(len(ids))):
-        raise ArtifactError(f"{origin}: {len(ids)} token ids up to {ids[-1]}, expected 0, 1, 2, ... to 65534 at most; train it again")
+    if len(ids) > _MOST_TOKENS or ids != list(range(len(ids))):
+        raise ArtifactError(f"{origin}: {len(ids)} token ids up to {ids[-1]}, expected 0, 1, 2, ... below {_MOST_TOKENS:,}; train it again")
     return backend, family, prefix
 
 

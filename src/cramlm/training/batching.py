@@ -37,12 +37,13 @@ Origin: TypeAlias = Literal["external", "task"]
 class TokenPool:
     """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
 
-    ids: uint16. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights: (n,) float32, > 0, how often each is
-    drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities that a teacher gives; None = it was
-    not asked. begins: for each id, whether a word (or phrase) begins there; None where no phase asks (units.py).
+    ids: uint16, or uint32 for large vocabularies. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights:
+    (n,) float32, > 0, how often each is drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities
+    that a teacher gives; None = it was not asked. begins: for each id, whether a word (or phrase) begins there; None where no phase asks
+    (units.py).
     """
 
-    ids: npt.NDArray[np.uint16]
+    ids: npt.NDArray[np.unsignedinteger[Any]]
     offsets: IntArray
     labels: IntArray
     weights: FloatArray | None = None
@@ -52,7 +53,7 @@ class TokenPool:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def sequence(self, index: int) -> npt.NDArray[np.uint16]:
+    def sequence(self, index: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def begins_of(self, index: int) -> BoolArray:

@@ -222,6 +222,6 @@ def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths:
     else:
         lengths = np.clip(rng.choice(lengths, size=1000), 3, phase.text_length)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint16)
+    ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint32)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep
     return TokenPool(ids, offsets, rng.integers(0, _LABELS, size=len(lengths)), begins=rng.random(len(ids)) < 0.7)

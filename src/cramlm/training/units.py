@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,7 @@ def _continuing(vocabulary: Sequence[str]) -> BoolArray:
     return np.array([token.startswith(_CONTINUES) and token != _CONTINUES for token in vocabulary])
 
 
-def _of_phrases(ids: npt.NDArray[np.uint16], begins: BoolArray, opens: BoolArray, text: BoolArray) -> BoolArray:
+def _of_phrases(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray, opens: BoolArray, text: BoolArray) -> BoolArray:
     """`begins` without the words that continue a collocation. opens: where sequences begin. text: which tokens may take part, (V,)."""
     first = np.flatnonzero(begins)
     _, word, counts = np.unique(_names(ids, first), return_inverse=True, return_counts=True)
@@ -82,7 +83,7 @@ def _of_phrases(ids: npt.NDArray[np.uint16], begins: BoolArray, opens: BoolArray
     return phrases
 
 
-def _names(ids: npt.NDArray[np.uint16], first: IntArray) -> npt.NDArray[np.uint64]:
+def _names(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
     """A 64-bit number for each word, equal for equal words; first: where each begins."""
     within = np.arange(len(ids)) - np.repeat(first, np.diff(first, append=len(ids)))
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR
