@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from cramlm.artifacts import open_artifact
 from cramlm.cli import app
 from cramlm.config import load_config, to_toml
 from cramlm.deploy.predictor import Predictor
-from tiny_task import tiny_config, write_task
+from tiny_task import TOPICS, tiny_config, write_task
 
 COMMON = {
     "steps": 6,
@@ -95,3 +98,26 @@ def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_clas
     assert (run / "export/mlm/model.safetensors").is_file()  # a [MASK] was learnt in the hybrid phase
     answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
     assert [answer.label for answer in answers] == ["sea", "hill"]
+
+
+@pytest.mark.parametrize("kind", ["scored", "scored-control"])
+def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path: Path, kind: str) -> None:
+    rule = {"rule": "auxiliary" if kind == "scored" else "gradient"}
+    external = COMMON | {"task": 0, "mlm_weight": 0.0, "masking": {"rate": 0.15}}
+    phases = [
+        external | {"name": "genept"},
+        FINETUNE | {"name": "tune"},
+        COMMON | {"name": "scorer", "objective": "marks", "external": 0, "task_weight": 0.0, "steps": 20, "marks": rule},
+        external | {"name": "taskpt", "start_from": "genept", "masking": {"kind": kind, "scores_of": "scorer", "rate": 0.15}},
+        FINETUNE,
+    ]
+    run = fit(tmp_path, phases=phases, head={"places": True})
+    assert terms_of(run)["scorer"] == {"marks_task"}
+    words = json.loads((run / "marks-3-scorer/words.json").read_bytes())
+    assert words["texts_used"] > 20
+    topical = [word for word in list(words["marked"])[:10] if any(word in topic for topic in TOPICS.values())]
+    assert len(topical) >= (8 if kind == "scored" else 5)  # of the words that tell the topics apart; 24 of 44
+    assert np.load(run / "scores-4-taskpt/external.npy").dtype == np.float32
+    key = json.loads((run / "phase-4-taskpt/manifest.json").read_bytes())["key"]
+    assert key["before"] == open_artifact(run / "phase-1-genept", kind="phase").fingerprint
+    assert key["told"] == open_artifact(run / "scores-4-taskpt", kind="scores").fingerprint

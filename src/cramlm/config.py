@@ -18,10 +18,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cramlm.amounts import parse_budget as parse_budget
 from cramlm.amounts import parse_duration as parse_duration
 from cramlm.errors import UsageError
+from cramlm.phase_config import MarksConfig as MarksConfig
 from cramlm.phase_config import MaskingConfig as MaskingConfig
 from cramlm.phase_config import OptimizerConfig as OptimizerConfig
 from cramlm.phase_config import PhaseConfig as PhaseConfig
 from cramlm.phase_config import ScheduleConfig as ScheduleConfig
+from cramlm.phase_config import check_order
 from cramlm.retriever_config import Bm25Config as Bm25Config
 from cramlm.retriever_config import ElasticsearchConfig, FrozenModel, with_kind
 from cramlm.retriever_config import RandomConfig as RandomConfig
@@ -117,12 +119,18 @@ class HeadConfig(FrozenModel):
     """The classifier on top. BERT's and RoBERTa's native classes pool [CLS] only; ModernBERT's pools [CLS] or the mean."""
 
     pooling: Literal["cls", "mean"] = "mean"
+    places: bool = Field(False, description="a head that says yes or no of every token, for objective marks; it is not exported")
     generator: int | None = Field(
         None,
         ge=8,
         description="width of the small encoder that replaces tokens for objective rtd, a multiple of encoder.hidden / encoder.heads; it "
         "has as many layers and shares the word embedding, and is not exported. None = there is none",
     )
+
+    @property
+    def has_places(self) -> bool:
+        """Whether a head says yes or no of every token: that of `marks`, or of `rtd`."""
+        return self.places or self.generator is not None
 
 
 class BaselineConfig(FrozenModel):
@@ -195,6 +203,9 @@ class RunConfig(FrozenModel):
                 f"the {self.encoder.shape} shape pools [CLS] (its native class knows no other); set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
+        check_order(self.phases)
+        if not self.head.has_places and any(phase.objective == "marks" for phase in self.phases):
+            raise ValueError("objective 'marks' needs a head for every token; set head.places = true")
         if self.head.generator is None and any(phase.objective == "rtd" for phase in self.phases):
             raise ValueError(f"objective 'rtd' needs a generator; set head.generator, like {max(8, self.encoder.hidden // 4)}")
         width = self.encoder.hidden // self.encoder.heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -34,10 +35,12 @@ class MaskingConfig(FrozenModel):
     """Dynamic masks: drawn anew at every step, at least one per sequence. Devlin et al. 2019: 15 %, 80/10/10.
 
     random: single tokens. whole-word: words, whole. span: runs of words of geometric length (Joshi et al. 2020). phrase: words that stand
-    together more often than chance has it, as wholes, and the other words (after Sun et al. 2019, who had a list of phrases).
+    together more often than chance has it, as wholes, and the other words (after Sun et al. 2019, who had a list of phrases). scored: the
+    tokens that a phase with objective marks learnt to find, best first, at most `rate`, at least one. scored-control: as many, at random.
     """
 
-    kind: Literal["random", "whole-word", "span", "phrase"] = "random"
+    kind: Literal["random", "whole-word", "span", "phrase", "scored", "scored-control"] = "random"
+    scores_of: str | None = Field(None, description="scored and scored-control: the earlier phase, with objective marks, that scores")
     rate: float = Field(0.2, gt=0, lt=1, description="share of the maskable tokens; at the first step, where rate_end is given")
     rate_end: float | None = Field(None, gt=0, lt=1, description="share at the last step, in a straight line; None = as at the first")
     mean_span: float = Field(5.0, ge=1, description="span only: mean of the geometric lengths in words, before they are cut at 10")
@@ -50,12 +53,26 @@ class MaskingConfig(FrozenModel):
             raise ValueError(f"mask_share {self.mask_share} + random_share {self.random_share} must not exceed 1")
         return self
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether tokens have scores that say which, or how many, are hidden."""
+        return self.kind in ("scored", "scored-control")
+
     def rate_at(self, step: int, steps: int | None) -> float:
         """The share at a step; in a phase that has no number of steps yet, the one in its middle."""
         if self.rate_end is None:
             return self.rate
         done = 0.5 if steps is None else step / max(1, steps - 1)
         return self.rate + (self.rate_end - self.rate) * min(done, 1.0)
+
+
+class MarksConfig(FrozenModel):
+    """Which words of the labelled texts are marked, for objective marks (training/importance.py; Gu et al. 2020)."""
+
+    rule: Literal["auxiliary", "gradient"] = Field("auxiliary", description="a forward pass per word, or a backward pass per text")
+    delta: float = Field(0.05, gt=0, lt=1, description="auxiliary: a word is marked if the label's probability then lacks less than this")
+    share: float = Field(0.15, gt=0, lt=1, description="gradient: share of a text's words that are marked, at most")
+    positive_weight: float = Field(3.0, gt=0, description="what a marked token weighs, others 1")
 
 
 class PhaseConfig(FrozenModel):
@@ -98,13 +115,19 @@ class PhaseConfig(FrozenModel):
         "sum",
         description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
     )
-    objective: Literal["mlm", "clm", "hybrid", "rtd", "span"] = Field(
+    start_from: str | None = Field(
+        None,
+        description="the earlier phase whose weights this one takes; 'start' = those the run began with; None = the phase before",
+    )
+    objective: Literal["mlm", "clm", "hybrid", "rtd", "span", "marks"] = Field(
         "mlm",
         description="what is learnt from text (docs/objectives.md). mlm: masked tokens; clm: the next token, read left to right; hybrid: "
-        "one of the two at each step; rtd: which tokens a small generator replaced; span: what stood in spans of which one [MASK] is left",
+        "one of the two at each step; rtd: which tokens a small generator replaced; span: what stood in spans of which one [MASK] is left; "
+        "marks: which words of the labelled texts matter, as the phase's starting weights have it",
     )
     causal_share: float = Field(0.5, gt=0, lt=1, description="hybrid only: share of the steps that are read left to right")
     rtd_weight: float = Field(50.0, gt=0, description="rtd only: weight of telling replaced tokens beside the generator's MLM; 50: ELECTRA")
+    marks: MarksConfig = MarksConfig()
     masking: MaskingConfig = MaskingConfig()
     batch_size: int = Field(4096, ge=1)
     batch_unit: Literal["tokens", "sequences"] = "tokens"
@@ -145,6 +168,10 @@ class PhaseConfig(FrozenModel):
                 f"phase {self.name!r}: objective 'clm' reads left to right, where a text's first token sees only itself, so labels are not "
                 "learnt beside it; set task_weight = 0 and learn them in another phase"
             )
+        if self.objective == "marks" and (self.external or not self.mlm_weight):
+            raise ValueError(f"phase {self.name!r}: objective 'marks' reads labelled texts; set external = 0 and mlm_weight = 1")
+        if self.masking.is_scored != (self.masking.scores_of is not None):
+            raise ValueError(f"phase {self.name!r}: masking.kind 'scored' and masking.scores_of come together; name the phase that scores")
         if self.max_length is not None and self.text_length < 8:
             raise ValueError(f"phase {self.name!r}: max_length {self.max_length} leaves no room for spans to fill in; set it to 32 or more")
         return self
@@ -176,7 +203,14 @@ class PhaseConfig(FrozenModel):
     @property
     def needs_words(self) -> bool:
         """Whether it must be known where the words of the text begin."""
-        return self.uses_mlm and (self.objective == "span" or (self.objective != "clm" and self.masking.kind != "random"))
+        if self.objective in ("span", "marks"):
+            return self.uses_mlm
+        return self.uses_mlm and self.objective != "clm" and self.masking.kind in ("whole-word", "span", "phrase")
+
+    @property
+    def uses_scores(self) -> bool:
+        """Whether tokens need scores that say how fit they are to be hidden."""
+        return self.uses_mlm and self.masking.is_scored and self.objective in ("mlm", "hybrid", "rtd")
 
     @property
     def uses_teacher(self) -> bool:
@@ -187,3 +221,17 @@ class PhaseConfig(FrozenModel):
     def uses_labels(self) -> bool:
         """Whether labels are learnt, and hence whether dev scores mean something."""
         return self.task > 0 and self.task_weight > 0
+
+
+def check_order(phases: Sequence[PhaseConfig]) -> None:
+    """Raises ValueError if a phase names one that does not come before it, or one that does not score."""
+    earlier: dict[str, PhaseConfig] = {}
+    for phase in phases:
+        for knob, name in (("start_from", phase.start_from), ("masking.scores_of", phase.masking.scores_of)):
+            if name is not None and name not in earlier and (knob, name) != ("start_from", "start"):
+                raise ValueError(f"phase {phase.name!r}: {knob} {name!r} is no earlier phase; those are {', '.join(earlier) or 'none'}")
+        if phase.objective == "marks" and not earlier:
+            raise ValueError(f"phase {phase.name!r}: objective 'marks' asks a model that knows the labels; learn them in a phase before it")
+        if phase.masking.scores_of is not None and earlier[phase.masking.scores_of].objective != "marks":
+            raise ValueError(f"phase {phase.name!r}: {phase.masking.scores_of!r} scores nothing; only a phase with objective marks does")
+        earlier[phase.name] = phase

@@ -30,7 +30,7 @@ def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
     found = []
     for number in range(len(pool)):
         tokens = [vocabulary[token] for token in pool.sequence(number)]
-        starts = np.flatnonzero(pool.begins_of(number))
+        starts = np.flatnonzero(pool.begins[pool.offsets[number] : pool.offsets[number + 1]])
         found.append([" ".join(piece) for piece in np.split(np.array(tokens, dtype=object), starts[1:])])
     return found
 
@@ -40,6 +40,7 @@ def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
     [
         (["play", "##ing", "chess", "-", "##"], "play ##ing - ## chess", ["play ##ing", "-", "##", "chess"]),
         (["Ġplay", "ing", "Ġchess", "-", "Ġ"], "Ġplay ing - Ġchess", ["Ġplay ing", "-", "Ġchess"]),
+        (["▁play", "ing", "▁chess", "-", "▁"], "▁play ing - ▁chess", ["▁play ing", "-", "▁chess"]),
         (["東", "京", "play"], "東 京 play", ["東", "京", "play"]),
     ],
 )

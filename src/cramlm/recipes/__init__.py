@@ -4,6 +4,7 @@
     tlm_small, tlm_medium, tlm_large             the paper's own settings
     random_retrieval, labels_only, external_only, no_stage_2, task_text_only      its controls
     plm, dapt, tapt, dapt_tapt, knn_tapt         from a checkpoint, Gururangan et al. 2020
+    selective_masking, selective_masking_random  Gu et al. 2020, and its control
 
 Each is called with the data and gives a complete `RunConfig`. Numbers that a recipe leaves open (steps, row length, size of the selection)
 are set by the planner (training/budget.py) from the budget and the sizes of the data; every one can be fixed by hand, like
@@ -32,6 +33,8 @@ from cramlm.recipes.phases import finetune_phase as finetune_phase
 from cramlm.recipes.phases import joint_phase as joint_phase
 from cramlm.recipes.recipe import Recipe
 from cramlm.recipes.recipe import on_checkpoint as on_checkpoint
+from cramlm.recipes.selective import selective_masking as selective_masking
+from cramlm.recipes.selective import selective_masking_random as selective_masking_random
 from cramlm.recipes.sizes import DEFAULT_BUDGET as DEFAULT_BUDGET
 from cramlm.recipes.sizes import PRESETS as PRESETS
 from cramlm.recipes.sizes import encoder_for_budget as encoder_for_budget
@@ -45,6 +48,7 @@ _ALL: tuple[AnyRecipe, ...] = (
     *(tlm, tlm_small, tlm_medium, tlm_large),
     *(random_retrieval, labels_only, external_only, no_stage_2, task_text_only),
     *(plm, dapt, tapt, dapt_tapt, knn_tapt),
+    *(selective_masking, selective_masking_random),
 )
 RECIPES: Mapping[str, AnyRecipe] = {recipe.name: recipe for recipe in _ALL}
 """By the name that `--recipe` takes."""

@@ -59,8 +59,9 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     narrower than 768 are tuned at 5e-5, as small ones stand and need more.
     """
     common: dict[str, Any] = {"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.06), "dropout": 0.1, "teacher_weight": 0.0}
-    if phase.uses_mlm:
-        return phase.model_copy(update={**common, "masking": BERT_MASKS, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
+    if phase.uses_mlm and phase.objective != "marks":
+        masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
+        return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
     rate = 2e-5 if encoder.hidden >= 768 else 5e-5
     tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "most_passes": TUNING_PASSES}
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})

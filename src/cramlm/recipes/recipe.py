@@ -29,6 +29,7 @@ class Recipe:
     phases: tuple[PhaseConfig, ...]
     retriever: RetrieverConfig | None = None
     start: Start = "either"
+    phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None  # None = the same
 
     @property
     def retrieves(self) -> bool:
@@ -68,8 +69,8 @@ class Recipe:
             corpus=None if retriever is None else corpus_config(corpus or ()),
             retriever=retriever,
             encoder=encoder_for(budget),
-            head=HeadConfig(),
-            phases=self.phases,
+            head=HeadConfig(places=any(phase.objective == "marks" for phase in self.phases)),
+            phases=self.phases if init is None else self.phases_on_checkpoint or self.phases,
         )
         return drawn if init is None else on_checkpoint(drawn, init)
 

@@ -20,13 +20,14 @@ from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, build_model, initialise_all
 from cramlm.model.pretrained import Pretrained
 from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
+from cramlm.stages.marking import tell, with_told
 from cramlm.stages.ranks import Order, Size, give_order
 from cramlm.stages.schedule import Schedule, replan
 from cramlm.stages.start import describe_start, tell_taken
@@ -72,8 +73,12 @@ def train(
     model = build_model(
         config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
     )
-    if embedding is not None:
-        model.place_embeddings(read_array(embedding.path / "embedding.npy"))
+
+    def place() -> None:
+        if embedding is not None:
+            model.place_embeddings(read_array(embedding.path / "embedding.npy"))
+
+    place()
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
     label_ids = {label: number for number, label in enumerate(task.labels)}
 
@@ -92,6 +97,8 @@ def train(
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
+    trained: dict[str, Artifact] = {}  # the phases so far, by name
+
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
@@ -103,22 +110,55 @@ def train(
             key["init"] = pretrained.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
+        scorer = trained[phase.masking.scores_of] if phase.uses_scores and phase.masking.scores_of else None
 
-        def write(target: Path) -> None:
+        def pools() -> tuple[TokenPool | None, TokenPool | None]:
+            return with_words(phase, external(phase), labelled(phase), tokenizer.vocabulary if phase.needs_words else (), special)
+
+        def begin() -> Model:
             if before is not None:
                 load_weights(model, before.path)
-            elif pretrained is not None:
+                return model
+            if number:  # another phase has trained since
+                initialise_all(model, seed=config.seed)
+                place()
+            if pretrained is not None:
                 tell_taken(take_weights(model, pretrained), pretrained, planned.phases, emit)
+            return model
+
+        def judge() -> Model:
+            if scorer is None:
+                return begin()
+            load_weights(model, scorer.path)
+            return model
+
+        told = tell(
+            phase,
+            folder,
+            name=name.removeprefix("phase-"),
+            key={**sections, **inputs, "weights": (scorer or before or tokenizer).fingerprint, "length": phase.text_length},
+            pools=pools,
+            weights=judge,
+            tokenizer=tokenizer,
+            special=special,
+            precision=plan.precision,
+            emit=emit,
+        )
+        if told is not None:
+            key["told"] = told.fingerprint
+
+        def write(target: Path) -> None:
+            begin()
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
-            pools = with_words(phase, external(phase), labelled(phase), tokenizer.vocabulary if phase.needs_words else (), special)
+            drawn = with_told(pools(), told)
             size = Size(config.encoder, config.head, special, len(task.labels))
             order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.choose_by, work)
-            give_order(ranks, order, *pools)
+            give_order(ranks, order, *drawn)
             result = train_phase(
                 model,
                 phase,
-                Batches(phase, *pools, seed=config.seed, phase_index=number, special=special),
+                Batches(phase, *drawn, seed=config.seed, phase_index=number, special=special),
                 seed=config.seed,
                 phase_index=number,
                 work=work,
@@ -142,7 +182,11 @@ def train(
     for number in range(len(phases)):
         if done:
             phases = replan(config, planned, done, folder, clock=clock, emit=emit)
-        artifact = run_phase(number, phases[number], done[-1][0] if done else None)
+        phase = phases[number]
+        before = done[-1][0] if done else None
+        if phase.start_from is not None:
+            before = trained.get(phase.start_from)  # None for 'start'
+        artifact = trained[phase.name] = run_phase(number, phase, before)
         done.append((artifact, json.loads((artifact.path / "phase.json").read_bytes())))
     artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)

@@ -40,7 +40,8 @@ class TokenPool:
     ids: uint16, or uint32 for large vocabularies. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights:
     (n,) float32, > 0, how often each is drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities
     that a teacher gives; None = it was not asked. begins: for each id, whether a word (or phrase) begins there; None where no phase asks
-    (units.py).
+    (units.py). marks: for each id, uint8, what objective marks learns. scores: for each id, float32, how fit it is to be hidden
+    (importance.py).
     """
 
     ids: npt.NDArray[np.unsignedinteger[Any]]
@@ -49,6 +50,8 @@ class TokenPool:
     weights: FloatArray | None = None
     soft_labels: FloatArray | None = None
     begins: BoolArray | None = None
+    marks: npt.NDArray[np.uint8] | None = None
+    scores: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,10 +59,13 @@ class TokenPool:
     def sequence(self, index: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
-    def begins_of(self, index: int) -> BoolArray:
-        """Where words begin in a sequence; asked only of pools that know."""
-        assert self.begins is not None, "masks of words need to know where words begin"
-        return self.begins[self.offsets[index] : self.offsets[index + 1]]
+    def told(self, index: int, phase: PhaseConfig) -> npt.NDArray[Any] | None:
+        """What a phase must know of the tokens of a sequence: marks, scores, or where words begin; None where it needs none."""
+        values = self.marks if phase.objective == "marks" else self.scores if phase.uses_scores else self.begins
+        if not (phase.objective == "marks" or phase.uses_scores or phase.needs_words):
+            return None
+        assert values is not None, f"phase {phase.name}: the pool lacks the marks, the scores or the words that it needs"
+        return values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def mean_length(self) -> float:
@@ -144,7 +150,8 @@ class Batches:
     def batch(self, step: int) -> Batch:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[Any]] = []
-        labels, external, taught, begins = [], [], [], []
+        labels, external, taught = [], [], []
+        told: list[npt.NDArray[Any]] = []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
             positions = stream.positions(numbers)
@@ -153,8 +160,8 @@ class Batches:
             external.append(np.full(len(positions), origin == "external"))
             soft = stream.pool.soft_labels
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
-            begins += [stream.pool.begins_of(int(position)) for position in positions] if self.phase.needs_words else []
-        drawn = Drawn(sequences, begins, np.concatenate(labels), np.concatenate(external), np.concatenate(taught))
+            told += [each for position in positions if (each := stream.pool.told(int(position), self.phase)) is not None]
+        drawn = Drawn(sequences, told, np.concatenate(labels), np.concatenate(external), np.concatenate(taught))
         return ask(drawn, self.phase, self.special, step=step, chance=functools.partial(self._generator, index=step))
 
     def _generator(self, purpose: str, *, index: int) -> np.random.Generator:

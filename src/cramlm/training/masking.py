@@ -8,6 +8,8 @@ step (RoBERTa's dynamic masking).
     span         words in runs whose lengths are geometric (at most 10 words), in random order until n places are hidden; the last is cut
     whole-word   words in random order, those whose middle lies before the n-th place: n on the mean, and no word hidden in part
     phrase       the same with collocations as words
+    scored       the tokens that a phase before learnt to find (importance.py), those with scores above 0, best first; at most n
+    scored-control    as many as that, at random
 
 A run of words is what lies between two coins that fell on one side, so all kinds are one choice among units, without a loop.
 """
@@ -15,11 +17,13 @@ A run of words is what lies between two coins that fell on one side, so all kind
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cramlm.config import MaskingConfig
-from cramlm.records import Batch, BoolArray, IntArray
+from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 
 LONGEST_SPAN = 10  # words
 
@@ -48,7 +52,7 @@ def mask(
     special: SpecialIds,
     *,
     where: BoolArray | None = None,
-    begins: BoolArray | None = None,
+    told: npt.NDArray[Any] | None = None,
     rate: float | None = None,
 ) -> Batch:
     """The batch with masks drawn: new `token_ids`, `masked` (rising) and `mlm_labels`, everything else shared with `batch`.
@@ -57,11 +61,11 @@ def mask(
     with no maskable token at all (an empty text) gets none. Of the chosen tokens, `mask_share` become [MASK] and `random_share` an
     ordinary token drawn uniformly (it may be the original one); the rest stay.
 
-    where: (S,) which sequences get masks; None = all. begins: (R * L,) where a word (for `phrase`, a collocation) begins; for all kinds
-    but random. rate: None = the config's at the first step.
+    where: (S,) which sequences get masks; None = all. told: (R * L,) for span, whole-word and phrase where a word (a collocation) begins;
+    for scored and scored-control the tokens' scores, above 0 where they ask to be hidden. rate: None = the config's at the first step.
     """
     flat = batch.token_ids.ravel()
-    chosen = choose(flat, batch.sequence.ravel(), config, rng, special, sequences=len(batch.first), where=where, begins=begins, rate=rate)
+    chosen = choose(flat, batch.sequence.ravel(), config, rng, special, sequences=len(batch.first), where=where, told=told, rate=rate)
     originals = flat[chosen]
 
     fate = rng.random(len(chosen))
@@ -82,7 +86,7 @@ def choose(
     *,
     sequences: int,
     where: BoolArray | None = None,
-    begins: BoolArray | None = None,
+    told: npt.NDArray[Any] | None = None,
     rate: float | None = None,
 ) -> IntArray:
     """The places to hide, rising, among flat token ids (N,); owner (N,) is the sequence of each, -1 = none, each in one piece. Otherwise as
@@ -97,16 +101,29 @@ def choose(
     count = np.minimum(np.maximum(1, np.rint((rate or config.rate) * available).astype(np.int64)), available)
     if config.kind == "random":
         return _single(places, owner, available, count, rng)
-    assert begins is not None, f"masks of kind {config.kind!r} need to know where words begin"
-    unit = _units(places, owner, begins[places])
+    assert told is not None, f"masks of kind {config.kind!r} need to know more of the tokens than their ids"
+    if config.is_scored:
+        count = np.minimum(count, np.maximum(1, np.bincount(owner[told[places] > 0], minlength=sequences)))
+        return _single(places, owner, available, count, rng, scores=told[places] if config.kind == "scored" else None)
+    unit = _units(places, owner, told[places])
     if config.kind == "span":
         unit = _runs(unit, owner, config.mean_span, rng)
     return places[_hidden(unit, owner, count, rng, cut=config.kind == "span")]
 
 
-def _single(places: IntArray, owner: IntArray, available: IntArray, count: IntArray, rng: np.random.Generator) -> IntArray:
-    """Of each owner's places the exact count, uniformly: sort by (owner, random key) and take the first so many of each owner."""
-    order = np.lexsort((rng.random(len(places)), owner))
+def _single(
+    places: IntArray,
+    owner: IntArray,
+    available: IntArray,
+    count: IntArray,
+    rng: np.random.Generator,
+    *,
+    scores: FloatArray | None = None,
+) -> IntArray:
+    """Of each owner's places the exact count, uniformly: sort by (owner, random key) and take the first so many of each owner. With scores
+    those of the highest.
+    """
+    order = np.lexsort((rng.random(len(places)) if scores is None else -scores, owner))
     start_of_owner = np.cumsum(available) - available
     turn = np.arange(len(places)) - start_of_owner[owner[order]]
     return np.sort(places[order[turn < count[owner[order]]]])

@@ -224,4 +224,6 @@ def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint32)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep
-    return TokenPool(ids, offsets, rng.integers(0, _LABELS, size=len(lengths)), begins=rng.random(len(ids)) < 0.7)
+    chance = rng.random(len(ids), dtype=np.float32)
+    labels, marks = rng.integers(0, _LABELS, size=len(lengths)), np.uint8(1) + (chance < 0.2)
+    return TokenPool(ids, offsets, labels, begins=chance < 0.7, marks=marks, scores=chance - np.float32(0.5))

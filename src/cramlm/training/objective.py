@@ -9,16 +9,16 @@
 lets text without labels teach the classifier too (Hinton et al. 2015; the teacher is that of evaluation/teacher.py). Each term is a mean
 over its own places or sequences, so that it does not fade when a batch holds few of its kind.
 
-L_mlm is the cross-entropy of the tokens that a batch asks for: masked ones, next ones (clm), those of gaps (span); which is the batch's
-business (batching.py). With `rtd` it is the generator's, and each text adds rtd_weight times the mean over its places of telling replaced
-tokens, which is what the encoder learns; the classifier then reads the text with replacements. An encoder with experts adds balance_weight
-times their balance, a mean over sequences (model/moe.py), whatever `loss_scale`.
+L_mlm is the cross-entropy of the tokens that a batch asks for: masked ones, next ones (clm), those of gaps (span), or of which were marked
+(marks); which is the batch's business (reading.py). With `rtd` it is the generator's, and each text adds rtd_weight times the mean over its
+places of telling replaced tokens, which is what the encoder learns; the classifier then reads the text with replacements. An encoder
+with experts adds balance_weight times their balance, a mean over sequences (model/moe.py), whatever `loss_scale`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ from cramlm.config import PhaseConfig
 from cramlm.model.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
-from cramlm.training.replacing import detection_losses, replace_tokens
+from cramlm.training.replacing import detection_losses, mark_losses, replace_tokens
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
+
+Asked: TypeAlias = Literal["mlm", "clm", "marks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Losses:
     replaced_task: Tensor | None
     balance: Tensor | None
     counts: Counts
-    text: Literal["mlm", "clm"] = "mlm"
+    text: Asked = "mlm"
 
     def terms(self) -> dict[str, float]:
         """The terms that are there, as numbers for a log."""
@@ -121,8 +123,13 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         task_weight = scale * phase.mlm_weight / max(counts.masked_task, 1)
         is_external = batch.external[batch.sequence.flatten()[batch.masked]]
         weights = torch.where(is_external, external_weight, task_weight)
-        vocabulary = model.mlm_logits(hidden, batch.masked) if replaced is None else replaced.logits
-        mlm, each = weighted_cross_entropy(vocabulary, batch.mlm_labels, weights)
+        if phase.objective == "marks":
+            each = mark_losses(model, hidden, batch, phase.marks.positive_weight)
+            mlm = (each * weights).sum()
+            each = each.detach()
+        else:
+            vocabulary = model.mlm_logits(hidden, batch.masked) if replaced is None else replaced.logits
+            mlm, each = weighted_cross_entropy(vocabulary, batch.mlm_labels, weights)
         total = total + mlm
         mlm_external = (each * is_external).sum() / counts.masked_external if counts.masked_external else None
         mlm_task = (each * ~is_external).sum() / counts.masked_task if counts.masked_task else None
@@ -150,6 +157,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     if not present:
         total = hidden.float().sum() * 0.0
     is_causal = len(batch.causal_from) > 0 and phase.objective != "span"
+    asked: Asked = "marks" if phase.objective == "marks" else "clm" if is_causal else "mlm"
     return Losses(
         total,
         mlm_external,
@@ -160,5 +168,5 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
         replaced_task=None if replaced_task is None else replaced_task.detach(),
         balance=None if balance is None else balance.detach(),
         counts=counts,
-        text="clm" if is_causal else "mlm",
+        text=asked,
     )

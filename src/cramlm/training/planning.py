@@ -56,6 +56,8 @@ def executed_flops(model: Model, batch: Batch | PackedBatch, phase: PhaseConfig)
     attention = 2.0 * 2 * layers * rows * length * length * hidden
     embedding = model.encoder_config.embedding_width
     head = 2.0 * len(batch.masked) * embedding * (hidden + model.vocab_size) if phase.uses_mlm else 0.0
+    if phase.objective == "marks":
+        head = 2.0 * len(batch.masked) * hidden * (hidden + 1)
     if phase.objective == "rtd" and len(batch.masked):
         width = model.head_config.generator or 0
         generator = sum(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("generator.encoder.layers."))

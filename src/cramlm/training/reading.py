@@ -4,6 +4,7 @@ mlm      masked tokens (masking.py)
 rtd      the same, by a generator, with a number per place that says which of its guesses is taken (replacing.py)
 clm      every place predicts the token after it; places see those up to themselves
 hybrid   mlm or clm, drawn for each step (GPT-BERT, Charpentier and Samuel 2024, but masked tokens are predicted in their own places)
+marks    nothing is hidden; of every word of a labelled text, whether it was marked (importance.py)
 span     [CLS] the ship [MASK] the old harbour [SEP]   [MASK] left    ->    left [SEP]
          A span becomes one [MASK]. The spans follow at the end, in order, each behind a [MASK] of its own, and each place there predicts
          the next token of its span, [SEP] after the last. The text sees all of itself; the places at the end see it, and one another
@@ -27,10 +28,12 @@ from cramlm.training.packing import beside, pack
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The sequences of a step. begins: of each, where its words begin; empty where no mask asks. The rest as in `Batch`."""
+    """The sequences of a step. told: for each token of each, what the phase must know of it (`TokenPool.told`); empty where it needs
+    nothing. The rest as in `Batch`.
+    """
 
     sequences: Sequence[npt.NDArray[Any]]
-    begins: Sequence[BoolArray]
+    told: Sequence[npt.NDArray[Any]]
     labels: IntArray
     external: BoolArray
     soft_labels: FloatArray
@@ -52,8 +55,12 @@ def ask(drawn: Drawn, phase: PhaseConfig, special: SpecialIds, *, step: int, cha
         return batch
     if phase.objective == "clm" or (phase.objective == "hybrid" and chance("masked or causal").random() < phase.causal_share):
         return next_tokens(batch, special, where=where)
-    begins = beside(drawn.begins, row_length=phase.row_length) if drawn.begins else None
-    batch = mask(batch, phase.masking, chance("masks"), special, where=where, begins=begins, rate=rate)
+    told = beside(drawn.told, row_length=phase.row_length) if drawn.told else None
+    if phase.objective == "marks":
+        assert told is not None
+        asked = np.flatnonzero(told)
+        return replace(batch, masked=asked, mlm_labels=told[asked].astype(np.int64) - 1)
+    batch = mask(batch, phase.masking, chance("masks"), special, where=where, told=told, rate=rate)
     if phase.objective != "rtd":
         return batch
     return replace(batch, chance=chance("replacements").random(len(batch.masked), dtype=np.float32))
@@ -105,10 +112,10 @@ def with_gaps(
 ) -> list[Gapped]:
     """Spans taken out of the sequences `where` (one bool each); lengths and number as masks of kind `span` have them."""
     lengths = [len(sequence) for sequence in drawn.sequences]
-    ids, begins = np.concatenate(drawn.sequences).astype(np.int64), np.concatenate(drawn.begins)
+    ids, begins = np.concatenate(drawn.sequences).astype(np.int64), np.concatenate(drawn.told)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     spans = config.model_copy(update={"kind": "span"})
-    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, begins=begins, rate=rate)
+    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, told=begins, rate=rate)
     hidden = np.zeros(len(ids), dtype=np.bool_)
     hidden[places] = True
     opens = hidden & ~np.append(False, hidden[:-1])  # [SEP] and [CLS] keep the spans of two sequences apart

@@ -58,3 +58,11 @@ def detection_losses(model: Model, hidden: Tensor, replaced: Replaced) -> tuple[
     logits = model.place_head(hidden.index_select(0, real))
     each = functional.binary_cross_entropy_with_logits(logits, replaced.wrong[real].float(), reduction="none")
     return each, replaced.batch.external[owner[real]]
+
+
+def mark_losses(model: Model, hidden: Tensor, batch: PackedBatch, positive_weight: float) -> Tensor:
+    """Cross-entropy of 'was this token marked?' at the places that a batch asks about, in nats; marked ones weigh more. (M,)."""
+    marked = batch.mlm_labels.float()
+    logits = model.place_head(hidden.index_select(0, batch.masked))
+    each = functional.binary_cross_entropy_with_logits(logits, marked, reduction="none")
+    return each * (1.0 + (positive_weight - 1.0) * marked)

@@ -35,7 +35,8 @@ class Sharded:
         self.trained, self.parts = copy.deepcopy(model), 1  # its gradients are exchanged inside the one backward pass
         mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.count,))
         layers = () if model.encoder_config.shape == "albert" else self.trained.encoder.layers  # its one layer is passed several times
-        for module in (*layers, self.trained.mlm_head, self.trained.classifier):
+        places = [self.trained.place_head] if model.head_config.has_places else []
+        for module in (*layers, *places, self.trained.mlm_head, self.trained.classifier):
             _shard(module, mesh)
         # The token embedding is read again by the vocabulary head, so what the encoder gathers stays until its backward pass.
         _shard(self.trained.encoder, mesh, reshard_after_forward=False)

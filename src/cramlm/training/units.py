@@ -1,7 +1,7 @@
 """Where the words of a pool begin, and which of them are said together: what masks are made of that hide more than a token.
 
-A vocabulary tells of each token whether it continues a word (`##ing`; in byte-level vocabularies what lacks the leading space) and whether
-it is text at all. Collocations are found by counts in the text that a phase reads, as ERNIE's phrases without a list of phrases (Sun et al.
+A vocabulary tells of each token whether it continues a word (`##ing`; in byte-level and SentencePiece vocabularies what lacks the space)
+and whether it is text at all. Collocations are found by counts in the text that a phase reads, as ERNIE's phrases without a list (Sun et al.
 2019): two neighbouring words that occur `FEWEST` times together and whose normalised pointwise mutual information (Bouma 2009)
 
     ln( p(a b) / (p(a) p(b)) ) / -ln p(a b)
@@ -25,7 +25,7 @@ from cramlm.training.batching import SpecialIds, TokenPool
 
 FEWEST = 4
 LEAST_NPMI = 0.4
-_BYTE_LEVEL_SPACE = "Ġ"
+_SPACES = ("Ġ", "▁")  # before a word, in byte-level and in SentencePiece vocabularies
 _CONTINUES = "##"
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -44,7 +44,7 @@ def with_words(
     opens = np.concatenate([_opens(pool) for pool in given])  # where a sequence begins
     begins: BoolArray = opens | ~_continuing(vocabulary)[ids]
     if phase.masking.kind == "phrase":
-        text = np.array([any(map(str.isalnum, token.lstrip(_BYTE_LEVEL_SPACE))) for token in vocabulary])
+        text = np.array([any(map(str.isalnum, token.lstrip("".join(_SPACES)))) for token in vocabulary])
         text[list(special.all)] = False
         begins = _of_phrases(ids, begins, opens, text)
     pieces = iter(np.split(begins, np.cumsum([len(pool.ids) for pool in given])[:-1]))
@@ -60,15 +60,15 @@ def _opens(pool: TokenPool) -> BoolArray:
 
 def _continuing(vocabulary: Sequence[str]) -> BoolArray:
     """Which tokens continue the word before them."""
-    if any(token.startswith(_BYTE_LEVEL_SPACE) for token in vocabulary):
-        return np.array([token[:1].isalnum() and token[:1] != _BYTE_LEVEL_SPACE for token in vocabulary])
+    if any(token.startswith(_SPACES) for token in vocabulary):
+        return np.array([token[:1].isalnum() and not token.startswith(_SPACES) for token in vocabulary])
     return np.array([token.startswith(_CONTINUES) and token != _CONTINUES for token in vocabulary])
 
 
 def _of_phrases(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray, opens: BoolArray, text: BoolArray) -> BoolArray:
     """`begins` without the words that continue a collocation. opens: where sequences begin. text: which tokens may take part, (V,)."""
     first = np.flatnonzero(begins)
-    _, word, counts = np.unique(_names(ids, first), return_inverse=True, return_counts=True)
+    _, word, counts = np.unique(word_names(ids, first), return_inverse=True, return_counts=True)
     is_text = text[ids[first]]
     followed = np.flatnonzero(is_text[:-1] & is_text[1:] & ~opens[first[1:]])  # words before another word of their sequence
     pairs, which, together = np.unique(word[followed] * len(counts) + word[followed + 1], return_inverse=True, return_counts=True)
@@ -83,7 +83,7 @@ def _of_phrases(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray, op
     return phrases
 
 
-def _names(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
+def word_names(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
     """A 64-bit number for each word, equal for equal words; first: where each begins."""
     within = np.arange(len(ids)) - np.repeat(first, np.diff(first, append=len(ids)))
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR

@@ -8,7 +8,12 @@ from cramlm.deploy.report.charts import Line, line_chart
 from cramlm.deploy.report.facts import Json, RunFacts
 from cramlm.deploy.report.markup import inline, missing, note, section
 
-_TEXT = {"mlm": "Guessing masked words", "clm": "Guessing the next word", "replaced": "Telling replaced words"}
+_TEXT = {
+    "mlm": "Guessing masked words",
+    "clm": "Guessing the next word",
+    "replaced": "Telling replaced words",
+    "marks": "Finding words that matter",
+}
 _ORIGINS = (("external", "retrieved"), ("task", "task text"))
 _LOSSES = {f"{text}_{origin}": name for text in _TEXT for origin, name in _ORIGINS} | {"task": "labels"}
 

@@ -1,0 +1,187 @@
+"""Words that matter: the paper's rule and the gradient's, against plain re-statements of them text by text; what becomes of the marks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_phase, make_pool, run_phase
+
+from cramlm.config import HeadConfig, MarksConfig, MaskingConfig
+from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.training.batching import Batches, TokenPool, pack
+from cramlm.training.importance import MARKED, NOT_ASKED, PLAIN, mark_words, score_tokens
+from cramlm.training.masking import mask
+from cramlm.training.objective import losses
+from cramlm.training.units import word_names
+
+SCORER = {"objective": "marks", "external": 0, "mlm_weight": 1.0, "task_weight": 0.0, "keep": "last"}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model that learnt the labels."""
+    model = model_of()
+    muon = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
+    run_phase(model, make_phase(external=0, mlm_weight=0.0, steps=60, optimizer=muon), tmp_path_factory.mktemp("tuned"), evaluate=None)
+    return model
+
+
+def model_of() -> Model:
+    return build_model(ENCODER, HeadConfig(pooling="mean", places=True), vocab_size=VOCABULARY, labels=LABELS, seed=7)
+
+
+def pool_of_words(sequences: int = 24) -> TokenPool:
+    """Texts of one- and two-token words, the first text without a label; a stop word (tokens 5 6) in most of them."""
+    pool = make_pool(sequences, shortest=8, longest=14, labelled=True, seed=2)
+    ids, begins = pool.ids.copy(), np.random.default_rng(1).random(len(pool.ids)) < 0.7
+    for number, start in enumerate(pool.offsets[:-1]):
+        if number % 4:
+            ids[start + 2 : start + 4], begins[start + 2 : start + 5] = (5, 6), (True, False, True)
+        begins[start : start + 2] = True
+    begins[pool.offsets[1:] - 1] = True
+    labels = pool.labels.copy()
+    labels[0] = -1
+    return replace(pool, ids=ids, begins=begins, labels=labels)
+
+
+def answers(model: Model, tokens: list[int]) -> torch.Tensor:
+    """Probabilities of one text alone."""
+    nothing = np.zeros(1, dtype=np.int64)
+    batch = pack([np.array(tokens)], labels=nothing, external=nothing > 0, row_length=len(tokens), pad_id=0)
+    packed = PackedBatch.of(batch)
+    with torch.no_grad():
+        return torch.softmax(model.task_logits(model.hidden(packed), packed), -1)[0]
+
+
+def words_of(pool: TokenPool, number: int) -> list[list[int]]:
+    """Places within the text of each word but [CLS] and [SEP]."""
+    assert pool.begins is not None
+    places = np.arange(pool.offsets[number], pool.offsets[number + 1])
+    words = np.split(places, np.flatnonzero(pool.begins[places])[1:])
+    return [(word - places[0]).tolist() for word in words[1:-1]]
+
+
+def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tuned: Model) -> None:
+    pool, delta = pool_of_words(), 0.05
+    marks = mark_words(tuned, pool, MarksConfig(delta=delta), SPECIAL, precision="fp32")
+    used = 0
+    for number in range(len(pool)):
+        text, own = pool.sequence(number).tolist(), int(pool.labels[number])
+        whole = answers(tuned, text)
+        expected = [NOT_ASKED] * len(text)
+        if own >= 0 and int(whole.argmax()) == own:
+            used += 1
+            kept: set[int] = {0, len(text) - 1}
+            for places in words_of(pool, number):
+                for place in places:
+                    expected[place] = PLAIN
+                if [text[place] for place in places] == [5, 6]:
+                    continue  # in most texts
+                shown = [token for place, token in enumerate(text) if place in kept or place in places]
+                if float(whole[own] - answers(tuned, shown)[own]) < delta:
+                    for place in places:
+                        expected[place] = MARKED
+                else:
+                    kept |= set(places)
+        assert marks[pool.offsets[number] : pool.offsets[number + 1]].tolist() == expected
+    assert used > len(pool) / 2
+    assert 0.05 < (marks == MARKED).sum() / (marks != NOT_ASKED).sum() < 0.95
+
+
+def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to_first_order(tuned: Model) -> None:
+    pool = pool_of_words()
+    marks = mark_words(tuned, pool, MarksConfig(rule="gradient", share=0.3), SPECIAL, precision="fp32")
+    original = tuned.encoder.word_embeddings.detach().clone()
+    checked = 0
+    for number in range(1, len(pool)):
+        text, own = pool.sequence(number).tolist(), int(pool.labels[number])
+        got = marks[pool.offsets[number] : pool.offsets[number + 1]]
+        if len(set(text)) < len(text) or (got == NOT_ASKED).all():
+            continue  # a finite difference of a row of the table is that of a place only where no token is there twice
+        fall = []
+        words = [places for places in words_of(pool, number) if [text[place] for place in places] != [5, 6]]
+        for places in words:
+            logs = []
+            for step in (0.01, -0.01):
+                with torch.no_grad():
+                    rows = [text[place] for place in places]
+                    tuned.encoder.word_embeddings[rows] += step * (original[SPECIAL.mask] - original[rows])
+                    logs.append(float(torch.log(answers(tuned, text)[own])))
+                    tuned.encoder.word_embeddings.copy_(original)
+            fall.append((logs[1] - logs[0]) / 0.02)
+        best = np.argsort(-np.array(fall))[: max(1, round(0.3 * len(words)))]
+        if all(abs(fall[index]) > 1e-3 for index in best) and len(set(np.round(fall, 3))) == len(fall):
+            expected = {place for index in best if fall[index] > 0 for place in words[index]}
+            assert set(np.flatnonzero(got == MARKED).tolist()) == expected
+            checked += 1
+    assert checked > 3
+
+
+def test_equal_words_have_equal_names_wherever_they_stand() -> None:
+    names = word_names(np.array([7, 8, 9, 7, 8, 8, 7], np.uint16), np.array([0, 2, 3, 5]))
+    assert names[0] == names[2]
+    assert len(set(names.tolist())) == 3
+
+
+def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_weigh_more() -> None:
+    pool = pool_of_words()
+    marks = np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids % 3 == 0)).astype(np.uint8)
+    phase = make_phase(**SCORER)
+    batch = Batches(phase, None, replace(pool, marks=marks), seed=1, phase_index=0, special=SPECIAL).batch(0)
+    flat = batch.token_ids.ravel()
+    assert not np.isin(flat[batch.masked], SPECIAL.all).any()
+    assert len(batch.masked) == batch.tokens - 2 * len(batch.first)
+    assert np.array_equal(batch.mlm_labels, flat[batch.masked] % 3 == 0)
+    model, packed = model_of(), PackedBatch.of(batch)
+    logits = model.place_head(model.hidden(packed)[packed.masked])
+    weight = torch.tensor(3.0)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, packed.mlm_labels.float(), pos_weight=weight)
+    result = losses(model, packed, phase)
+    assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert result.terms().keys() == {"loss", "marks_task"}
+
+
+def test_a_scorer_finds_what_it_was_taught_in_other_text(tmp_path: Path) -> None:
+    def taught(seed: int, **more: Any) -> TokenPool:
+        pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
+        return replace(pool, marks=np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids < 20)).astype(np.uint8))
+
+    phase = make_phase(**SCORER, steps=50, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
+    model = model_of()
+    run_phase(model, phase, tmp_path, batches=Batches(phase, None, taught(2), seed=1, phase_index=0, special=SPECIAL), evaluate=None)
+    other = make_pool(50, labelled=False, seed=9)
+    scores = score_tokens(model, other, precision="fp32")
+    real = ~np.isin(other.ids, SPECIAL.all)
+    assert ((scores > 0) == (other.ids < 20))[real].mean() > 0.95
+
+
+def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_many() -> None:
+    pool = make_pool(30, shortest=12, labelled=True, seed=5)
+    texts = [pool.sequence(number) for number in range(30)]
+    batch = pack(texts, labels=pool.labels, external=np.zeros(30, dtype=bool), row_length=32, pad_id=0)
+    flat, owner = batch.token_ids.ravel(), batch.sequence.ravel()
+    scores = np.random.default_rng(3).normal(-0.8, 1, len(flat)).astype(np.float32)
+    config = MaskingConfig(kind="scored", scores_of="scorer", rate=0.15)
+    masked = mask(batch, config, np.random.default_rng(0), SPECIAL, told=scores)
+    for number in range(30):
+        places = np.flatnonzero((owner == number) & ~np.isin(flat, SPECIAL.all))
+        most = max(1, round(0.15 * len(places)))
+        above = max(1, min(most, int((scores[places] > 0).sum())))
+        best = places[np.argsort(-scores[places])[:above]]
+        assert sorted(best.tolist()) == masked.masked[owner[masked.masked] == number].tolist()
+    control = config.model_copy(update={"kind": "scored-control"})
+    other = mask(batch, control, np.random.default_rng(0), SPECIAL, told=scores)
+    assert np.bincount(owner[other.masked]).tolist() == np.bincount(owner[masked.masked]).tolist()
+    assert not np.array_equal(other.masked, masked.masked)
+
+
+def test_settings_of_selective_masking_that_cannot_be_say_what_to_set() -> None:
+    with pytest.raises(ValueError, match="external = 0 and mlm_weight = 1"):
+        make_phase(objective="marks")
+    with pytest.raises(ValueError, match="name the phase that scores"):
+        make_phase(masking={"kind": "scored"})
