@@ -59,8 +59,8 @@ _THINNING_STREAM = 0x7F1D
 class Fitted:
     """One variant at its best setting on dev.
 
-    test_leak_free: scores on the test rows whose text is not in train, None if all are. tried: (weights, C, dev macro-F1) of every fit.
-    seconds: all of them, and its features.
+    test_leak_free: scores on the test rows whose text is not in train, None if all are. answers: to the test rows. tried: (weights, C, dev
+    macro-F1) of every fit. seconds: all of them, and its features.
     """
 
     c: float
@@ -72,6 +72,7 @@ class Fitted:
     train_rows: int
     seconds: float
     tried: tuple[tuple[Weights, float, float], ...]
+    answers: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -249,11 +250,12 @@ def _fit(task: Task, labels: IntArray, matrices: Matrices, config: BaselineConfi
     assert best is not None
     dev, c, weights, model = best
     test = leak_free = None
+    predicted: list[str] = []
     if task.test:
         predicted = _predict(model, matrices.test, task.labels)
         test, leak_free = score_test(task, predicted)
     seconds = time.perf_counter() - started
-    return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried))
+    return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried), tuple(predicted))
 
 
 def classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         report = json.loads(selection.read_bytes())
         passages, tokens = report["documents"]["selected"], float(report["tokens"]["estimated"])
     parameters = json.loads(provenance.read_bytes()).get("parameters") if provenance.is_file() else None
-    lines = list(_predictions(cell.folder))
+    lines = _predictions(cell.folder / "evaluation")
     return CellResult(
         cell.arm.name,
         cell.labels,
@@ -196,7 +196,20 @@ def _baseline(cell: Cell, scores: Mapping[str, Any]) -> CellResult | None:
     if chosen is None:
         return None
     spent = Spent(seconds=float(told["seconds"]))
-    return CellResult(BASELINE, cell.labels, cell.seed, _scores(chosen), spent, {}, None, 0, 0.0)
+    lines = _predictions(cell.folder / "baseline")
+    return CellResult(
+        BASELINE,
+        cell.labels,
+        cell.seed,
+        _scores(chosen),
+        spent,
+        {},
+        None,
+        0,
+        0.0,
+        tuple(str(line["label"]) for line in lines),
+        tuple(str(line["predicted"]) for line in lines),
+    )
 
 
 def _scores(entry: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -204,11 +217,12 @@ def _scores(entry: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {split: {name: float(entry[split][name]) for name in names} for split in SPLITS if split in entry}
 
 
-def _predictions(folder: Path) -> Iterator[Mapping[str, Any]]:
-    path = folder / "evaluation" / "predictions-test.jsonl"
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+def _predictions(folder: Path) -> list[Mapping[str, Any]]:
+    path = folder / "predictions-test.jsonl"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def _row(results: Sequence[CellResult]) -> Row:

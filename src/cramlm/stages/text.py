@@ -23,6 +23,8 @@ from cramlm.retrieval.server_corpus import server_corpus
 from cramlm.retriever_config import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.stages.common import Chosen, Plan, fingerprint, write_json
 
+PREDICTIONS = "predictions-test.jsonl"
+
 
 def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
     """Store which row went where, and warn of what would make scores dishonest."""
@@ -39,8 +41,11 @@ def fit_baseline(config: RunConfig, task: Task, folder: Path, *, emit: Emit) -> 
     def write(target: Path) -> None:
         baselines = fit_baselines(task, config.baseline, seed=config.seed, emit=emit)
         write_json(target / "baselines.json", baselines.as_dict())
+        answers = baselines.variants[baselines.chosen].answers  # of the variant that dev chose, for paired tests
+        lines = ({"id": each.id, "label": each.label, "predicted": answer} for each, answer in zip(task.test, answers, strict=True))
+        (target / PREDICTIONS).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
 
-    key = {"format": 1, "task": task_fingerprint(task), "config": config.baseline.model_dump(mode="json"), "seed": config.seed}
+    key = {"format": 2, "task": task_fingerprint(task), "config": config.baseline.model_dump(mode="json"), "seed": config.seed}
     return stage(folder / "baseline", kind="baseline", key=key, write=write, emit=emit)
 
 
