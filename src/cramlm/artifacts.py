@@ -262,7 +262,10 @@ class Pool:
         def link(folder: Path) -> None:
             for file in files:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                os.link(shared / file, folder / file)
+                try:
+                    os.link(shared / file, folder / file)
+                except OSError:  # a file system without links
+                    shutil.copyfile(shared / file, folder / file)
 
         return link
 
