@@ -16,17 +16,17 @@ Swapping and drawing rows change counts per label only, so a thousand trials are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.records import BoolArray
-
 Metric: TypeAlias = Literal["macro_f1", "accuracy"]
 _Floats: TypeAlias = npt.NDArray[np.float64]
+_Singles: TypeAlias = npt.NDArray[Any]  # float32, or float64 after it was widened
 
 TRIALS = 2000
 LEVEL = 0.95
@@ -59,16 +59,36 @@ def compare_predictions(
     truth = np.array([codes[label] for label in true])
     sides = [[_Answers(truth, np.array([codes[label] for label in answers]), len(names)) for answers in side] for side in (one, other)]
     value = float(np.mean([a.score(metric) - b.score(metric) for a, b in zip(*sides, strict=True)]))
-    random = np.random.Generator(np.random.Philox(key=[seed, 0x5169]))
-    swaps = random.random((trials, len(true))) < 0.5
-    swapped = np.mean([a.score_swapped(b, swaps, metric) - b.score_swapped(a, swaps, metric) for a, b in zip(*sides, strict=True)], axis=0)
+    draws = _draw(len(true), seed, trials)
+    swapped = np.mean(
+        [a.score_swapped(b, draws.swaps, metric) - b.score_swapped(a, draws.swaps, metric) for a, b in zip(*sides, strict=True)], axis=0
+    )
     hits = int((np.abs(swapped) >= abs(value) - 1e-12).sum())
-    weights = random.multinomial(len(true), np.full(len(true), 1 / len(true)), size=trials).astype(np.float64)
-    drawn = np.stack([a.score_weighted(weights, metric) - b.score_weighted(weights, metric) for a, b in zip(*sides, strict=True)])
-    seeds = random.integers(0, len(one), size=(len(one), trials))
+    drawn = np.stack(
+        [a.score_weighted(draws.weights, metric) - b.score_weighted(draws.weights, metric) for a, b in zip(*sides, strict=True)]
+    )
+    seeds = np.random.Generator(np.random.Philox(key=[seed, 0x5EED])).integers(0, len(one), size=(len(one), trials))
     means = np.take_along_axis(drawn, seeds, axis=0).mean(axis=0)
     low, high = (float(end) for end in np.percentile(means, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]))
     return Difference(value, low, high, (1 + hits) / (1 + trials))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draws:
+    """Float32 (trials, rows), so that products with counts are exact. swaps: 0 or 1; weights: how often a row was drawn."""
+
+    swaps: _Singles
+    weights: _Singles
+
+
+@functools.lru_cache(maxsize=1)
+def _draw(rows: int, seed: int, trials: int) -> _Draws:
+    """The same for every pair of methods with so many rows."""
+    random = np.random.Generator(np.random.Philox(key=[seed, 0x5169]))
+    swaps = (random.random((trials, rows), dtype=np.float32) < 0.5).astype(np.float32)
+    places = random.integers(0, rows, size=(trials, rows)) + rows * np.arange(trials)[:, None]
+    weights = np.bincount(places.ravel(), minlength=trials * rows).reshape(trials, rows).astype(np.float32)
+    return _Draws(swaps, weights)
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -84,27 +104,27 @@ class _Answers:
     """One seed's answers as what each row adds to the counts of each label: hits, and involved (true + answered, the denominator of F1)."""
 
     def __init__(self, truth: npt.NDArray[np.int64], answers: npt.NDArray[np.int64], labels: int) -> None:
-        one_of = np.eye(labels)
+        one_of = np.eye(labels, dtype=np.float32)
         self.hit = one_of[truth] * (truth == answers)[:, None]
         self.involved = one_of[truth] + one_of[answers]
 
     def score(self, metric: Metric) -> float:
         return float(_score(self.hit.sum(axis=0), self.involved.sum(axis=0), metric))
 
-    def score_swapped(self, other: _Answers, swaps: BoolArray, metric: Metric) -> _Floats:
+    def score_swapped(self, other: _Answers, swaps: _Singles, metric: Metric) -> _Floats:
         """Scores (trials,) where the rows in `swaps` (trials, rows) are answered by `other`."""
-        chosen = swaps.astype(np.float64)
-        hit = self.hit.sum(axis=0) + chosen @ (other.hit - self.hit)
-        involved = self.involved.sum(axis=0) + chosen @ (other.involved - self.involved)
+        hit = self.hit.sum(axis=0) + swaps @ (other.hit - self.hit)
+        involved = self.involved.sum(axis=0) + swaps @ (other.involved - self.involved)
         return _score(hit, involved, metric)
 
-    def score_weighted(self, weights: _Floats, metric: Metric) -> _Floats:
+    def score_weighted(self, weights: _Singles, metric: Metric) -> _Floats:
         """Scores (trials,) of rows that occur `weights` (trials, rows) times."""
         return _score(weights @ self.hit, weights @ self.involved, metric)
 
 
-def _score(hit: _Floats, involved: _Floats, metric: Metric) -> _Floats:
+def _score(hit: _Singles, involved: _Singles, metric: Metric) -> _Floats:
     """Over the last axis, labels: macro-F1 over those involved, or the share of rows that are right."""
+    hit, involved = hit.astype(np.float64), involved.astype(np.float64)
     if metric == "accuracy":
         share: _Floats = 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
         return share

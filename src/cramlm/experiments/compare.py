@@ -77,15 +77,16 @@ def compare(
     with lock(folder / "experiment"):
         cells = cells_of(question, folder)
         means: dict[str, Any] = {"out": folder, "store": Path(store or default_store()), "jobs": jobs, "emit": emit, "stop": stop}
-        failed = run_cells(cells, done=lambda: _write(_read(question, cells, {}), folder, title), **means)
+        failed = run_cells(cells, done=lambda: _write(_read(question, cells, {}, paired=False), folder, title), **means)
         experiment = _read(question, cells, failed)
         _write(experiment, folder, title)
     return experiment
 
 
-def _read(question: Question, cells: Sequence[Cell], failed: Mapping[str, str]) -> Experiment:
+def _read(question: Question, cells: Sequence[Cell], failed: Mapping[str, str], *, paired: bool = True) -> Experiment:
     results = read_results(cells)
-    return Experiment(question, tuple(results), tuple(rows_of(results)), tuple(pairs_of(results)), totals_of(results), failed)
+    pairs = pairs_of(results) if paired else []  # seconds, with many arms and rows: at the end only
+    return Experiment(question, tuple(results), tuple(rows_of(results)), tuple(pairs), totals_of(results), failed)
 
 
 def _write(experiment: Experiment, folder: Path, title: str) -> None:
