@@ -108,8 +108,7 @@ class PhaseConfig(FrozenModel):
         None,
         ge=0,
         description="weight of the cross-entropy to a teacher's probabilities of external text (in a phase without any: of the task's "
-        "own, held out of its fit); the teacher is TF-IDF + logistic regression on the training labels; None = 1 beside 400 labels or "
-        "more, else 0",
+        "own, held out of its fit); the teacher is logistic regression on TF-IDF and averaged counted embeddings; None = 1",
     )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",

@@ -1,6 +1,6 @@
 """The whole method in order: `run(config, out=...)`. The only file that knows the order.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> teacher -> tokenizer -> embedding -> schedule -> phases -> evaluation
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> embedding -> teacher -> schedule -> phases -> evaluation
     -> export -> report
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
@@ -98,9 +98,9 @@ def run(
         torch.set_num_threads(plan.threads)
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
-        teacher = teach(config, task, baseline, selection, folder, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, pretrained=pretrained, emit=emit)
         start = embedding(config, task, selection, tokenizer, folder, emit=emit)
+        teacher = teach(config, task, baseline, selection, tokenizer, start, folder, emit=emit)
         planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
         trained = model_stages.train(
             config,

@@ -17,7 +17,6 @@ from cramlm.training.budget import (
     FEWEST_TOKENS,
     LARGEST_DRIFT,
     PASSES_OVER_SELECTION,
-    TEACHER_FROM,
     UNPLANNED_DOCUMENTS,
     Sizes,
     Speed,
@@ -171,8 +170,9 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
         assert ended >= 0.9 * seconds
 
 
-def test_a_teacher_is_asked_where_there_are_labels_enough_to_teach_it_and_a_weight_set_by_hand_stays() -> None:
+def test_a_teacher_is_asked_where_there_is_something_to_learn_from_it_and_a_weight_set_by_hand_stays() -> None:
     joint, finetune = joint_phase(), finetune_phase()
-    assert [with_teacher(joint, examples=examples).teacher_weight for examples in (100, TEACHER_FROM, 5000)] == [0.0, 1.0, 1.0]
-    assert [with_teacher(finetune, examples=examples).teacher_weight for examples in (100, 5000)] == [0.0, 1.0]
-    assert with_teacher(joint.model_copy(update={"teacher_weight": 0.3}), examples=100).teacher_weight == 0.3
+    assert [with_teacher(phase).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
+    words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
+    assert with_teacher(words_alone).teacher_weight == 0.0
+    assert with_teacher(joint.model_copy(update={"teacher_weight": 0.3})).teacher_weight == 0.3

@@ -7,7 +7,7 @@ import pytest
 
 from cramlm.training import cooccurrence
 from cramlm.training.batching import TokenPool
-from cramlm.training.cooccurrence import token_embeddings
+from cramlm.training.cooccurrence import TextSpace, token_embeddings
 
 
 def pool_of(sequences: list[list[int]]) -> TokenPool:
@@ -81,3 +81,13 @@ def test_the_seed_turns_the_axes_and_changes_no_angle() -> None:
 def test_a_width_beyond_the_tokens_that_were_seen_and_no_text_at_all_are_no_trouble() -> None:
     assert np.isfinite(token_embeddings([pool_of(sentences())], vocab_size=40, width=64, std=0.06, seed=1)[10]).all()
     assert np.isnan(token_embeddings([pool_of([[3]])], vocab_size=40, width=8, std=0.06, seed=1)).all()
+
+
+def test_texts_of_the_same_company_lie_close_whatever_frequent_tokens_and_unknown_ones_stand_beside() -> None:
+    values = token_embeddings([pool_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
+    texts = pool_of([[1, 10, 20], [1, 1, 1, 11, 21, 39], [1, 12, 30], [39]])
+    vectors = TextSpace.of([pool_of(sentences())], values).vectors(texts)
+    assert vectors.dtype == np.float32
+    assert vectors[0] @ vectors[1] > 0.8
+    assert vectors[0] @ vectors[2] < 0
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0], abs=1e-5)

@@ -1,33 +1,47 @@
-"""What the linear baseline makes of every retrieved passage and every training text, for phases that learn from it."""
+"""What a linear model makes of every retrieved passage and every training text, for phases that learn from it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from cramlm.arrays import save_array
+import numpy as np
+
+from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import Artifact, stage
 from cramlm.config import RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
-from cramlm.evaluation.teacher import soft_labels
-from cramlm.records import Emit, Event, Task
+from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.teacher import Vectors, soft_labels
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.stages.common import Chosen, fingerprint
+from cramlm.training.batching import TokenPool
 from cramlm.training.budget import with_teacher
+from cramlm.training.cooccurrence import TextSpace
+
+_WHOLE = 1 << 30  # no text is cut
 
 
 def teach(
-    config: RunConfig, task: Task, baseline: Artifact | None, selection: Chosen | None, folder: Path, *, emit: Emit
+    config: RunConfig,
+    task: Task,
+    baseline: Artifact | None,
+    selection: Chosen | None,
+    tokenizer: Tokenizer,
+    embedding: Artifact | None,
+    folder: Path,
+    *,
+    emit: Emit,
 ) -> Artifact | None:
-    """A teacher's probabilities, (texts, labels) float32: passages.npy in the selection's order, task.npy in that of the training texts,
-    each as far as a phase learns from it; None where none does.
+    """A teacher's probabilities, (texts, labels) float32: passages.npy in the selection's order, task.npy in that of the training texts;
+    None where no phase learns from it.
 
-    The teacher is the baseline that is best on dev, fitted anew; without a baseline stage the variants are tried here.
+    The teacher sees texts as the baseline that is best on dev does (without a baseline stage the variants are tried here), and, where token
+    embeddings were counted, as their averages.
     """
-    taught = [phase for phase in (with_teacher(phase, examples=len(task.train)) for phase in config.phases) if phase.uses_teacher]
-    about_task = any(not phase.external for phase in taught)
-    passages = selection if any(phase.external for phase in taught) else None
-    if not about_task and passages is None:
+    if not any(with_teacher(phase).uses_teacher for phase in config.phases):
         return None
 
     def write(target: Path) -> None:
@@ -36,10 +50,10 @@ def teach(
             tried = fit_baselines(task, config.baseline, seed=config.seed).as_dict()
         else:
             tried = json.loads((baseline.path / "baselines.json").read_bytes())
-        chosen, texts = tried["chosen"], passages.texts() if passages else []
-        answers = soft_labels(
-            task, texts, own=about_task, variant=chosen.removeprefix("tfidf-"), settings=tried["variants"][chosen], seed=config.seed
-        )
+        chosen, texts = tried["chosen"], selection.texts() if selection else []
+        given = {"variant": chosen.removeprefix("tfidf-"), "weights": tried["variants"][chosen]["weights"], "c": config.baseline.c}
+        vectors = None if embedding is None else _vectors(tokenizer, task, texts, read_array(embedding.path / "embedding.npy"))
+        answers = soft_labels(task, texts, **given, vectors=vectors, seed=config.seed)
         save_array(target / "passages.npy", answers.asked)
         save_array(target / "task.npy", answers.own)
         told = [
@@ -47,9 +61,22 @@ def teach(
             for rows, what in ((answers.asked, "passages"), (answers.own, "training texts that it had not seen"))
             if len(rows)
         ]
-        emit(Event("done", "teacher", f"{chosen} labelled {'; '.join(told)}"))
+        facts = {"c": answers.c, "dev_macro_f1": answers.dev_macro_f1, "power": answers.power, "vectors": vectors is not None}
+        seen_as = f"{chosen}{' with averaged embeddings' if vectors else ''}"
+        message = f"{seen_as}, dev macro-F1 {100 * answers.dev_macro_f1:.1f}, labelled {'; '.join(told)}"
+        emit(Event("done", "teacher", message, data=facts))
 
-    inputs = {"selection": fingerprint(passages), "task": task_fingerprint(task)["train"]}
-    inputs["baseline"] = None if baseline is None else baseline.fingerprint
-    key = {"format": 2, "config": config.baseline.model_dump(mode="json"), "seed": config.seed, "own": about_task, **inputs}
+    task_files = task_fingerprint(task)
+    inputs = {"selection": fingerprint(selection), "train": task_files["train"], "dev": task_files["dev"]}
+    inputs |= {name: None if each is None else each.fingerprint for name, each in (("baseline", baseline), ("embedding", embedding))}
+    key = {"format": 3, "config": config.baseline.model_dump(mode="json"), "seed": config.seed, **inputs}
     return stage(folder / "teacher", kind="teacher", key=key, write=write, emit=emit)
+
+
+def _vectors(tokenizer: Tokenizer, task: Task, texts: list[str], embeddings: FloatArray) -> Vectors:
+    """What is learnt for them comes from training texts and passages alone."""
+    tokens = [sequences_of(tokenizer, split, max_length=_WHOLE) for split in (task.train, task.dev)]
+    tokens.append(tokenizer.sequences(texts, max_length=_WHOLE, cut="split"))
+    train, dev, passages = (TokenPool(each.ids, each.offsets, np.full(len(each), -1, dtype=np.int64)) for each in tokens)
+    space = TextSpace.of([train, passages], embeddings)
+    return Vectors(space.vectors(train), space.vectors(dev), space.vectors(passages))

@@ -31,7 +31,6 @@ LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
-TEACHER_FROM = 400  # labelled texts: with 100 it cost AG News 5 points, with thousands it gave 2 to 4 (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
 
@@ -75,12 +74,11 @@ def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
     return min((phase.most_passes for phase in phases if phase.external and phase.most_passes), default=PASSES_OVER_SELECTION)
 
 
-def with_teacher(phase: PhaseConfig, *, examples: int) -> PhaseConfig:
-    """The phase with its teacher's weight set: a linear model of a hundred labels knows less than the encoder that it would teach."""
+def with_teacher(phase: PhaseConfig) -> PhaseConfig:
+    """The phase with its teacher's weight set: 1 where it reads external text or learns labels."""
     if phase.teacher_weight is not None:
         return phase
-    learns = phase.external > 0 or phase.uses_labels
-    return phase.model_copy(update={"teacher_weight": 1.0 if learns and examples >= TEACHER_FROM else 0.0})
+    return phase.model_copy(update={"teacher_weight": 1.0 if phase.external > 0 or phase.uses_labels else 0.0})
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:
@@ -105,7 +103,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
-    phases = [with_teacher(phase, examples=sizes.train_examples) for phase in phases]
+    phases = [with_teacher(phase) for phase in phases]
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.uses_mlm]

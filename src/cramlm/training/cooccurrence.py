@@ -10,8 +10,11 @@ is tied to the embedding, so that it starts with the same knowledge. What it is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from cramlm.records import FloatArray, IntArray
 from cramlm.training.batching import TokenPool
@@ -20,6 +23,7 @@ from cramlm.training.cooccurrence_kernels import count_neighbours
 WINDOW = 4
 NEIGHBOURS = 4096  # tokens that are counted as neighbours, the most frequent: the others' columns hold next to nothing
 SMOOTHING = 0.75
+FREQUENT = 1e-3  # a token of this share of the text counts half
 _ITERATIONS = 3
 _ROWS = 256  # that are weighed at a time
 
@@ -67,4 +71,37 @@ def _singular_vectors(matrix: FloatArray, rank: int, seed: int) -> FloatArray:
 
     vectors, sizes, _ = randomized_svd(matrix, rank, n_iter=_ITERATIONS, random_state=seed)
     result: FloatArray = vectors * np.sqrt(sizes)
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextSpace:
+    """Where texts lie: their tokens averaged, frequent ones for less, and what all texts share taken out.
+
+    (Smooth inverse frequency: Arora, Liang and Ma 2017.) What is frequent and what is shared is learnt from some texts, and then fixed.
+    """
+
+    weighted: FloatArray
+    shared: FloatArray
+
+    @classmethod
+    def of(cls, pools: Sequence[TokenPool], embeddings: FloatArray) -> TextSpace:
+        """Learnt from these texts. embeddings: (V, width); tokens whose row is not finite count as nothing."""
+        seen = sum((np.bincount(pool.ids, minlength=len(embeddings)) for pool in pools), np.zeros(len(embeddings), dtype=np.int64))
+        weights = FREQUENT / (FREQUENT + seen / max(seen.sum(), 1))
+        width = embeddings.shape[1]
+        units = _unit(np.nan_to_num(embeddings).astype(np.float32))
+        plain = cls((weights[:, None] * units).astype(np.float32), np.zeros((width, 1), dtype=np.float32))
+        scatter = sum((vectors.T @ vectors for vectors in map(plain.vectors, pools)), np.zeros((width, width), dtype=np.float32))
+        return cls(plain.weighted, np.linalg.eigh(scatter)[1][:, -1:].astype(np.float32))
+
+    def vectors(self, pool: TokenPool) -> FloatArray:
+        """(texts, width) float32, rows of length 1; 0 for a text without a single known token."""
+        places = (np.ones(len(pool.ids), dtype=np.float32), pool.ids.astype(np.int32), pool.offsets)
+        averaged = _unit(scipy.sparse.csr_matrix(places, shape=(len(pool), len(self.weighted))) @ self.weighted)
+        return _unit(averaged - averaged @ self.shared @ self.shared.T)
+
+
+def _unit(rows: Any) -> FloatArray:
+    result: FloatArray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
     return result
