@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,22 @@ COMMON = {
     "keep": "last",
     "batch_size": 256,
     "max_length": 32,
+    "checkpoint_every": 100,
 }
-FINETUNE = {"name": "finetune", "steps": 30, "dropout": 0.0, "evaluate_every": 10, "batch_size": 256, "max_length": 32}
+FINETUNE = COMMON | {"name": "finetune", "steps": 30, "external": 0, "mlm_weight": 0.0, "keep": "best", "evaluate_every": 10}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect() -> Iterator[None]:
+    """What is loaded need not be looked through in every run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def fit(folder: Path, **changes: Any) -> Path:
     """The run folder of a fit without baseline; every phase but the last is `COMMON` with its own settings."""
-    data = tiny_config(write_task(folder / "data", documents=60), baseline={"enabled": False}) | changes
+    data = tiny_config(write_task(folder / "data", documents=60), baseline={"enabled": False}, tokens_per_second=1e6) | changes
     (folder / "run.toml").write_text(to_toml(load_config(data)), "utf-8")
     arguments = ["fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store"]
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
@@ -100,7 +111,7 @@ def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_clas
     assert [answer.label for answer in answers] == ["sea", "hill"]
 
 
-@pytest.mark.parametrize("kind", ["scored", "scored-control"])
+@pytest.mark.parametrize("kind", ["scored", pytest.param("scored-control", marks=pytest.mark.slow)])
 def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path: Path, kind: str) -> None:
     rule = {"rule": "auxiliary" if kind == "scored" else "gradient"}
     external = COMMON | {"task": 0, "mlm_weight": 0.0, "masking": {"rate": 0.15}}

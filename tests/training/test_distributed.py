@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -18,11 +19,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed import HashStore, PrefixStore
-from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
+from training_fixtures import (
+    ENCODER,
+    FINGERPRINT,
+    LABELS,
+    VOCABULARY,
+    assert_same_bits,
+    make_batches,
+    make_model,
+    make_phase,
+    run_phase,
+    weights_of,
+)
 
-from cramlm.config import PhaseConfig
+from cramlm.config import HeadConfig, PhaseConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.model.model import Model, PackedBatch
+from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Event
 from cramlm.training.batching import share
 from cramlm.training.distributed import ALONE, Ranks, Stop
@@ -53,11 +65,16 @@ def to_itself(number: signal.Signals) -> Accident:
     return lambda model: os.kill(os.getpid(), number)
 
 
-def train(phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Model], Stop]] | None = None) -> Callable[[Ranks], None]:
+Build = Callable[..., Model]
+
+
+def train(
+    phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Model], Stop]] | None = None, build: Build = make_model
+) -> Callable[[Ranks], None]:
     """What each rank does: the phase, from other weights than the first rank's; results in `folder/weights-N` and `folder/losses`."""
 
     def work(ranks: Ranks) -> None:
-        model = make_model(seed=7 if ranks.index == 0 else 1000 + ranks.index)
+        model = build(seed=7 if ranks.index == 0 else 1000 + ranks.index)
         events: list[Event] = []
         stop = (accidents or {}).get(ranks.index, lambda model: never)(model)
         fingerprint = {**FINGERPRINT, **ranks.settings}
@@ -70,9 +87,9 @@ def train(phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Mo
     return work
 
 
-def one_process(phase: PhaseConfig, folder: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
+def one_process(phase: PhaseConfig, folder: Path, build: Build = make_model) -> tuple[dict[str, torch.Tensor], list[Any]]:
     folder.mkdir(exist_ok=True)
-    train(phase, folder)(ALONE)
+    train(phase, folder, build=build)(ALONE)
     return results(folder)
 
 
@@ -87,19 +104,20 @@ def several(
     *,
     parallel: str = "ddp",
     accidents: Mapping[int, Callable[[Model], Stop]] | None = None,
+    build: Build = make_model,
 ) -> list[int]:
     """Train on so many ranks; their exit codes."""
-    return exit_codes(start_ranks(ranks, train(phase, folder, accidents), errors=folder / "said", parallel=parallel))
+    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "said", parallel=parallel))
 
 
-def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, parallel: str) -> None:
-    expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one")
+def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, parallel: str, build: Build = make_model) -> None:
+    expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one", build)
     folder = tmp_path / "several"
-    assert several(ranks, phase, folder, parallel=parallel) == [0] * ranks, said(folder / "said")
+    assert several(ranks, phase, folder, parallel=parallel, build=build) == [0] * ranks, said(folder / "said")
     weights, (together, *rest) = results(folder)
     assert rest == [best, tokens, places]
     for alone, shared in zip(steps, together, strict=True):
-        for term in ("loss", "mlm_external", "mlm_task", "task"):
+        for term in ("loss", "mlm_external", "mlm_task", "clm_external", "clm_task", "task"):
             assert (term in alone) == (term in shared)
             if term in alone:
                 assert shared[term] == pytest.approx(alone[term], rel=1e-5), f"{term} at step {alone['step']}"
@@ -125,12 +143,29 @@ def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
         {"mixing": "interleaved", "loss_scale": "mean"},
         {"external": 0, "mlm_weight": 0.0, "label_smoothing": 0.1},
         {"external": 0, "batch_size": 2, "batch_unit": "sequences"},
+        {"objective": "clm", "task_weight": 0.0},
+        {"objective": "hybrid", "optimizer": {"kind": "adamw"}},
     ],
 )
 def test_any_phase_on_several_ranks_has_the_losses_of_one_process(
     tmp_path: Path, ranks: int, parallel: str, changes: dict[str, Any]
 ) -> None:
     assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, **changes), tmp_path, ranks=ranks, parallel=parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "objective", "parallel"),
+    [("modernbert", "rtd", "ddp"), ("moe", "mlm", "ddp"), ("moe", "mlm", "fsdp2"), ("albert", "mlm", "ddp"), ("albert", "mlm", "fsdp2")],
+)
+def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process(
+    tmp_path: Path, shape: str, objective: str, parallel: str
+) -> None:
+    encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
+    head = HeadConfig(pooling="cls", generator=16 if objective == "rtd" else None)
+    build = functools.partial(build_model, encoder, head, vocab_size=VOCABULARY, labels=LABELS)
+    phase = make_phase(steps=6, evaluate_every=3, optimizer={"kind": "adamw"}, objective=objective)
+    assert_losses_of_one_process(phase, tmp_path, ranks=2, parallel=parallel, build=build)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])

@@ -50,9 +50,9 @@ class Experts(nn.Module):
         result = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             mine = (choice == number).nonzero().squeeze(1)
-            answer = expert(flat.index_select(0, mine)) * gate.index_select(0, mine)[:, None].to(x.dtype)
-            result = result.index_add(0, mine, answer.to(x.dtype))
-        return result.view(x.shape), _balance(probabilities, choice, sequence.flatten())
+            result = result.index_add(0, mine, expert(flat.index_select(0, mine)).to(x.dtype))
+        answer = result.view(x.shape) * gate.view(*x.shape[:2], 1).to(x.dtype)
+        return answer, _balance(probabilities, choice, sequence.flatten())
 
 
 def _balance(probabilities: Tensor, choice: Tensor, owner: Tensor) -> Tensor:

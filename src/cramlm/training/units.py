@@ -1,7 +1,7 @@
 """Where the words of a pool begin, and which of them are said together: what masks are made of that hide more than a token.
 
 A vocabulary tells of each token whether it continues a word (`##ing`; in byte-level and SentencePiece vocabularies what lacks the space)
-and whether it is text at all. Collocations are found by counts in the text that a phase reads, as ERNIE's phrases without a list (Sun et al.
+and whether it is text at all. Collocations are found by counts in the text that a phase reads: ERNIE's phrases without a list (Sun et al.
 2019): two neighbouring words that occur `FEWEST` times together and whose normalised pointwise mutual information (Bouma 2009)
 
     ln( p(a b) / (p(a) p(b)) ) / -ln p(a b)
