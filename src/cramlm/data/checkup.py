@@ -88,8 +88,9 @@ def read_labelled(path: str, *, text_column: str = "text", label_column: str = "
     def listen(event: Event) -> None:
         rejected.extend(Rejected(**row) for row in event.data.get("rejected", ()))
 
-    columns = {"text_column": text_column, "text_pair_column": text_pair_column}
-    examples = read_examples(path, label_column=label_column, on_bad_row="skip", emit=listen, **columns)
+    examples = read_examples(
+        path, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column, on_bad_row="skip", emit=listen
+    )
     placed = (Example(f"{path}:{example.id}", example.text, example.text_pair, example.label) for example in examples)
     return Labelled(path, tuple(placed), tuple(rejected))
 
