@@ -145,6 +145,14 @@ def test_the_places_of_a_gap_see_the_text_and_the_gap_up_to_themselves_and_the_t
         assert difference.nonzero().flatten().tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("objective", ["clm", "span", "rtd"])
+def test_a_step_holds_about_as_many_tokens_as_asked_for_whatever_the_objective(objective: str) -> None:
+    batches = batches_of(phase_of(objective, batch_size=900))
+    tokens = np.mean([batches.batch(step).tokens for step in range(20)])
+    assert tokens == pytest.approx(900, rel=0.05)
+    assert tokens == pytest.approx(batches.tokens_per_step, rel=0.05)
+
+
 def test_texts_leave_room_for_their_spans_whatever_their_lengths() -> None:
     for rate in (0.05, 0.15, 0.4, 0.9):
         phase = make_phase(objective="span", masking={"rate": rate, "mean_span": 1.0}, max_length=64)

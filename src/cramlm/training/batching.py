@@ -26,11 +26,12 @@ from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.packing import pack, share
 from cramlm.training.randomness import generator
-from cramlm.training.reading import Drawn, ask
+from cramlm.training.reading import Drawn, ask, with_gaps
 
 __all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack", "share"]
 
 Origin: TypeAlias = Literal["external", "task"]
+_SAMPLE = 64  # sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Batches:
     @property
     def tokens_per_step(self) -> float:
         """Real tokens in a step, expected from mean lengths; for interleaved phases the mean over a cycle."""
-        return self._mean_over_cycle({origin: count * self._streams[origin].pool.mean_length for origin, count in self._per_step.items()})
+        return self._mean_over_cycle({origin: count * self._tokens_read(origin) for origin, count in self._per_step.items()})
 
     def steps_for_passes(self, passes: float) -> int:
         """The fewest steps after which the task pool (the external one, if no task text is drawn) was seen `passes` times."""
@@ -200,10 +201,22 @@ class Batches:
         before = self.phase.external if origin == "task" else 0
         return cycles * (self.phase.external + self.phase.task) + before + within + 1
 
+    def _tokens_read(self, origin: Origin) -> float:
+        """Mean tokens of a sequence as it stands in a batch: with objective span its spans stand at its end, as a sample tells."""
+        pool = self._streams[origin].pool
+        if self.phase.objective != "span" or (origin == "task" and self.phase.mlm_weight == 0):
+            return pool.mean_length
+        sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
+        told = [each for number in sample if (each := pool.told(number, self.phase)) is not None]
+        sequences = [pool.sequence(number) for number in sample]
+        rate, chance = self.phase.masking.rate_at(0, None), self._generator("sample", index=0)
+        gapped = with_gaps(sequences, told, self.phase.masking, chance, self.special, where=np.ones(len(sample), dtype=np.bool_), rate=rate)
+        return pool.mean_length * sum(len(each.tokens) for each in gapped) / sum(map(len, sequences))
+
     def _counts(self) -> dict[Origin, int]:
         """Sequences of each origin in a step that draws from it."""
         phase, size = self.phase, float(self.phase.batch_size)
-        lengths = {origin: stream.pool.mean_length for origin, stream in self._streams.items()}
+        lengths = {origin: self._tokens_read(origin) for origin in self._streams}
         if phase.mixing == "interleaved" or len(lengths) == 1:
             return {origin: max(1, round(size / length if phase.batch_unit == "tokens" else size)) for origin, length in lengths.items()}
         shares = {"external": phase.external, "task": phase.task}

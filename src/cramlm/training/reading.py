@@ -44,7 +44,7 @@ def ask(drawn: Drawn, phase: PhaseConfig, special: SpecialIds, *, step: int, cha
     weighs = drawn.external | (phase.mlm_weight > 0)
     rate = phase.masking.rate_at(step, phase.steps)
     if phase.objective == "span" and weighs.any():
-        gapped = with_gaps(drawn, phase.masking, chance("masks"), special, where=weighs, rate=rate)
+        gapped = with_gaps(drawn.sequences, drawn.told, phase.masking, chance("masks"), special, where=weighs, rate=rate)
         batch = _packed([each.tokens for each in gapped], drawn, phase, special)
         targets = beside([each.targets for each in gapped], row_length=phase.row_length)
         text = beside([np.full(len(each.tokens), each.text) for each in gapped], row_length=phase.row_length)
@@ -108,14 +108,21 @@ class Gapped:
 
 
 def with_gaps(
-    drawn: Drawn, config: MaskingConfig, rng: np.random.Generator, special: SpecialIds, *, where: BoolArray, rate: float
+    sequences: Sequence[npt.NDArray[Any]],
+    begins: Sequence[BoolArray],
+    config: MaskingConfig,
+    rng: np.random.Generator,
+    special: SpecialIds,
+    *,
+    where: BoolArray,
+    rate: float,
 ) -> list[Gapped]:
     """Spans taken out of the sequences `where` (one bool each); lengths and number as masks of kind `span` have them."""
-    lengths = [len(sequence) for sequence in drawn.sequences]
-    ids, begins = np.concatenate(drawn.sequences).astype(np.int64), np.concatenate(drawn.told)
+    lengths = [len(sequence) for sequence in sequences]
+    ids, told = np.concatenate(sequences).astype(np.int64), np.concatenate(begins)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     spans = config.model_copy(update={"kind": "span"})
-    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, told=begins, rate=rate)
+    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, told=told, rate=rate)
     hidden = np.zeros(len(ids), dtype=np.bool_)
     hidden[places] = True
     opens = hidden & ~np.append(False, hidden[:-1])  # [SEP] and [CLS] keep the spans of two sequences apart
