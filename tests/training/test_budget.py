@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -176,3 +178,11 @@ def test_a_teacher_is_asked_where_there_is_something_to_learn_from_it_and_a_weig
     words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
     assert with_teacher(words_alone).teacher_weight == 0.0
     assert with_teacher(joint.model_copy(update={"teacher_weight": 0.3})).teacher_weight == 0.3
+
+
+def test_the_least_amount_is_enough_however_dear_a_look_at_dev_is() -> None:
+    for dev_tokens in (10, 1_000, 100_000, 10_000_000):
+        sizes = replace(SIZES, dev_tokens=dev_tokens)
+        for phases in ([joint_phase(), finetune_phase()], [finetune_phase()], [joint_phase()]):
+            planned = plan_phases(phases, sizes=sizes, speed=SPEED, amount=least_amount(phases, sizes, SPEED), rows=128)
+            assert all(phase.steps is not None and phase.steps >= FEWEST_STEPS for phase in planned)

@@ -11,6 +11,7 @@ A budget is an amount of seconds, or of floating-point operations; a `Speed` is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -201,19 +202,15 @@ def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
 
 
 def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    return (FEWEST_STEPS + 1) * _amount_per_step(phase, sizes, speed) + (FEWEST_LOOKS + 1) * _look(sizes, speed)
+    """What `FEWEST_STEPS` steps take at most, with as many looks as they may have."""
+    steps = (FEWEST_STEPS + 1) * _amount_per_step(phase, sizes, speed)
+    return steps + max(EVALUATION_SHARE * steps, FEWEST_LOOKS * _look(sizes, speed)) + _look(sizes, speed)
 
 
 def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
-    """The most steps whose cost is within `amount`."""
-    each = _amount_per_step(phase, sizes, speed)
-    steps = int(amount / each)
-    for _ in range(8):  # the looks depend on the steps: a few rounds settle
-        over = _cost(phase, max(steps, 0), sizes, speed) - amount
-        if over <= 0:
-            break
-        steps -= max(1, int(over / each))
-    return steps
+    """The most steps whose cost, which rises with them, is within `amount`; 0 where none is."""
+    most = max(0, int(amount / _amount_per_step(phase, sizes, speed)))
+    return bisect_right(range(1, most + 1), amount, key=lambda steps: _cost(phase, steps, sizes, speed))
 
 
 def _looks(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
