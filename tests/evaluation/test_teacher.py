@@ -28,7 +28,7 @@ def asked(
     rows: list[tuple[str, str]], texts: list[str], variant: Variant = "words", seed: int = 0, vectors: Vectors | None = None
 ) -> SoftLabels:
     task = Task(examples(rows), examples(rows), (), tuple(sorted({label for _, label in rows})), False)
-    return soft_labels(task, texts, variant=variant, weights="rows alike", c=(1.0, 10.0), seed=seed, vectors=vectors)
+    return soft_labels(task, texts, variant=variant, weights="rows alike", c=10.0, seed=seed, vectors=vectors)
 
 
 @pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])

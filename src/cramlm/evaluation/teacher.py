@@ -4,20 +4,21 @@ A small encoder trained on some thousand labels does not recover the lexical cue
 hundred labels it does not even see the words that matter, while the company that words keep in the retrieved text tells which are alike.
 So a linear model over both, TF-IDF and averaged embeddings of the tokens, is asked about every retrieved passage, and about every training
 text while that was held out of the fit. Its probabilities are targets for the classifier beside the gold labels (objective.py), at the cost
-of some linear fits. It knows training texts and labels alone; C is chosen on dev, as are the variant and the weighting of labels that it
-takes over from the baseline. How sure it is, is set by the texts held out: probabilities are raised to the power that makes those of the
-gold labels most likely.
+of some linear fits. It knows training texts and labels alone; how it is fitted (variant, C, weighting of labels) is what the baseline chose
+on dev. How sure it is, is set by the texts held out: probabilities are raised to the power that makes those of the gold labels most likely.
 """
 
 from __future__ import annotations
 
 import unicodedata
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import scipy.sparse
+from sklearn.exceptions import ConvergenceWarning
 
 from cramlm.evaluation.baselines import Matrices, Texts, Variant, Weights, classifier, clean, represent
 from cramlm.evaluation.metrics import score
@@ -48,7 +49,6 @@ class SoftLabels:
 
     asked: FloatArray
     own: FloatArray
-    c: float
     dev_macro_f1: float
     power: float
 
@@ -59,42 +59,40 @@ def soft_labels(
     *,
     variant: Variant,
     weights: Weights,
-    c: Sequence[float],
+    c: float,
     seed: int,
     vectors: Vectors | None = None,
 ) -> SoftLabels:
     """What the linear model makes of `texts` and of the training texts.
 
-    variant, weights: the baseline's choice. c: inverse regularisations to try. vectors: of the texts; None = TF-IDF alone.
+    variant, weights, c: the baseline's choice. vectors: of the texts; None = TF-IDF alone.
     """
-    assert task.dev, "C is chosen on dev"
     label_ids = {label: number for number, label in enumerate(task.labels)}
     labels = np.array([label_ids[str(example.label)] for example in task.train])
     train, dev = ([clean(example) for example in split] for split in (task.train, task.dev))
     given = Texts(train, dev, [unicodedata.normalize("NFC", text) for text in texts], labels)
     known = _features(variant, given, vectors, seed)
     true = labels[known.kept]
-    gold = [str(example.label) for example in task.dev]
 
-    def fitted(c: float, rows: Any = slice(None)) -> Any:
-        return classifier(c, weights, seed).fit(known.train[rows], true[rows])
+    def fitted(rows: Any = slice(None)) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
+            return classifier(c, weights, seed).fit(known.train[rows], true[rows])
 
-    def dev_score(model: Any) -> float:
-        return score(gold, [task.labels[label] for label in model.predict(known.dev)], task.labels).macro_f1
-
-    scored = [(dev_score(model), -each, model) for each in sorted(c) for model in [fitted(each)]]
-    best, negative, model = max(scored, key=lambda tried: tried[:2])
+    model = fitted()
+    predicted = [task.labels[label] for label in model.predict(known.dev)]
+    reached = score([str(example.label) for example in task.dev], predicted, task.labels).macro_f1
     held_out = np.zeros((len(true), len(task.labels)), dtype=np.float32)
     fold = _folds([train[row] for row in known.kept], true, seed)
     for number in range(FOLDS):
         inside = fold == number
         if inside.any() and len(set(true[~inside])) > 1:
-            held_out[inside] = _probabilities(fitted(-negative, ~inside), known.train[inside], len(task.labels))
+            held_out[inside] = _probabilities(fitted(~inside), known.train[inside], len(task.labels))
     power = _power(held_out, true)
     own = np.zeros((len(labels), len(task.labels)), dtype=np.float32)
     own[known.kept] = _raised(held_out, power)
     asked = _raised(_probabilities(model, known.test, len(task.labels)), power)
-    return SoftLabels(asked, own, -negative, best, power)
+    return SoftLabels(asked, own, reached, power)
 
 
 def _features(variant: Variant, texts: Texts, vectors: Vectors | None, seed: int) -> Matrices:

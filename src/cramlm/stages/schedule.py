@@ -22,6 +22,7 @@ from cramlm.stages.cost import finishing_seconds
 from cramlm.training import budget
 from cramlm.training.measuring import count_step, measure
 
+LATENESS = 0.05  # of the budget, that phases to come may take beyond it where earlier ones took too long
 MEASURED_SHARE = 0.01  # of the budget, for each phase, once the texts are there
 
 
@@ -121,7 +122,10 @@ def replan(
             factor = budget.drift(budget.phase_amount(planned.phases[number - 1], sizes, speed), reports[-1]["seconds"])
             speed = budget.Speed(speed.joint * factor, speed.finetune * factor)
         coming = config.phases[number:]
-        amount = max(left, budget.least_amount(coming, sizes, speed))  # a phase that was begun is worth its end, late or not
+        # A phase that was begun is worth its end, late or not; and a little lateness is worth more than a last phase cut to nothing.
+        was_planned = sum(budget.phase_amount(phase, sizes, speed) for phase in planned.phases[number:])
+        allowed = left + LATENESS * (clock.budget.flops or clock.budget.seconds or 0.0)
+        amount = max(left, min(was_planned, allowed), budget.least_amount(coming, sizes, speed))
         phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
         data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
         facts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}

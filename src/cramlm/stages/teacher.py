@@ -51,7 +51,7 @@ def teach(
         else:
             tried = json.loads((baseline.path / "baselines.json").read_bytes())
         chosen, texts = tried["chosen"], selection.texts() if selection else []
-        given = {"variant": chosen.removeprefix("tfidf-"), "weights": tried["variants"][chosen]["weights"], "c": config.baseline.c}
+        given = {"variant": chosen.removeprefix("tfidf-"), **{name: tried["variants"][chosen][name] for name in ("weights", "c")}}
         vectors = None if embedding is None else _vectors(tokenizer, task, texts, read_array(embedding.path / "embedding.npy"))
         answers = soft_labels(task, texts, **given, vectors=vectors, seed=config.seed)
         save_array(target / "passages.npy", answers.asked)
@@ -61,7 +61,7 @@ def teach(
             for rows, what in ((answers.asked, "passages"), (answers.own, "training texts that it had not seen"))
             if len(rows)
         ]
-        facts = {"c": answers.c, "dev_macro_f1": answers.dev_macro_f1, "power": answers.power, "vectors": vectors is not None}
+        facts = {"dev_macro_f1": answers.dev_macro_f1, "power": answers.power, "vectors": vectors is not None}
         seen_as = f"{chosen}{' with averaged embeddings' if vectors else ''}"
         message = f"{seen_as}, dev macro-F1 {100 * answers.dev_macro_f1:.1f}, labelled {'; '.join(told)}"
         emit(Event("done", "teacher", message, data=facts))
