@@ -37,7 +37,7 @@ def test_attention_and_its_gradient_equal_the_plain_formula(attention: Attention
     qkv = torch.randn(2, 6, 3 * 8, generator=generator, dtype=torch.float64, requires_grad=True)
     angle = torch.randn(2, 6, 1, 2, generator=generator, dtype=torch.float64)
     rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
-    bias = attention_bias(sequence, torch.float64)
+    bias = attention_bias(sequence, torch.float64, torch.zeros_like(sequence))
     upstream = torch.randn(2, 6, 8, generator=generator, dtype=torch.float64)
     ours = attention(qkv, bias, rotation, 2)
     (our_gradient,) = torch.autograd.grad((ours * upstream).sum(), qkv)
@@ -59,7 +59,8 @@ def test_geglu_and_its_gradient_equal_the_plain_formula() -> None:
 
 
 def test_padding_attends_to_padding_only_and_stays_finite() -> None:
-    bias = attention_bias(torch.tensor([[0, 0, -1, -1], [-1, -1, -1, -1]]), torch.float32)
+    sequence = torch.tensor([[0, 0, -1, -1], [-1, -1, -1, -1]])
+    bias = attention_bias(sequence, torch.float32, torch.zeros_like(sequence))
     qkv = torch.randn(2, 4, 3 * 8, generator=torch.Generator().manual_seed(0))
     assert torch.isfinite(attend(qkv, bias, None, 2)).all()
     assert torch.isinf(bias[0, 0, 0, 2:]).all()
@@ -99,7 +100,7 @@ def test_attention_in_bf16_equals_the_plain_formula(rotary: bool) -> None:
 
     def attention(qkv: torch.Tensor) -> torch.Tensor:
         form = attend if qkv.dtype == torch.bfloat16 else plain_attention
-        return form(qkv, attention_bias(sequence, qkv.dtype), rotation, 2)
+        return form(qkv, attention_bias(sequence, qkv.dtype, torch.zeros_like(sequence)), rotation, 2)
 
     same_in_bf16(attention, [drawn(2, 6, 3 * 8, seed=0)], [torch.bfloat16])
 
