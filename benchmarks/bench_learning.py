@@ -158,7 +158,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
     """Train for what its minutes hold at that speed, and look at the held-out loss twelve times."""
     per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
     model = build_model(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels), seed=arguments.seed)
-    counting = place_embeddings(model, arm, texts, tokenizer, seed=arguments.seed)
+    counting = place_embeddings(model, arm, texts, tokenizer, seed=arguments.seed, kept=arguments.out / "counting.json")
     steps = max(24, int((60 * arm.minutes - counting) * tokens_per_second / per_step))
     phase = arm.phase.model_copy(update={"steps": steps, "evaluate_every": max(1, steps // 12), "keep": "last"})
     folder = arguments.out / f"{arm.name.replace(' ', '-')}-{arm.minutes:g}m-{arguments.seed}"
@@ -208,8 +208,8 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
     return curve
 
 
-def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, seed: int) -> float:
-    """Start from counted embeddings where the arm does; the seconds of CPU that this took."""
+def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, seed: int, kept: Path) -> float:
+    """Start from counted embeddings where the arm does; the seconds of CPU that this took the first time, as `kept` says from then on."""
     if arm.encoder.embedding_init == "drawn":
         return 0.0
     began = time.process_time()
@@ -217,7 +217,9 @@ def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer,
     pool = TokenPool(every.ids, every.offsets, np.full(len(every), -1, dtype=np.int64))
     width, std = arm.encoder.hidden, arm.encoder.embedding_std
     model.place_embeddings(token_embeddings([pool], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
-    return time.process_time() - began
+    if not kept.is_file():
+        kept.write_text(json.dumps(time.process_time() - began) + "\n", "utf-8")
+    return float(json.loads(kept.read_bytes()))
 
 
 def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[list[Batch], int]:
