@@ -36,7 +36,7 @@ from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.hf import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.model.tokenizer_training import train_tokenizer
 from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.index import build_index
@@ -213,10 +213,9 @@ def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer,
     if arm.encoder.embedding_init == "drawn":
         return 0.0
     began = time.process_time()
-    every = tokenizer.sequences([*texts.passages, *(example.text for example in texts.task.train)], max_length=1 << 30, cut="split")
-    pool = TokenPool(every.ids, every.offsets, np.full(len(every), -1, dtype=np.int64))
+    every = tokenizer.sequences([*texts.passages, *(example.text for example in texts.task.train)], max_length=UNCUT, cut="split")
     width, std = arm.encoder.hidden, arm.encoder.embedding_std
-    model.place_embeddings(token_embeddings([pool], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
+    model.place_embeddings(token_embeddings([every], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
     if not kept.is_file():
         kept.write_text(json.dumps(time.process_time() - began) + "\n", "utf-8")
     return float(json.loads(kept.read_bytes()))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cramlm.model.tokenization import Tokens
 from cramlm.training import cooccurrence
-from cramlm.training.batching import TokenPool
 from cramlm.training.cooccurrence import TextSpace, token_embeddings
 
 
-def pool_of(sequences: list[list[int]]) -> TokenPool:
+def texts_of(sequences: list[list[int]]) -> Tokens:
     ids = np.array([token for sequence in sequences for token in sequence], dtype=np.uint16)
     offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
-    return TokenPool(ids, offsets, np.full(len(sequences), -1, dtype=np.int64))
+    return Tokens(ids, offsets, np.arange(len(sequences)))
 
 
 def sentences(seed: int = 0, count: int = 400) -> list[list[int]]:
@@ -33,14 +33,14 @@ def cosine(values: np.ndarray, one: int, other: int) -> float:
 
 
 def test_tokens_that_keep_the_same_company_lie_close_and_others_far() -> None:
-    values = token_embeddings([pool_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
+    values = token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
     assert cosine(values, 10, 11) > 0.8
     assert cosine(values, 12, 13) > 0.8
     assert cosine(values, 10, 12) < 0.4
 
 
 def test_tokens_without_company_are_left_open_and_the_rest_has_the_spread_asked_for() -> None:
-    values = token_embeddings([pool_of([*sentences(), [7]])], vocab_size=40, width=16, std=0.06, seed=1)
+    values = token_embeddings([texts_of([*sentences(), [7]])], vocab_size=40, width=16, std=0.06, seed=1)
     seen = {token for sequence in sentences() for token in sequence}
     assert set(np.flatnonzero(np.isfinite(values).all(axis=1))) == seen
     assert np.isnan(values[7]).all()
@@ -62,31 +62,31 @@ def test_information_is_the_positive_pointwise_mutual_information_of_a_count_by_
     expected = np.where(np.isfinite(expected), np.maximum(expected, 0), 0)
     seen = np.bincount([token for sequence in sequences for token in sequence], minlength=8)
     columns = np.argsort(-seen, kind="stable")[:3]
-    assert cooccurrence._information([pool_of(sequences)], seen) == pytest.approx(expected[:, columns], abs=1e-6)
+    assert cooccurrence._information([texts_of(sequences)], seen) == pytest.approx(expected[:, columns], abs=1e-6)
 
 
-def test_sequences_are_no_company_to_one_another_and_their_grouping_into_pools_does_not_matter() -> None:
+def test_sequences_are_no_company_to_one_another_and_their_grouping_does_not_matter() -> None:
     drawn = sentences()
-    whole = token_embeddings([pool_of(drawn)], vocab_size=40, width=16, std=0.06, seed=1)
-    parts = token_embeddings([pool_of(drawn[:150]), pool_of(drawn[150:])], vocab_size=40, width=16, std=0.06, seed=1)
+    whole = token_embeddings([texts_of(drawn)], vocab_size=40, width=16, std=0.06, seed=1)
+    parts = token_embeddings([texts_of(drawn[:150]), texts_of(drawn[150:])], vocab_size=40, width=16, std=0.06, seed=1)
     assert np.array_equal(whole, parts, equal_nan=True)
 
 
 def test_the_seed_turns_the_axes_and_changes_no_angle() -> None:
-    one, other = (token_embeddings([pool_of(sentences())], vocab_size=40, width=16, std=0.06, seed=seed) for seed in (1, 2))
+    one, other = (token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=seed) for seed in (1, 2))
     assert not np.allclose(one[10], other[10], atol=1e-3)
     assert cosine(one, 10, 20) == pytest.approx(cosine(other, 10, 20), abs=1e-4)
 
 
 def test_a_width_beyond_the_tokens_that_were_seen_and_no_text_at_all_are_no_trouble() -> None:
-    assert np.isfinite(token_embeddings([pool_of(sentences())], vocab_size=40, width=64, std=0.06, seed=1)[10]).all()
-    assert np.isnan(token_embeddings([pool_of([[3]])], vocab_size=40, width=8, std=0.06, seed=1)).all()
+    assert np.isfinite(token_embeddings([texts_of(sentences())], vocab_size=40, width=64, std=0.06, seed=1)[10]).all()
+    assert np.isnan(token_embeddings([texts_of([[3]])], vocab_size=40, width=8, std=0.06, seed=1)).all()
 
 
 def test_texts_of_the_same_company_lie_close_whatever_frequent_tokens_and_unknown_ones_stand_beside() -> None:
-    values = token_embeddings([pool_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
-    texts = pool_of([[1, 10, 20], [1, 1, 1, 11, 21, 39], [1, 12, 30], [39]])
-    vectors = TextSpace.of([pool_of(sentences())], values).vectors(texts)
+    values = token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
+    texts = texts_of([[1, 10, 20], [1, 1, 1, 11, 21, 39], [1, 12, 30], [39]])
+    vectors = TextSpace.of([texts_of(sentences())], values).vectors(texts)
     assert vectors.dtype == np.float32
     assert vectors[0] @ vectors[1] > 0.8
     assert vectors[0] @ vectors[2] < 0

@@ -239,10 +239,7 @@ def _fit(task: Task, labels: IntArray, matrices: Matrices, config: BaselineConfi
     tried = []
     for weights in weightings:
         for c in sorted(config.c):
-            model = classifier(c, weights, seed)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
-                model.fit(matrices.train, true)
+            model = fit_classifier(matrices.train, true, c=c, weights=weights, seed=seed)
             dev = score([str(example.label) for example in task.dev], _predict(model, matrices.dev, task.labels), task.labels)
             tried.append((weights, c, dev.macro_f1))
             if best is None or (dev.macro_f1, -c) > (best[0].macro_f1, -best[1]):
@@ -258,10 +255,13 @@ def _fit(task: Task, labels: IntArray, matrices: Matrices, config: BaselineConfi
     return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried), tuple(predicted))
 
 
-def classifier(c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
+def fit_classifier(rows: Any, labels: IntArray, *, c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
+    """Logistic regression, one per label, on TF-IDF rows (scipy CSR) and label ids."""
     balanced = {"rows alike": None, "labels alike": "balanced"}[weights]
     one = LogisticRegression(solver="liblinear", dual=True, C=c, class_weight=balanced, tol=_TOLERANCE, max_iter=_PASSES, random_state=seed)
-    return OneVsRestClassifier(one)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
+        return OneVsRestClassifier(one).fit(rows, labels)
 
 
 def _predict(model: OneVsRestClassifier, matrix: Any, labels: Sequence[str]) -> list[str]:

@@ -11,16 +11,14 @@ on dev. How sure it is, is set by the texts held out: probabilities are raised t
 from __future__ import annotations
 
 import unicodedata
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import scipy.sparse
-from sklearn.exceptions import ConvergenceWarning
 
-from cramlm.evaluation.baselines import Matrices, Texts, Variant, Weights, classifier, clean, represent
+from cramlm.evaluation.baselines import Matrices, Texts, Variant, Weights, clean, fit_classifier, represent
 from cramlm.evaluation.metrics import score
 from cramlm.records import FloatArray, IntArray, Task
 
@@ -75,9 +73,7 @@ def soft_labels(
     true = labels[known.kept]
 
     def fitted(rows: Any = slice(None)) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
-            return classifier(c, weights, seed).fit(known.train[rows], true[rows])
+        return fit_classifier(known.train[rows], true[rows], c=c, weights=weights, seed=seed)
 
     model = fitted()
     predicted = [task.labels[label] for label in model.predict(known.dev)]

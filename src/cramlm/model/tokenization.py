@@ -38,6 +38,9 @@ _BLOB: Final = re.compile("[A-Za-z0-9]{256,}")
 _LONG_TEXT: Final = 65_536
 
 
+UNCUT: Final = 1 << 30  # a max_length that no text reaches
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Token ids of many texts, one after the other: text i is ids[offsets[i]:offsets[i+1]].

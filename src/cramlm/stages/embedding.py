@@ -11,13 +11,10 @@ from cramlm.artifacts import Artifact, stage
 from cramlm.config import RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.stages.common import Chosen, fingerprint
-from cramlm.training.batching import TokenPool
 from cramlm.training.cooccurrence import token_embeddings
-
-_WHOLE = 1 << 30  # no text is cut
 
 
 def embedding(
@@ -30,14 +27,13 @@ def embedding(
 
     def write(target: Path) -> None:
         emit(Event("start", "embedding"))
-        tokens = [sequences_of(tokenizer, task.train, max_length=_WHOLE)]
-        tokens += [tokenizer.sequences(selection.texts(), max_length=_WHOLE, cut="split")] if selection else []
-        pools = [TokenPool(each.ids, each.offsets, np.full(len(each), -1, dtype=np.int64)) for each in tokens]
+        texts = [sequences_of(tokenizer, task.train, max_length=UNCUT)]
+        texts += [tokenizer.sequences(selection.texts(), max_length=UNCUT, cut="split")] if selection else []
         values = token_embeddings(
-            pools, vocab_size=tokenizer.vocab_size, width=encoder.embedding_width, std=encoder.embedding_std, seed=config.seed
+            texts, vocab_size=tokenizer.vocab_size, width=encoder.embedding_width, std=encoder.embedding_std, seed=config.seed
         )
         save_array(target / "embedding.npy", values)
-        known, total = int(np.isfinite(values[:, 0]).sum()), sum(len(pool.ids) for pool in pools)
+        known, total = int(np.isfinite(values[:, 0]).sum()), sum(len(each.ids) for each in texts)
         emit(
             Event(
                 "done",

@@ -14,7 +14,7 @@ from cramlm.artifacts import Artifact, stage
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, Example, IntArray, Task
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
@@ -185,4 +185,4 @@ class _Trial:
 
 def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:
     """Tokens per example with [CLS] and [SEP], uncut."""
-    return sequences_of(tokenizer, examples, max_length=1 << 30).lengths
+    return sequences_of(tokenizer, examples, max_length=UNCUT).lengths

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
 from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import Artifact, stage
 from cramlm.config import RunConfig
@@ -14,14 +12,11 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.evaluation.teacher import Vectors, soft_labels
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.stages.common import Chosen, fingerprint
-from cramlm.training.batching import TokenPool
 from cramlm.training.budget import with_teacher
 from cramlm.training.cooccurrence import TextSpace
-
-_WHOLE = 1 << 30  # no text is cut
 
 
 def teach(
@@ -75,8 +70,7 @@ def teach(
 
 def _vectors(tokenizer: Tokenizer, task: Task, texts: list[str], embeddings: FloatArray) -> Vectors:
     """What is learnt for them comes from training texts and passages alone."""
-    tokens = [sequences_of(tokenizer, split, max_length=_WHOLE) for split in (task.train, task.dev)]
-    tokens.append(tokenizer.sequences(texts, max_length=_WHOLE, cut="split"))
-    train, dev, passages = (TokenPool(each.ids, each.offsets, np.full(len(each), -1, dtype=np.int64)) for each in tokens)
+    train, dev = (sequences_of(tokenizer, split, max_length=UNCUT) for split in (task.train, task.dev))
+    passages = tokenizer.sequences(texts, max_length=UNCUT, cut="split")
     space = TextSpace.of([train, passages], embeddings)
     return Vectors(space.vectors(train), space.vectors(dev), space.vectors(passages))

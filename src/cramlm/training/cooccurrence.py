@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from cramlm.model.tokenization import Tokens
 from cramlm.records import FloatArray, IntArray
-from cramlm.training.batching import TokenPool
 from cramlm.training.cooccurrence_kernels import count_neighbours
 
 WINDOW = 4
@@ -28,13 +28,12 @@ _ITERATIONS = 3
 _ROWS = 256  # that are weighed at a time
 
 
-def token_embeddings(pools: Sequence[TokenPool], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
+def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
     """(vocab_size, width) float32 with standard deviation `std` over tokens that were seen beside others; rows of the rest are NaN.
 
     The axes are turned by a random rotation, so that none is special. Takes vocab_size x min(vocab_size, 4096) x 4 bytes, some seconds.
     """
-    seen = sum((np.bincount(pool.ids, minlength=vocab_size) for pool in pools), np.zeros(vocab_size, dtype=np.int64))
-    information = _information(pools, seen)
+    information = _information(texts, _occurrences(texts, vocab_size))
     rank = min(width, *information.shape)
     values = np.zeros((vocab_size, width), dtype=np.float32)
     values[:, :rank] = _singular_vectors(information, rank, seed)
@@ -46,15 +45,20 @@ def token_embeddings(pools: Sequence[TokenPool], *, vocab_size: int, width: int,
     return values
 
 
-def _information(pools: Sequence[TokenPool], seen: IntArray) -> FloatArray:
+def _occurrences(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
+    """(vocab_size,): how often each token stands in all the texts."""
+    return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
+
+
+def _information(texts: Sequence[Tokens], seen: IntArray) -> FloatArray:
     """(tokens, neighbours) float32: positive pointwise mutual information."""
     columns = np.argsort(-seen, kind="stable")[: min(NEIGHBOURS, int((seen > 0).sum()))]
     column = np.full(len(seen), -1, dtype=np.int64)
     column[columns] = np.arange(len(columns))
     weights = np.array([12 // distance for distance in range(1, WINDOW + 1)], dtype=np.int32)  # whole numbers: sums are exact in any order
     counts = np.zeros((len(seen), len(columns)), dtype=np.int32)
-    for pool in pools:
-        count_neighbours(pool.ids, pool.offsets, column, weights, counts)
+    for each in texts:
+        count_neighbours(each.ids, each.offsets, column, weights, counts)
     neighbours = counts.sum(axis=0, dtype=np.float64) ** SMOOTHING
     neighbours /= max(neighbours.sum(), 1.0)
     information: FloatArray = counts.view(np.float32)  # in place: the table may be large
@@ -85,20 +89,20 @@ class TextSpace:
     shared: FloatArray
 
     @classmethod
-    def of(cls, pools: Sequence[TokenPool], embeddings: FloatArray) -> TextSpace:
+    def of(cls, texts: Sequence[Tokens], embeddings: FloatArray) -> TextSpace:
         """Learnt from these texts. embeddings: (V, width); tokens whose row is not finite count as nothing."""
-        seen = sum((np.bincount(pool.ids, minlength=len(embeddings)) for pool in pools), np.zeros(len(embeddings), dtype=np.int64))
+        seen = _occurrences(texts, len(embeddings))
         weights = FREQUENT / (FREQUENT + seen / max(seen.sum(), 1))
         width = embeddings.shape[1]
         units = _unit(np.nan_to_num(embeddings).astype(np.float32))
         plain = cls((weights[:, None] * units).astype(np.float32), np.zeros((width, 1), dtype=np.float32))
-        scatter = sum((vectors.T @ vectors for vectors in map(plain.vectors, pools)), np.zeros((width, width), dtype=np.float32))
+        scatter = sum((vectors.T @ vectors for vectors in map(plain.vectors, texts)), np.zeros((width, width), dtype=np.float32))
         return cls(plain.weighted, np.linalg.eigh(scatter)[1][:, -1:].astype(np.float32))
 
-    def vectors(self, pool: TokenPool) -> FloatArray:
+    def vectors(self, texts: Tokens) -> FloatArray:
         """(texts, width) float32, rows of length 1; 0 for a text without a single known token."""
-        places = (np.ones(len(pool.ids), dtype=np.float32), pool.ids.astype(np.int32), pool.offsets)
-        averaged = _unit(scipy.sparse.csr_matrix(places, shape=(len(pool), len(self.weighted))) @ self.weighted)
+        places = (np.ones(len(texts.ids), dtype=np.float32), texts.ids.astype(np.int32), texts.offsets)
+        averaged = _unit(scipy.sparse.csr_matrix(places, shape=(len(texts), len(self.weighted))) @ self.weighted)
         return _unit(averaged - averaged @ self.shared @ self.shared.T)
 
 
