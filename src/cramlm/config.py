@@ -137,7 +137,7 @@ class BaselineConfig(FrozenModel):
     """TF-IDF + logistic regression, fitted for every run on the same split; variant and C chosen on dev."""
 
     enabled: bool = True
-    c: tuple[float, ...] = Field((0.3, 1.0, 3.0, 10.0, 30.0), min_length=1, description="inverse regularisation to try")
+    c: tuple[float, ...] = Field((0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0), min_length=1, description="inverse regularisation to try")
 
 
 class DistributedConfig(FrozenModel):

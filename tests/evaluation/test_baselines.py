@@ -56,6 +56,28 @@ def test_every_variant_reports_what_was_chosen_on_dev() -> None:
     assert result.variants[result.chosen].dev.macro_f1 == max(fitted.dev.macro_f1 for fitted in result.variants.values())
 
 
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ({0.3: 1, 1.0: 2, 3.0: 3, 10.0: 2, 30.0: 9}, [3.0, 10.0, 1.0]),
+        ({0.3: 1, 1.0: 2, 3.0: 3, 10.0: 4, 30.0: 5}, [3.0, 10.0, 30.0, 1.0]),
+        ({0.3: 5, 1.0: 4, 3.0: 3, 10.0: 3, 30.0: 9}, [3.0, 10.0, 1.0, 0.3]),
+        ({0.3: 5, 1.0: 4, 3.0: 0, 10.0: 3, 30.0: 9}, [3.0]),
+    ],
+)
+def test_c_is_walked_from_the_usual_one_as_long_as_dev_grows_and_left_where_it_starts_hopeless(
+    answers: dict[float, float], asked: list[float]
+) -> None:
+    seen: list[float] = []
+
+    def reached(c: float) -> float:
+        seen.append(c)
+        return answers[c]
+
+    baselines._walk(sorted(answers), reached, least=1.0)
+    assert seen == asked
+
+
 def test_the_same_task_and_seed_give_the_same_answer() -> None:
     task = topic_task()
     first, second = (fit_baselines(task, QUICK, seed=5).as_dict() for _ in range(2))
