@@ -49,7 +49,7 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
     assert finetune.steps is not None
     assert joint.evaluate_every is not None
     assert finetune.evaluate_every is not None
-    looks = 1 + 1 + -(-finetune.steps // finetune.evaluate_every)  # the joint phase's end, what comes into the next, and during it
+    looks = 1 + -(-finetune.steps // finetune.evaluate_every)  # the joint phase's end, and during the next
     training = joint.steps * 4096 / speed.joint + finetune.steps * 32 * 50 / speed.finetune
     spent = training + looks * SIZES.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
     assert spent <= seconds * 1.001

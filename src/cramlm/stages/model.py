@@ -99,7 +99,7 @@ def train(
 
     trained: dict[str, Artifact] = {}  # the phases so far, by name
 
-    def run_phase(number: int, phase: PhaseConfig, before: Artifact | None) -> Artifact:
+    def run_phase(number: int, phase: PhaseConfig, before: Artifact | None, incoming: float | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
         if phase.uses_teacher and teacher:
@@ -166,6 +166,7 @@ def train(
                 emit=emit,
                 evaluate=lambda model: _dev_scores(model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
                 choose_by=config.choose_by,
+                incoming=incoming,
                 stop=stop,
                 fingerprint=key,
                 ranks=ranks,
@@ -178,6 +179,7 @@ def train(
         return artifact
 
     done: list[tuple[Artifact, Mapping[str, Any]]] = []
+    ends: dict[str, tuple[PhaseConfig, Mapping[str, Any]]] = {}
     phases = planned.phases
     for number in range(len(phases)):
         if done:
@@ -186,8 +188,10 @@ def train(
         before = done[-1][0] if done else None
         if phase.start_from is not None:
             before = trained.get(phase.start_from)  # None for 'start'
-        artifact = trained[phase.name] = run_phase(number, phase, before)
+        incoming = ends.get(phase.start_from or phases[number - 1].name)
+        artifact = trained[phase.name] = run_phase(number, phase, before, known_score(phase, *incoming) if incoming else None)
         done.append((artifact, json.loads((artifact.path / "phase.json").read_bytes())))
+        ends[phase.name] = (phase, done[-1][1])
     artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)
     return Trained(model, phases, artifacts, reports, phases[-1].row_length, any(phase.fills_masks for phase in phases))
@@ -281,6 +285,14 @@ def export(
         probe_texts=[example.text for example in task.dev[:32]],
         emit=emit,
     )
+
+
+def known_score(phase: PhaseConfig, before: PhaseConfig, report: Mapping[str, Any]) -> float | None:
+    """The dev score of what `before` handed on, where `phase` goes on learning the same labels with that head and in such rows."""
+    comparable = phase.uses_labels and before.uses_labels and not phase.reset_task_head and phase.row_length == before.row_length
+    handed_on = before.keep == "best" or report["best_step"] == report["steps"]
+    score: float | None = report["best_score"] if comparable and handed_on else None
+    return score
 
 
 def save_weights(model: Model, folder: Path) -> None:

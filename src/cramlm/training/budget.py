@@ -26,8 +26,8 @@ PASSES_OVER_SELECTION = 1.5  # of the whole budget; more text beats more passes 
 FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
 UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
-EVALUATION_SHARE = 0.1  # of a phase's time, for looking at dev; more only where two looks take more
-MOST_LOOKS, FEWEST_LOOKS = 20, 2
+EVALUATION_SHARE = 0.1  # of a phase's time, for looking at dev; more only where one look takes more
+MOST_LOOKS = 20
 LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
@@ -196,15 +196,13 @@ def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:
 
 def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
     """Updates and looks at dev."""
-    looks = _looks(phase, steps, sizes, speed)
-    first = 1 if looks and phase.keep == "best" else 0  # what came in is looked at before the first step
-    return steps * _amount_per_step(phase, sizes, speed) + (looks + first) * _look(sizes, speed)
+    return steps * _amount_per_step(phase, sizes, speed) + _looks(phase, steps, sizes, speed) * _look(sizes, speed)
 
 
 def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
     """What `FEWEST_STEPS` steps take at most, with as many looks as they may have."""
     steps = (FEWEST_STEPS + 1) * _amount_per_step(phase, sizes, speed)
-    return steps + max(EVALUATION_SHARE * steps, FEWEST_LOOKS * _look(sizes, speed)) + _look(sizes, speed)
+    return steps + max(EVALUATION_SHARE * steps, _look(sizes, speed))
 
 
 def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
@@ -214,7 +212,7 @@ def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Sp
 
 
 def _looks(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
-    """How often dev is looked at: what `EVALUATION_SHARE` pays for within bounds; once, at the end, where the last weights are kept."""
+    """How often dev is looked at: what `EVALUATION_SHARE` pays for, once at least; once, at the end, where the last weights are kept."""
     if not phase.uses_labels or steps <= 0:
         return 0
     if phase.evaluate_every is not None:
@@ -222,7 +220,7 @@ def _looks(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
     if phase.keep == "last":
         return 1
     affordable = EVALUATION_SHARE * steps * _amount_per_step(phase, sizes, speed) / max(_look(sizes, speed), 1e-30)
-    return int(np.clip(affordable, FEWEST_LOOKS, MOST_LOOKS))
+    return int(np.clip(affordable, 1, MOST_LOOKS))
 
 
 def _look(sizes: Sizes, speed: Speed) -> float:

@@ -78,6 +78,7 @@ def train_phase(
     emit: Emit,
     evaluate: Evaluate | None,
     choose_by: str,
+    incoming: float | None = None,
     stop: Callable[[], int | None] = never,
     fingerprint: Mapping[str, Any],
     strict: bool = False,
@@ -86,8 +87,11 @@ def train_phase(
     """Train `model` in place for `phase.steps` steps, going on from the newest whole checkpoint under `work` if there is one.
 
     Afterwards the model holds the weights that the phase hands on: with `keep = "best"`, labels learnt and an `evaluate` given,
-    those with the highest `evaluate(model)[choose_by]` (of equal ones the earliest; those it came with compete), else the last. The
-    caller resets the task head where the phase asks for it, before.
+    those with the highest `evaluate(model)[choose_by]` (of equal ones the earliest), else the last. The caller resets the task head where
+    the phase asks for it, before.
+
+    incoming: that score of the weights that the phase starts from, if they have learnt the task already; then they compete, since with few
+    labels training can only lower it.
 
     stop: asked at every step boundary; an exit code means that a signal came. fingerprint: what the bits depend on; a checkpoint
     made under another is an error. strict: a damaged checkpoint is an error instead of a warning. The caller holds the lock of
@@ -104,7 +108,7 @@ def train_phase(
     run = _Phase(model, phase, batches, **settings, fingerprint=fingerprint, emit=emit, ranks=ranks)
     run.resume(strict=strict)
     with deterministic(), ranks.exchanging():
-        run.train(evaluate if phase.uses_labels else None, choose_by=choose_by, stop=stop)
+        run.train(evaluate if phase.uses_labels else None, choose_by=choose_by, incoming=ranks.told(lambda: incoming), stop=stop)
     return run.finish()
 
 
@@ -164,14 +168,14 @@ class _Phase:
         if checkpoint is not None:
             self.emit(Event("note", self.stage, f"goes on from step {self.progress.step} of {self.steps}", data={"checkpoint": origin}))
 
-    def train(self, evaluate: Evaluate | None, *, choose_by: str, stop: Callable[[], int | None]) -> None:
+    def train(self, evaluate: Evaluate | None, *, choose_by: str, incoming: float | None, stop: Callable[[], int | None]) -> None:
         """All the steps that are left."""
         evaluate_every = self.phase.evaluate_every or max(1, self.steps // _TIMES)
         checkpoint_every = self.phase.checkpoint_every or max(1, self.steps // _TIMES)
         monitor = Monitor(self.stage, self.steps, emit=self.emit)
         clock = time.perf_counter()
-        if evaluate is not None and self.phase.keep == "best" and self.progress.step == 0 < self.steps:
-            self.look_at_dev(evaluate, choose_by=choose_by)  # what came in is a candidate: with few labels training can only lower it
+        if incoming is not None and self.phase.keep == "best" and self.progress.step == 0:
+            self.remember({choose_by: incoming}, choose_by=choose_by)
         while self.progress.step < self.steps:
             if (exit_code := self.ranks.agreed(stop())) is not None:
                 self.save()
@@ -220,11 +224,14 @@ class _Phase:
         monitor.saw(step, result, tokens=batch.tokens, learning_rates=self.optimizer.learning_rates)
 
     def look_at_dev(self, evaluate: Evaluate, *, choose_by: str) -> None:
-        """Score the weights at hand; remember them if they are the best so far and the phase keeps the best."""
+        """Score the weights at hand."""
         self.parallel.settle()
-        if self.progress.step > 0:  # those that came in are the business of the first update
-            self.check_weights()
+        self.check_weights()
         scores = self.ranks.told(lambda: {name: float(value) for name, value in evaluate(self.model).items()})
+        self.remember(scores, choose_by=choose_by)
+
+    def remember(self, scores: Mapping[str, float], *, choose_by: str) -> None:
+        """The scores of the weights at hand; these too, if they are the best so far and the phase keeps the best."""
         score, progress = scores[choose_by], self.progress
         assert score - score == 0, f"{choose_by} is {score}"
         better = progress.best_score is None or score > progress.best_score
@@ -237,7 +244,7 @@ class _Phase:
                 "evaluation",
                 self.stage,
                 f"step {progress.step}: dev {choose_by} {score:.4f}" + (", the best so far" if better else ""),
-                data={"step": progress.step, "best": better, "scores": scores},
+                data={"step": progress.step, "best": better, "scores": dict(scores)},
             )
         )
 
