@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from cramlm import recipes
 from cramlm.artifacts import hash_file, verify
@@ -58,6 +59,7 @@ def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finishe
         "schedule",
         "phase-1-joint",
         "phase-2-finetune",
+        "label-prior",
         "evaluation",
         "export",
     )
@@ -77,7 +79,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "fresh"]) == 13
+    assert len([event for event in events if event.kind == "fresh"]) == 14
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 
@@ -207,6 +209,27 @@ def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn
     alone = config | {"phases": [phase | {"teacher_weight": 0.0} for phase in config["phases"]]}
     assert run(load_config(alone), out=folder / "alone", store=folder / "store").scores
     assert not (folder / "alone/teacher").exists()
+
+
+def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_labels_count_as_trained(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    train = Path(paths["train"])
+    rows = train.read_text("utf-8").splitlines()
+    train.write_text("\n".join([row for row in rows if '"sea"' in row] + [row for row in rows if '"hill"' in row][:3]) + "\n", "utf-8")
+    config = tiny_config(paths)
+    run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
+    told = json.loads((tmp_path / "run/label-prior/label-prior.json").read_bytes())
+    trained = load_file(tmp_path / "run/phase-2-finetune/model.safetensors")["classifier.classifier.bias"]
+    exported = load_file(tmp_path / "run" / WEIGHTS)["classifier.bias"]
+    assert told["share"] > 0
+    assert told["after"] > told["before"]
+    np.testing.assert_allclose(exported - trained, [told["shift"]["hill"], told["shift"]["sea"]], atol=1e-6)
+    scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())
+    assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(told["after"])
+
+    run(load_config({**config, "label_prior": "trained"}), out=tmp_path / "as trained", store=tmp_path / "store")
+    assert not (tmp_path / "as trained/label-prior").exists()
+    np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
 
 
 def test_a_run_leaves_pytorchs_number_of_threads_as_it_was(finished: tuple[Path, dict[str, Any]]) -> None:

@@ -182,6 +182,11 @@ class RunConfig(FrozenModel):
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     baseline: BaselineConfig = BaselineConfig()
     choose_by: Literal["macro_f1", "micro_f1", "accuracy"] = Field("macro_f1", description="dev score that picks the checkpoint")
+    label_prior: Literal["dev", "trained"] = Field(
+        "dev",
+        description="how much the frequency of labels counts in the finished model's answers. dev: what scores best there (choose_by), "
+        "from as trained to not at all; trained: as trained",
+    )
     distributed: DistributedConfig = DistributedConfig()
 
     @model_validator(mode="after")

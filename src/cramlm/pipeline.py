@@ -33,6 +33,7 @@ from cramlm.stages import model as model_stages
 from cramlm.stages import text as text_stages
 from cramlm.stages.common import Clock
 from cramlm.stages.embedding import embedding
+from cramlm.stages.label_prior import settle_label_prior
 from cramlm.stages.plan import available_cores
 from cramlm.stages.plan import plan as plan_stage
 from cramlm.stages.ranks import dismiss, follow
@@ -118,6 +119,7 @@ def run(
             stop=stop,
             ranks=ranks,
         )
+        trained = settle_label_prior(config, plan, trained, tokenizer, task, folder, emit=emit)
         evaluation = model_stages.evaluate(config, plan, trained, tokenizer, task, baseline, folder, emit=emit)
         model_stages.export(config, plan, trained, tokenizer, task, corpus, selection, evaluation, folder, pretrained=pretrained, emit=emit)
         refresh_report(folder, emit=emit)

@@ -120,6 +120,12 @@ class Model(nn.Module):
         with torch.no_grad():
             self.encoder.word_embeddings[known] = given[known]
 
+    def shift_labels(self, shift: FloatArray) -> None:
+        """Add to every logit of the classifier: (labels,), into its bias."""
+        bias = self.classifier.classifier.bias
+        with torch.no_grad():
+            bias.add_(torch.from_numpy(shift).to(bias))
+
     def reset_classifier(self, seed: int) -> None:
         """Draw the classifier anew, as `build_model` does for this seed."""
         for name, parameter in self.classifier.named_parameters():

@@ -131,6 +131,7 @@ class PaperRecipe:
             head=HeadConfig(pooling="cls"),
             phases=(stage_1(settings, self.scale), stage_2(settings, self.scale)),
             choose_by=settings.score,
+            label_prior="trained",
         )
         return whole if shrink == 1.0 else twin(whole, shrink)
 

@@ -158,8 +158,8 @@ def refuse_hopeless(outlook: Outlook, *, memory: int | None, disk: int, folder: 
 
 
 def finishing_seconds(sizes: budget.Sizes, speed: budget.Speed) -> float:
-    """What comes after training: dev and test scored, the export written and checked, the report."""
-    return _LOADING + 1.5 * (sizes.dev_tokens + sizes.test_tokens) / (speed.finetune * budget.EVALUATION_SPEEDUP)
+    """What comes after training: the prior of the labels tried on dev, dev and test scored, the export written and checked, the report."""
+    return _LOADING + 1.5 * (2 * sizes.dev_tokens + sizes.test_tokens) / (speed.finetune * budget.EVALUATION_SPEEDUP)
 
 
 def estimate_texts(task: Task, config: RunConfig, corpus_bytes: int) -> Texts:

@@ -39,7 +39,7 @@ from cramlm.training.units import with_words
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The model as the last phase left it, the phases as they were run, and what each reported (its phase.json)."""
+    """The model, the phases as they were run, and what each reported (its phase.json). fingerprint: of what the model's weights are."""
 
     model: Model
     phases: tuple[PhaseConfig, ...]
@@ -47,6 +47,7 @@ class Trained:
     reports: tuple[Mapping[str, Any], ...]
     max_length: int
     has_mlm: bool
+    fingerprint: str
 
 
 def train(
@@ -194,7 +195,8 @@ def train(
         ends[phase.name] = (phase, done[-1][1])
     artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)
-    return Trained(model, phases, artifacts, reports, phases[-1].row_length, any(phase.fills_masks for phase in phases))
+    has_mlm = any(phase.fills_masks for phase in phases)
+    return Trained(model, phases, artifacts, reports, phases[-1].row_length, has_mlm, artifacts[-1].fingerprint)
 
 
 def evaluate(
@@ -234,7 +236,7 @@ def evaluate(
         write_json(target / "scores.json", result)
         emit(Event("done", "evaluation", f"dev and test scored, this once; macro-F1 on dev {100 * model_scores['dev']['macro_f1']:.1f}"))
 
-    inputs = {"model": trained.artifacts[-1].fingerprint, "task": task_fingerprint(task)}
+    inputs = {"model": trained.fingerprint, "task": task_fingerprint(task)}
     key = {"format": 1, **inputs, "baseline": baseline.fingerprint if baseline else None, "precision": plan.precision}
     return stage(folder / "evaluation", kind="evaluation", key=key, write=write, emit=emit)
 
@@ -269,7 +271,7 @@ def export(
     }
     key = {
         "format": 1,
-        "model": trained.artifacts[-1].fingerprint,
+        "model": trained.fingerprint,
         "evaluation": evaluation.fingerprint,
         "tokenizer": tokenizer.fingerprint,
     }
