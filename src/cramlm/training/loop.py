@@ -29,6 +29,7 @@ from cramlm.training.batching import Batches, share
 from cramlm.training.checkpoint import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.gradients import in_parts
+from cramlm.training.memory import trim
 from cramlm.training.monitoring import Monitor
 from cramlm.training.objective import Counts
 from cramlm.training.optimization import JointOptimizer, build_optimizer, learning_rate_factor
@@ -107,6 +108,7 @@ def train_phase(
     settings: dict[str, Any] = {"seed": seed, "phase_index": phase_index, "work": work, "precision": precision}
     run = _Phase(model, phase, batches, **settings, fingerprint=fingerprint, emit=emit, ranks=ranks)
     run.resume(strict=strict)
+    trim()  # what the stages before training have freed
     with deterministic(), ranks.exchanging():
         run.train(evaluate if phase.uses_labels else None, choose_by=choose_by, incoming=ranks.told(lambda: incoming), stop=stop)
     return run.finish()
@@ -260,6 +262,7 @@ class _Phase:
             lambda: str(save_checkpoint(self.work, self.progress, weights=weights, moments=moments, best=best, fingerprint=fingerprint))
         )
         self.saved_step = self.progress.step
+        trim()  # batches of many sizes scatter what they free: half a gigabyte an hour
 
     def check_weights(self) -> None:
         """An update can overflow a weight although loss and gradient were finite; such weights are neither scored nor saved."""

@@ -1,7 +1,7 @@
 """Resident memory of this process, as Linux counts it: now, and the most since a moment.
 
 glibc keeps what was freed inside its heap, so that a process that trains one model after the other would grow with the scatter of what it
-freed: `trim` hands whole free pages back. It costs milliseconds and belongs between pieces of work, not into a loop.
+freed: `trim` hands whole free pages back. It costs milliseconds and belongs between pieces of work, not into every step.
 """
 
 from __future__ import annotations
