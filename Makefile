@@ -5,6 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/
 READY := $(VENV)/.ready
 DEMO := runs/demo
+WORKERS ?= $(shell nproc)
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-slow faults newcomer docs check bench clean
@@ -29,8 +30,8 @@ demo: $(DEMO)/data/counts.json  ## the whole method on documentation that is on 
 $(DEMO)/data/counts.json: demo/build_task.py | $(READY)
 	@$(RUN)python demo/build_task.py --out $(DEMO)/data
 
-test: $(READY)  ## the test suite: no network, no GPU
-	@$(RUN)pytest
+test: $(READY)  ## the test suite: no network, no GPU; a process per core
+	@$(RUN)pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(READY)  ## the tests that take long, too
 	@$(RUN)pytest -m 'slow or not slow'
