@@ -18,6 +18,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cramlm.amounts import parse_budget as parse_budget
 from cramlm.amounts import parse_duration as parse_duration
 from cramlm.errors import UsageError
+from cramlm.head_config import HeadConfig as HeadConfig
+from cramlm.head_config import PromptConfig as PromptConfig
+from cramlm.head_config import check_head
 from cramlm.phase_config import MarksConfig as MarksConfig
 from cramlm.phase_config import MaskingConfig as MaskingConfig
 from cramlm.phase_config import OptimizerConfig as OptimizerConfig
@@ -115,24 +118,6 @@ class EncoderConfig(FrozenModel):
         return self.embedding if self.shape == "albert" else self.hidden
 
 
-class HeadConfig(FrozenModel):
-    """The classifier on top. BERT's and RoBERTa's native classes pool [CLS] only; ModernBERT's pools [CLS] or the mean."""
-
-    pooling: Literal["cls", "mean"] = "mean"
-    places: bool = Field(False, description="a head that says yes or no of every token, for objective marks; it is not exported")
-    generator: int | None = Field(
-        None,
-        ge=8,
-        description="width of the small encoder that replaces tokens for objective rtd, a multiple of encoder.hidden / encoder.heads; it "
-        "has as many layers and shares the word embedding, and is not exported. None = there is none",
-    )
-
-    @property
-    def has_places(self) -> bool:
-        """Whether a head says yes or no of every token: that of `marks`, or of `rtd`."""
-        return self.places or self.generator is not None
-
-
 class BaselineConfig(FrozenModel):
     """TF-IDF + logistic regression, fitted for every run on the same split; variant and C chosen on dev."""
 
@@ -216,6 +201,7 @@ class RunConfig(FrozenModel):
         width = self.encoder.hidden // self.encoder.heads
         if self.head.generator is not None and self.head.generator % width:
             raise ValueError(f"head.generator {self.head.generator} must be a multiple of encoder.hidden / encoder.heads = {width}")
+        check_head(self.head, self.phases, pairs=self.task.text_pair_column is not None, parallel=self.distributed.parallel)
         longest = max(phase.max_length or 0 for phase in self.phases)
         if longest > self.encoder.max_positions:
             raise ValueError(f"max_length {longest} exceeds encoder.max_positions {self.encoder.max_positions}")
@@ -271,14 +257,20 @@ def _write_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str])
     for key, value in table.items():
         if key in tables or key in arrays:
             continue
-        lines.append(f"# {key} is unset" if value is None else f"{key} = {_toml_value(value)}")
+        name = _toml_key(key)
+        lines.append(f"# {name} is unset" if value is None else f"{name} = {_toml_value(value)}")
     for key, value in tables.items():
-        lines += ["", f"[{'.'.join((*path, key))}]"]
+        lines += ["", f"[{'.'.join(map(_toml_key, (*path, key)))}]"]
         _write_table(value, (*path, key), lines)
     for key, values in arrays.items():
         for value in values:
-            lines += ["", f"[[{'.'.join((*path, key))}]]"]
+            lines += ["", f"[[{'.'.join(map(_toml_key, (*path, key)))}]]"]
             _write_table(value, (*path, key), lines)
+
+
+def _toml_key(key: str) -> str:
+    """Bare where TOML allows it; labels may be any text."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else str(_toml_value(key))
 
 
 def _toml_value(value: Any) -> str:

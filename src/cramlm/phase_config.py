@@ -148,6 +148,9 @@ class PhaseConfig(FrozenModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     keep: Literal["best", "last"] = Field("best", description="weights that the phase hands on: best on dev, or the last")
+    trains: Literal["all", "vectors"] = Field(
+        "all", description="what updates change; vectors: those of a soft prompt alone, every other weight keeps its bits"
+    )
     reset_task_head: bool = Field(False, description="draw the classifier anew at the start of this phase")
     evaluate_every: int | None = Field(
         None,

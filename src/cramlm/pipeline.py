@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`. The only file that knows the order.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> embedding -> teacher -> schedule -> phases -> evaluation
-    -> export -> report
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> prompt -> embedding -> teacher -> schedule -> phases
+    -> evaluation -> export -> report
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
 killed one began, says "fresh" where nothing changed, and names the knob that makes a stage run again. Corpus and index are shared
@@ -36,6 +36,7 @@ from cramlm.stages.embedding import embedding
 from cramlm.stages.label_prior import settle_label_prior
 from cramlm.stages.plan import available_cores
 from cramlm.stages.plan import plan as plan_stage
+from cramlm.stages.prompt import check_prompt, prompt
 from cramlm.stages.ranks import dismiss, follow
 from cramlm.stages.schedule import schedule
 from cramlm.stages.start import start_from
@@ -93,6 +94,7 @@ def run(
         emit(Event("note", "machine", describe_machine()))
 
         task = read_task(config.task, seed=config.seed, emit=emit)
+        check_prompt(config, task, pretrained)
         text_stages.report_task(task, folder, emit=emit)
         baseline = text_stages.fit_baseline(config, task, folder, emit=emit)
         plan = plan_stage(config, task, folder, shared, clock=clock, emit=emit, ranks=ranks.count)
@@ -100,9 +102,10 @@ def run(
         corpus = text_stages.corpus(config, task, shared, emit=emit)
         selection = text_stages.selection(config, plan, corpus, task, folder, shared, emit=emit)
         tokenizer = text_stages.tokenizer(config, task, selection, folder, pretrained=pretrained, emit=emit)
+        asked = prompt(config, task, tokenizer, folder, emit=emit)
         start = embedding(config, task, selection, tokenizer, folder, emit=emit)
         teacher = teach(config, task, baseline, selection, tokenizer, start, folder, emit=emit)
-        planned = schedule(config, plan, task, selection, tokenizer, folder, clock=clock, emit=emit)
+        planned = schedule(config, plan, task, selection, tokenizer, folder, prompt=asked, clock=clock, emit=emit)
         trained = model_stages.train(
             config,
             plan,
@@ -113,6 +116,7 @@ def run(
             tokenizer,
             start,
             folder,
+            prompt=asked,
             pretrained=pretrained,
             clock=clock,
             emit=emit,

@@ -43,7 +43,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
 
     Known keys of `facts`, plain data as in provenance.json: labels, parameters, vocab_size, max_length, mlm, versions; and, each optional,
     config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds (per stage), scores
-    (models: name -> dev, test; verdict). The first of scores.models is this model.
+    (models: name -> dev, test; verdict), prompt (where the labels are words: prompt.json). The first of scores.models is this model.
     """
     sections = [
         f"# {_title(facts)}",
@@ -58,7 +58,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
         "## Citation",
         _CITATION,
     ]
-    return _HEAD + "\n" + "\n\n".join(sections) + "\n"
+    head = _HEAD.replace("pipeline_tag: text-classification", "pipeline_tag: fill-mask") if facts.get("prompt") else _HEAD
+    return head + "\n" + "\n\n".join(sections) + "\n"
 
 
 def _title(facts: Mapping[str, Any]) -> str:
@@ -100,11 +101,24 @@ from cramlm import Predictor
 
 print(Predictor.load("path/to/this/folder").predict(["some text"]))
 ```"""
+    if facts.get("prompt"):
+        return _use_of_prompt(ours)
     own = "No class of transformers computes this encoder (a mixture of experts); cramlm reads the folder:"
     text = f"{own if (facts.get('config') or {}).get('encoder', {}).get('shape') == 'moe' else native}\n\n{ours}"
     if facts["mlm"] and text.startswith(native):
         text += "\n\n`mlm/` holds the language model that the classifier was made from; `AutoModelForMaskedLM` loads it."
     return text + "\n\n`provenance.json` holds everything below and more, for programs."
+
+
+def _use_of_prompt(ours: str) -> str:
+    return f"""\
+`prompt.json` holds patterns that a text is put into, and for each label the words that stand for it; the label's score is what the
+masked language model in this folder (`AutoModelForMaskedLM` loads it) says of these words at the pattern's masks. cramlm puts the two
+together, transformers' text-classification pipeline does not:
+
+{ours}
+
+`provenance.json` holds everything below and more, for programs."""
 
 
 def _data(facts: Mapping[str, Any]) -> str:

@@ -33,7 +33,10 @@ class Explainable(Protocol):
     """What an explanation asks of a predictor."""
 
     labels: tuple[str, ...]
-    max_length: int
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that are read, [CLS] and [SEP] with them."""
 
     @property
     def tokenizer_json(self) -> str:
@@ -82,7 +85,7 @@ def explain(predictor: Explainable, text: str, *, run: Path | None = None, passa
     """
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
-    spans = word_spans(predictor.tokenizer_json, text, max_length=predictor.max_length)
+    spans = word_spans(predictor.tokenizer_json, text, max_length=predictor.longest_text)
     read = text[: spans[-1][1]] if spans else ""
     # A space stays in the place of a word, so that its neighbours do not grow together; what was cut off does not move in.
     without = [f"{read[:start]} {read[stop:]}" for start, stop in spans]

@@ -2,6 +2,8 @@
 
     config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers (but for moe)
     mlm/                the language model it was made from (only if one was trained), as a folder of the same kind
+    prompt.json         of a model with a prompt, whose first two files are a language model: patterns and words, and beside it
+                        prompt.safetensors with its learned vectors; there is no mlm/ then
     README.md           model card (card.py)
     provenance.json     what went in and what came out, as plain data: the caller's `provenance`, versions, sizes
 
@@ -24,10 +26,10 @@ import torch
 from cramlm.artifacts import Artifact, stage
 from cramlm.deploy.card import model_card
 from cramlm.errors import ArtifactError
-from cramlm.evaluation.evaluate import predict_logits
-from cramlm.model.hf import load_classifier, load_mlm, save_classifier, save_mlm
+from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
+from cramlm.model.hf import load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
 from cramlm.model.model import Model, PackedBatch
-from cramlm.model.native_names import TRAINING_ONLY
+from cramlm.model.prompts import prompt_json
 from cramlm.model.tokenization import Tokenizer, Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
 from cramlm.training.batching import pack
@@ -63,6 +65,8 @@ def export_run(
         damaged or foreign.
     """
 
+    mlm = mlm and model.prompt is None
+
     def write(folder: Path) -> None:
         emit(Event("start", KIND))
         if model.encoder_config.shape == "moe":
@@ -73,7 +77,8 @@ def export_run(
                     "a mixture of experts has no class in transformers: cramlm alone reads this folder (predict, serve, Predictor)",
                 )
             )
-        save_classifier(model, tokenizer, folder, labels=labels, max_length=max_length)
+        save = save_classifier if model.prompt is None else save_prompted
+        save(model, tokenizer, folder, labels=labels, max_length=max_length)
         if mlm:
             save_mlm(model, tokenizer, folder / "mlm", max_length=max_length)
         facts = {
@@ -82,6 +87,7 @@ def export_run(
             "max_length": max_length,
             "labels": list(labels),
             "mlm": mlm,
+            **({} if model.prompt is None else {"prompt": prompt_json(model.prompt, labels)}),
             "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _PACKAGES}},
             **provenance,
         }
@@ -104,8 +110,8 @@ def _check(
     loaded = load_classifier(folder)
     if loaded.labels != tuple(labels) or loaded.max_length != max_length:
         raise ArtifactError(f"{out}: labels or max_length changed when the folder was read back; export again, and report this")
-    sequences = tokenizer.sequences(probes, max_length=max_length, cut="truncate")
-    again = loaded.tokenizer.sequences(probes, max_length=max_length, cut="truncate")
+    sequences = sequences_of_texts(tokenizer, probes, None, max_length=max_length, prompt=model.prompt)
+    again = sequences_of_texts(loaded.tokenizer, probes, None, max_length=max_length, prompt=loaded.model.prompt)
     if not np.array_equal(sequences.ids, again.ids):
         raise ArtifactError(f"{out}: the tokenizer gives other tokens when it is read back; export again, and report this")
     ours = predict_logits(model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
@@ -142,6 +148,6 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
 
 
 def _stored_parameters(model: Model) -> int:
-    """Parameters of the classifier as it is stored, without the vocabulary head and what only training needs."""
-    left_out = ("mlm_head.", *TRAINING_ONLY)
+    """Parameters of the folder's own files: a classifier has no vocabulary head, and none has what only training needs."""
+    left_out = ("generator.", "place_head.", *(("mlm_head.",) if model.prompt is None else ()))
     return sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith(left_out))

@@ -91,6 +91,8 @@ def export_onnx(
     loaded = load_classifier(folder)
     if loaded.model.encoder_config.shape == "moe":
         raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
+    if loaded.model.prompt is not None:
+        raise UsageError(f"{folder}: reads texts in patterns (prompt.json), which an ONNX graph of it would not; export a classifier")
 
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))

@@ -153,6 +153,11 @@ class OnnxPredictor:
             logits[group] = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
         return logits, lengths
 
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that are read, [CLS] and [SEP] with them."""
+        return self.max_length
+
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
         """How many tokens each text has, special ones and those beyond `max_length` too: int64 (n,)."""
         return np.array([len(sequence) for sequence in self._sequences(self._uncut, texts, pairs)], dtype=np.int64)

@@ -17,10 +17,17 @@ from typing import Literal
 from cramlm.artifacts import check_files
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import DataError
-from cramlm.evaluation.evaluate import evaluate_examples, predict_logits_fast, predict_probabilities, probabilities_of
+from cramlm.evaluation.evaluate import (
+    evaluate_examples,
+    predict_logits_fast,
+    predict_probabilities,
+    probabilities_of,
+    sequences_of_texts,
+)
 from cramlm.evaluation.metrics import Scores
 from cramlm.model.device import Precision, resolve_precision
 from cramlm.model.hf import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, LoadedModel, load_classifier
+from cramlm.model.prompts import text_room
 from cramlm.model.tokenization import TOKENIZER_FILE
 from cramlm.records import Example, FloatArray, Prediction
 
@@ -74,12 +81,18 @@ class Predictor:
         """
         check_texts(texts, pairs)
         loaded = self._loaded
-        sequences = loaded.tokenizer.sequences(texts, pairs, max_length=self.max_length, cut="truncate")
+        sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=loaded.model.prompt)
         if self._labels_as_fp32:
             return probabilities_of(predict_logits_fast(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id))
         return predict_probabilities(
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that are read, [CLS] and [SEP] with them; fewer than `max_length` where a prompt takes some."""
+        prompt = self._loaded.model.prompt
+        return self.max_length if prompt is None else 2 + text_room(prompt, self._loaded.tokenizer, self.max_length)
 
     @property
     def tokenizer_json(self) -> str:

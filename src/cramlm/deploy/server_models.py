@@ -89,14 +89,16 @@ def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]
     Raises:
         DivergedError: if a logit is not finite.
     """
-    from cramlm.evaluation.evaluate import predict_logits, probabilities_of
+    from cramlm.evaluation.evaluate import predict_logits, probabilities_of, sequences_of_texts
+    from cramlm.model.tokenization import UNCUT
 
-    tokenizer, longest = model.tokenizer, model.max_length
-    sequences = tokenizer.sequences(texts, pairs, max_length=longest, cut="truncate")
+    tokenizer, longest, prompt = model.tokenizer, model.max_length, model.model.prompt
+    sequences = sequences_of_texts(tokenizer, texts, pairs, max_length=longest, prompt=prompt)
     logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    lengths = sequences.lengths.copy()
+    lengths = sequences.lengths.reshape(len(texts), -1).max(axis=1)  # of a prompt's patterns the longest
     full = np.flatnonzero(lengths == longest).tolist()
     if full:  # cut, or exactly as long: only these are worth a second look
-        whole = tokenizer.encode([texts[index] for index in full], [pairs[index] for index in full]).lengths
-        lengths[full] = whole + np.array([2 if pairs[index] is None else 3 for index in full])
+        asked, others = [texts[index] for index in full], [pairs[index] for index in full]
+        whole = sequences_of_texts(tokenizer, asked, others, max_length=UNCUT, prompt=prompt).lengths
+        lengths[full] = whole.reshape(len(full), -1).max(axis=1)
     return Answers(logits, probabilities_of(logits), lengths)

@@ -1,8 +1,9 @@
 """From texts to probabilities: sequences sorted by length, packed into rows without padding to speak of, answers in the given order.
 
-The vocabulary head never runs. Attention stays inside a sequence, so an answer does not depend on what shares its row, up to the order in
-which floating point sums (1e-5 in fp32). Because neighbours have nearly equal lengths, rows are as long as the longest of their chunk and
-most hold one sequence: next to nothing is spent on attention across sequences or on padding.
+The vocabulary head runs at the masks of a prompt alone; a prompt's patterns are averaged. Attention stays inside a sequence, so an answer
+does not depend on what shares its row, up to the order in which floating point sums (1e-5 in fp32). Because neighbours have nearly equal
+lengths, rows are as long as the longest of their chunk and most hold one sequence: next to nothing is spent on attention across sequences
+or on padding.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cramlm.errors import DataError, DivergedError
 from cramlm.evaluation.metrics import Scores, calibration_error, score
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
+from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenization import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray
 from cramlm.training.batching import pack
@@ -46,19 +48,31 @@ def evaluate_examples(
         if example.label is None:
             raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
         true.append(example.label)
-    sequences = sequences_of(tokenizer, examples, max_length=max_length)
+    sequences = sequences_of(tokenizer, examples, max_length=max_length, prompt=model.prompt)
     probabilities = predict_probabilities(model, sequences, labels=len(labels), precision=precision, pad_id=tokenizer.pad_id)
     predicted = [labels[index] for index in probabilities.argmax(axis=1)]
     error = calibration_error(probabilities, true, labels)
     return replace(score(true, predicted, labels), calibration_error=error), probabilities
 
 
-def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int) -> Tokens:
-    """What the model reads of each example: one sequence, cut at `max_length` tokens."""
-    pairs = [example.text_pair for example in examples]
-    texts = [example.text for example in examples]
-    paired = any(pair is not None for pair in pairs)
-    return tokenizer.sequences(texts, pairs if paired else None, max_length=max_length, cut="truncate")
+def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int, prompt: Prompt | None = None) -> Tokens:
+    """What the model reads of each example: one sequence, or one for each pattern of a prompt, cut at `max_length` tokens."""
+    texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
+    return sequences_of_texts(tokenizer, texts, pairs, max_length=max_length, prompt=prompt)
+
+
+def sequences_of_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int, prompt: Prompt | None
+) -> Tokens:
+    """As `sequences_of`, of texts and their pairs.
+
+    Raises:
+        UsageError: if a pattern has no room for text, or reads none but single texts. DataError: if a text holds a lone surrogate.
+    """
+    paired = pairs if pairs is not None and any(pair is not None for pair in pairs) else None
+    if prompt is not None:
+        return read_texts(prompt, tokenizer, texts, paired, max_length=max_length)
+    return tokenizer.sequences(texts, paired, max_length=max_length, cut="truncate")
 
 
 def predict_probabilities(
@@ -70,7 +84,7 @@ def predict_probabilities(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> FloatArray:
-    """Probability of each label for each sequence (special tokens included), float32 (n, labels), rows in the order given.
+    """Probability of each label for each text, float32 (n, labels), rows in the order of `sequences` (special tokens included).
 
     Raises:
         DivergedError: if a logit is not finite.
@@ -93,7 +107,8 @@ def probabilities_of(logits: FloatArray) -> FloatArray:
 
 
 def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
-    """Label logits of each sequence, float32 (n, labels), in the order given; computed where the model's weights are.
+    """Label logits of each text, float32 (n, labels), in the order given; computed where the model's weights are. A text is a sequence;
+    with a prompt it is one for each pattern, and its logits are their mean.
 
     `batch_tokens` bounds the tokens computed at once (a single longer sequence is computed alone).
     """
@@ -111,7 +126,7 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
             )
             packed = PackedBatch.of(batch, device)
             logits[batch.task_labels] = model.task_logits(model.hidden(packed), packed).float().cpu().numpy()
-    return logits
+    return logits if _patterns(model) == 1 else logits.reshape(-1, _patterns(model), model.labels).mean(axis=1)
 
 
 def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
@@ -121,8 +136,14 @@ def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> Floa
         best = np.partition(logits, -2, axis=1)[:, -2:]
         close = np.flatnonzero(best[:, 1] - best[:, 0] < CLOSE)
         if len(close):
-            logits[close] = predict_logits(model, _only(sequences, close), precision="fp32", pad_id=pad_id)
+            rows = (close[:, None] * _patterns(model) + np.arange(_patterns(model))).ravel()
+            logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32", pad_id=pad_id)
     return logits
+
+
+def _patterns(model: Model) -> int:
+    """Sequences of a text."""
+    return 1 if model.prompt is None else len(model.prompt.patterns)
 
 
 def _only(sequences: Tokens, places: IntArray) -> Tokens:

@@ -33,7 +33,12 @@ class MlmHead(nn.Module):
         self.decoder_bias = nn.Parameter(torch.empty(vocab_size))
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return F.linear(self.norm(F.gelu(self.dense(x))), embedding, self.decoder_bias)
+        return F.linear(self.transformed(x), embedding, self.decoder_bias)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """What the embeddings of tokens are multiplied with: (M, D) -> (M, width of the embedding)."""
+        states: Tensor = self.norm(F.gelu(self.dense(x)))
+        return states
 
 
 class BertClassifier(nn.Module):

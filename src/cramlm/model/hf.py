@@ -5,6 +5,9 @@ RoBERTa's or ModernBERT's own classes. `load_classifier` and `load_mlm` read suc
 seconds) and trust nothing in it: pickles are refused unopened, config keys that would run code are refused, every setting that changes a
 result must be the one our encoder computes, and every tensor must be there with its name, shape, dtype and finite values.
 
+A model with a prompt is a language model with `prompt.json` beside it (prompts.py; `prompt.safetensors` holds learned vectors), which
+`save_prompted` writes and `load_classifier` reads as well.
+
 Where the tokenizer of an exported *classifier* treats `[MASK]` in a text as text (`split_special_tokens`), that of an exported *language
 model* reads it as the mask, since filling masks is what it is for.
 """
@@ -31,6 +34,7 @@ from cramlm.model.folders import more, open_weights, read_json, refuse_pickles
 from cramlm.model.model import Model, empty_model, initialise_all
 from cramlm.model.native_config import Ids, Task, compare, exported_encoder, native_config
 from cramlm.model.native_names import tensor_names
+from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenization import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
 from cramlm.model.weights import save_tensors
 
@@ -56,12 +60,25 @@ def save_mlm(model: Model, tokenizer: Tokenizer, folder: Path, *, max_length: in
     _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
 
 
+def save_prompted(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
+    """Write a model with a prompt: what `save_mlm` writes, the prompt, and its learned vectors where it has some."""
+    assert model.prompt_head is not None
+    _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
+    content = json.dumps(prompt_json(model.prompt_head.prompt, labels), indent=1, ensure_ascii=False) + "\n"
+    with environment_faults(folder):
+        (folder / PROMPT_FILE).write_text(content, "utf-8")
+        if model.prompt_head.vectors is not None:
+            save_tensors(folder / VECTORS_FILE, {"vectors": model.prompt_head.vectors.detach().to("cpu", torch.float32).clone()})
+
+
 def load_classifier(folder: Path) -> LoadedModel:
-    """Read a folder that `save_classifier` wrote; the vocabulary head, which it lacks, is drawn from seed 0.
+    """Read a folder that `save_classifier` wrote; the vocabulary head, which it lacks, is drawn from seed 0. Or one of `save_prompted`.
 
     Raises:
         ArtifactError: naming the file, the setting or the tensor that is missing, damaged, unsafe or not ours.
     """
+    if (folder / PROMPT_FILE).is_file():
+        return _load_prompted(folder)
     loaded = _read(folder, "classifier")
     settings = loaded.settings
     labels = _labels(settings, folder / CONFIG_FILE)
@@ -70,6 +87,19 @@ def load_classifier(folder: Path) -> LoadedModel:
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
     initialise_all(model, seed=0)
     _fill(model, folder / WEIGHTS_FILE, "classifier")
+    return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
+
+
+def _load_prompted(folder: Path) -> LoadedModel:
+    loaded = _read(folder, "mlm")
+    prompt, labels = read_prompt(folder, loaded.tokenizer)
+    sizes = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
+    model = empty_model(loaded.encoder, head_of(prompt), **sizes, prompt=prompt)
+    compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
+    _fill(model, folder / WEIGHTS_FILE, "mlm")
+    assert model.prompt_head is not None
+    if model.prompt_head.vectors is not None:
+        _copy_all({"vectors": model.prompt_head.vectors.detach()}, folder / VECTORS_FILE)
     return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
 
 
@@ -203,6 +233,11 @@ def _fill(model: Model, path: Path, task: Task) -> None:
     targets: dict[str, Tensor] = {}
     for ours, names in _stored(model, task).items():
         targets |= zip(names, parameters[ours].detach().chunk(len(names)), strict=True)
+    _copy_all(targets, path)
+
+
+def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the tensors of the file into `targets`, after checking that there are exactly these."""
     with open_weights(path) as weights:
         present = set(weights.keys())
         if missing := sorted(targets.keys() - present):

@@ -2,7 +2,7 @@
 
     hidden = model.hidden(batch)                          # (R * L, D), once
     model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked places
-    model.task_logits(hidden, batch)                      # (S, labels)
+    model.task_logits(hidden, batch)                      # (S, labels), by a classifier or by the vocabulary head (prompt_head.py)
 
 Dropout is an argument, not a state: `train()` and `eval()` change nothing. Precision is the caller's: inside `torch.autocast` products are
 bf16, while weights, norms and the residual stream stay float32.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 from torch import LongTensor, Tensor, nn
@@ -20,8 +21,12 @@ from cramlm.config import EncoderConfig, HeadConfig
 from cramlm.model.dropout import Dropout, no_dropout
 from cramlm.model.encoder import build_encoder, initialise
 from cramlm.model.generator import Generator, PlaceHead
-from cramlm.model.heads import MlmHead, build_classifier, pool
+from cramlm.model.heads import Classifier, MlmHead, build_classifier, pool
+from cramlm.model.prompt_head import PromptHead
+from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray
+
+VECTORS: Final = "prompt_head.vectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,15 @@ class ParameterGroups:
 
 
 class Model(nn.Module):
-    """An encoder of one of the shapes with a vocabulary head and a classifier. Build it with `build_model`."""
+    """An encoder of one of the shapes with a vocabulary head and a classifier, or with a prompt in place of the classifier. Build it with
+    `build_model`.
+    """
 
-    def __init__(self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> None:
+    classifier: Classifier  # there unless a prompt is
+
+    def __init__(
+        self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int, prompt: Prompt | None = None
+    ) -> None:
         super().__init__()
         assert encoder.is_modern or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
         self.encoder_config = encoder
@@ -84,7 +95,9 @@ class Model(nn.Module):
         self.pad_id = pad_id
         self.encoder = build_encoder(encoder, vocab_size=vocab_size, pad_id=pad_id)
         self.mlm_head = MlmHead(encoder, vocab_size)
-        self.classifier = build_classifier(encoder, labels)
+        self.prompt_head = None if prompt is None else PromptHead(prompt, encoder)
+        if prompt is None:
+            self.classifier = build_classifier(encoder, labels)
         if head.generator is not None:
             self.generator = Generator(encoder, head.generator, vocab_size, pad_id=pad_id)
         if head.has_places:
@@ -98,7 +111,8 @@ class Model(nn.Module):
         """Hidden states; and how evenly the sequences used the experts, summed over them (moe.py), None without experts."""
         causal_from = batch.causal_from if len(batch.causal_from) else None
         rows = (batch.token_ids, batch.sequence, batch.position)
-        result: Tensor | tuple[Tensor, Tensor] = self.encoder(*rows, causal_from=causal_from, dropout=dropout or no_dropout())
+        words = None if self.prompt_head is None else self.prompt_head.words(self.encoder.word_embeddings)
+        result: Tensor | tuple[Tensor, Tensor] = self.encoder(*rows, causal_from=causal_from, dropout=dropout or no_dropout(), words=words)
         states, balance = result if isinstance(result, tuple) else (result, None)
         return states.flatten(0, 1), balance
 
@@ -108,10 +122,33 @@ class Model(nn.Module):
         return logits
 
     def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
-        """Label logits of every sequence of the batch, (S, labels)."""
+        """Label logits of every sequence of the batch, (S, labels); zeros for sequences in no pattern, where there is a prompt."""
+        if self.prompt_head is not None:
+            return self._prompt_logits(self.prompt_head, hidden, batch)
         pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
         logits: Tensor = self.classifier(pooled, dropout=dropout or no_dropout())
         return logits
+
+    def _prompt_logits(self, head: PromptHead, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        is_slot = batch.token_ids.flatten() == head.prompt.mask_id
+        is_slot[batch.masked] = False  # a [MASK] that hides text
+        places = is_slot.nonzero().squeeze(1)
+        states = self.mlm_head.transformed(hidden.index_select(0, places))
+        scores: Tensor = head(states, self.encoder.word_embeddings, self.mlm_head.decoder_bias)
+        if len(scores) == batch.sequences:
+            return scores
+        owner = batch.sequence.flatten()[places[:: head.prompt.slots]]
+        return scores.new_zeros(batch.sequences, self.labels).index_copy(0, owner, scores)
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """What texts are put into before they are read; None where they are read as they are."""
+        return None if self.prompt_head is None else self.prompt_head.prompt
+
+    def let_train(self, part: Literal["all", "vectors"]) -> None:
+        """Gradients for every parameter, or for the vectors of a soft prompt alone."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(part == "all" or name == VECTORS)
 
     def place_embeddings(self, values: FloatArray) -> None:
         """Give tokens these embeddings, (V, D); tokens whose row is not finite keep theirs."""
@@ -127,15 +164,16 @@ class Model(nn.Module):
             bias.add_(torch.from_numpy(shift).to(bias))
 
     def reset_classifier(self, seed: int) -> None:
-        """Draw the classifier anew, as `build_model` does for this seed."""
-        for name, parameter in self.classifier.named_parameters():
-            initialise(f"classifier.{name}", parameter, seed=seed, std=self.encoder_config.init_std)
+        """Draw what only labels train anew, as `build_model` does for this seed: the classifier, or the vectors of a soft prompt."""
+        for name, parameter in self.named_parameters():
+            if name.startswith(("classifier.", VECTORS)):
+                initialise(name, parameter, seed=seed, std=self.encoder_config.init_std)
 
     def parameter_groups(self) -> ParameterGroups:
         """Every parameter in exactly one group; tied weights are one parameter."""
         groups = ParameterGroups({}, {}, {})
         for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
+            if parameter.dim() < 2 or name == VECTORS:
                 groups.undecayed[name] = parameter
             elif "encoder.layers." in name:
                 groups.matrix[name] = parameter
@@ -152,17 +190,21 @@ class Model(nn.Module):
         return times * (sum(matrices.values()) - routed) + routed // self.encoder_config.experts
 
 
-def build_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0) -> Model:
+def build_model(
+    encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0, prompt: Prompt | None = None
+) -> Model:
     """A model with fresh weights: each parameter is a function of (seed, its name), so parts that two models share start equal."""
-    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id)
+    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt)
     initialise_all(model, seed=seed)
     return model
 
 
-def empty_model(encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int) -> Model:
+def empty_model(
+    encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int, prompt: Prompt | None = None
+) -> Model:
     """A model whose weights are whatever the memory held: to be filled. Leaves PyTorch's global generator alone."""
     with torch.device("meta"):
-        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id)
+        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt)
     return model.to_empty(device="cpu")
 
 

@@ -78,7 +78,7 @@ NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-TRAINING_ONLY: Final = ("generator.", "place_head.")  # what no exported folder holds
+TRAINING_ONLY: Final = ("generator.", "place_head.", "prompt_head.")  # what no file of native weights holds
 
 
 def tensor_names(model: Model) -> dict[str, tuple[str, ...]]:

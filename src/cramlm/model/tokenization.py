@@ -144,7 +144,7 @@ class Tokenizer:
             case "truncate":
                 starts, stops, source = first.offsets[:-1], np.minimum(first.offsets[1:], first.offsets[:-1] + max_length - 2), first.source
             case "split":
-                starts, stops, source = _split(first.offsets, max_length - 2)
+                starts, stops, source = split_evenly(first.offsets, max_length - 2)
             case _:
                 assert_never(cut)
         return self._wrapped(first.ids, starts, stops, source)
@@ -258,7 +258,7 @@ def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, orig
     return between
 
 
-def _split(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
+def split_evenly(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
     """Cut each text into the fewest pieces of at most `room` tokens, as equal as can be; an empty text stays one empty piece."""
     lengths = np.diff(offsets)
     pieces = np.maximum(1, -(-lengths // room))

@@ -46,6 +46,13 @@ def finetune_phase() -> PhaseConfig:
     )
 
 
+def vectors_phase() -> PhaseConfig:
+    """The vectors of a soft prompt, on labels only; AdamW at a rate that would be ruinous for weights (Lester et al. 2021: 0.3)."""
+    tuned = {"name": "tune", "trains": "vectors", "teacher_weight": 0.0, "dropout": 0.0, "most_passes": None}
+    optimizer = OptimizerConfig(kind="adamw", learning_rate=1e-2, weight_decay=0.0)
+    return finetune_phase().model_copy(update={**tuned, "optimizer": optimizer})
+
+
 def text_phase(name: str, *, external: int, task: int, mlm_weight: float, most_passes: float | None = None) -> PhaseConfig:
     """Masked language modeling alone, with the masks, batches and rates of `joint_phase`: no label is looked at, no teacher asked."""
     text = {"external": external, "task": task, "mlm_weight": mlm_weight, "task_weight": 0.0, "teacher_weight": 0.0}
@@ -58,6 +65,8 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     Continued MLM at 1e-4, fine-tuning at 2e-5 in batches of 16, warm-up over 6 % of the steps (Gururangan et al. 2020); encoders
     narrower than 768 are tuned at 5e-5, as small ones stand and need more.
     """
+    if phase.trains == "vectors":
+        return phase
     common: dict[str, Any] = {"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.06), "dropout": 0.1, "teacher_weight": 0.0}
     if phase.uses_mlm and phase.objective != "marks":
         masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))

@@ -30,6 +30,7 @@ class Recipe:
     retriever: RetrieverConfig | None = None
     start: Start = "either"
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None  # None = the same
+    head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
 
     @property
     def retrieves(self) -> bool:
@@ -54,7 +55,8 @@ class Recipe:
             UsageError: if a corpus or pretrained weights are missing, or of no use. ArtifactError: if `init` cannot be used.
         """
         check_start(self.name, self.start, init)
-        retriever = self.retriever
+        phases = self.phases if init is None else self.phases_on_checkpoint or self.phases
+        retriever = self.retriever if any(phase.external for phase in phases) else None
         if retriever is not None and not corpus:
             raise no_corpus(self.name)
         if top_k is not None:
@@ -69,8 +71,8 @@ class Recipe:
             corpus=None if retriever is None else corpus_config(corpus or ()),
             retriever=retriever,
             encoder=encoder_for(budget),
-            head=HeadConfig(places=any(phase.objective == "marks" for phase in self.phases)),
-            phases=self.phases if init is None else self.phases_on_checkpoint or self.phases,
+            head=HeadConfig(kind=self.head, places=any(phase.objective == "marks" for phase in self.phases)),
+            phases=phases,
         )
         return drawn if init is None else on_checkpoint(drawn, init)
 

@@ -20,8 +20,9 @@ from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
-from cramlm.model.model import Model, build_model, initialise_all
+from cramlm.model.model import Model, initialise_all
 from cramlm.model.pretrained import Pretrained
+from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
@@ -61,6 +62,7 @@ def train(
     embedding: Artifact | None,
     folder: Path,
     *,
+    prompt: Prompt | None = None,
     pretrained: Pretrained | None = None,
     clock: Clock,
     emit: Emit,
@@ -71,26 +73,27 @@ def train(
     rest of the budget is planned anew. `teacher`, `embedding`: what the stages of these names published, where a phase learns from the
     one, or the encoder starts from the other.
     """
-    model = build_model(
-        config.encoder, config.head, vocab_size=tokenizer.vocab_size, labels=len(task.labels), seed=config.seed, pad_id=tokenizer.pad_id
-    )
+    special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
+    size = Size(config.encoder, config.head, special, len(task.labels), prompt)
+    model = size.build(config.seed)
 
     def place() -> None:
         if embedding is not None:
             model.place_embeddings(read_array(embedding.path / "embedding.npy"))
 
     place()
-    special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
     label_ids = {label: number for number, label in enumerate(task.labels)}
 
     def labelled(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "task") if not phase.external else None
-        return _task_pool(tokenizer, task.train, label_ids, soft, length=phase.text_length) if phase.task else None
+        asked = prompt if phase.uses_labels or phase.uses_teacher else None
+        return _task_pool(tokenizer, task.train, label_ids, soft, asked, length=phase.text_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "passages")
         length = min(phase.external_length or phase.text_length, phase.text_length)
-        return external_pool(tokenizer, selection, soft, length=length) if phase.external and selection else None
+        asked = prompt if phase.uses_teacher else None
+        return external_pool(tokenizer, selection, soft, asked, length=length) if phase.external and selection else None
 
     def soft_labels(phase: PhaseConfig, about: str) -> FloatArray | None:
         return read_array(teacher.path / f"{about}.npy") if teacher and phase.uses_teacher else None
@@ -103,6 +106,8 @@ def train(
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None, incoming: float | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
+        if prompt is not None:
+            key["prompt"] = asdict(prompt)
         if phase.uses_teacher and teacher:
             key["teacher"] = teacher.fingerprint
         if embedding is not None and before is None:
@@ -114,7 +119,8 @@ def train(
         scorer = trained[phase.masking.scores_of] if phase.uses_scores and phase.masking.scores_of else None
 
         def pools() -> tuple[TokenPool | None, TokenPool | None]:
-            return with_words(phase, external(phase), labelled(phase), tokenizer.vocabulary if phase.needs_words else (), special)
+            vocabulary = [*tokenizer.vocabulary, *["[V]"] * config.head.vectors] if phase.needs_words else ()
+            return with_words(phase, external(phase), labelled(phase), vocabulary, special)
 
         def begin() -> Model:
             if before is not None:
@@ -124,7 +130,7 @@ def train(
                 initialise_all(model, seed=config.seed)
                 place()
             if pretrained is not None:
-                tell_taken(take_weights(model, pretrained), pretrained, planned.phases, emit)
+                tell_taken(take_weights(model, pretrained), pretrained, planned.phases, emit, fills_masks=prompt is not None)
             return model
 
         def judge() -> Model:
@@ -153,7 +159,6 @@ def train(
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
             drawn = with_told(pools(), told)
-            size = Size(config.encoder, config.head, special, len(task.labels))
             order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.choose_by, work)
             give_order(ranks, order, *drawn)
             result = train_phase(
@@ -318,18 +323,30 @@ def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: i
 
 
 def _task_pool(
-    tokenizer: Tokenizer, examples: Sequence[Example], label_ids: Mapping[str, int], soft: FloatArray | None, *, length: int
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    label_ids: Mapping[str, int],
+    soft: FloatArray | None,
+    prompt: Prompt | None,
+    *,
+    length: int,
 ) -> TokenPool:
-    tokens = sequences_of(tokenizer, examples, max_length=length)
-    labels = [-1 if example.label is None else label_ids[example.label] for example in examples]
-    return TokenPool(tokens.ids, tokens.offsets, np.asarray(labels, dtype=np.int64), soft_labels=soft)
+    tokens = sequences_of(tokenizer, examples, max_length=length, prompt=prompt)
+    labels = np.asarray([-1 if example.label is None else label_ids[example.label] for example in examples], dtype=np.int64)
+    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=None if soft is None else soft[tokens.source])
 
 
-def external_pool(tokenizer: Tokenizer, selection: Chosen, soft: FloatArray | None = None, *, length: int) -> TokenPool:
+def external_pool(
+    tokenizer: Tokenizer, selection: Chosen, soft: FloatArray | None = None, prompt: Prompt | None = None, *, length: int
+) -> TokenPool:
     """The selected passages as sequences of at most `length` tokens, each with its passage's weight and soft labels (`soft`, (passages,
-    labels)); a long passage gives several.
+    labels)), in the patterns of a prompt where one is given; a long passage gives several.
     """
-    tokens = tokenizer.sequences(selection.texts(), max_length=length, cut="split")
+    texts = selection.texts()
+    if prompt is None:
+        tokens = tokenizer.sequences(texts, max_length=length, cut="split")
+    else:
+        tokens = read_passages(prompt, tokenizer, texts, max_length=length)
     weights, taught = (None if given is None else given[tokens.source] for given in (selection.weights(), soft))
     return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, taught)
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
+from cramlm.model.prompts import Prompt
 from cramlm.records import silent
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.distributed import Ranks, Stop
@@ -32,11 +33,12 @@ class Size:
     head: HeadConfig
     special: SpecialIds
     labels: int
+    prompt: Prompt | None = None
 
     def build(self, seed: int) -> Model:
         """A model of this size."""
-        special = self.special
-        return build_model(self.encoder, self.head, vocab_size=special.vocab_size, labels=self.labels, seed=seed, pad_id=special.pad)
+        sizes = {"vocab_size": self.special.vocab_size, "labels": self.labels, "pad_id": self.special.pad}
+        return build_model(self.encoder, self.head, **sizes, seed=seed, prompt=self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from cramlm.artifacts import Artifact, stage
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
+from cramlm.model.prompts import Prompt
 from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, Example, IntArray, Task
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
@@ -53,6 +54,7 @@ def schedule(
     tokenizer: Tokenizer,
     folder: Path,
     *,
+    prompt: Prompt | None = None,
     clock: Clock,
     emit: Emit,
 ) -> Schedule:
@@ -62,12 +64,13 @@ def schedule(
     """
 
     def write(target: Path) -> None:
-        lengths = _lengths(tokenizer, task.train)
+        lengths = _lengths(tokenizer, task.train, prompt)
         rows = budget.row_length(lengths, longest=config.encoder.max_positions)
         longest = max(phase.max_length or rows for phase in config.phases)
-        dev, test = (int(np.minimum(_lengths(tokenizer, split), longest).sum()) for split in (task.dev, task.test))
+        dev, test = (int(np.minimum(_lengths(tokenizer, split, prompt), longest).sum()) for split in (task.dev, task.test))
         external = int(sum(map(len, selection.texts())) / CHARACTERS_PER_TOKEN) if selection else 0
-        sizes = budget.Sizes(len(task.train), int(np.minimum(lengths, longest).sum()), dev, test, external)
+        train = int(np.minimum(lengths, longest).sum()) * len(task.train) // len(lengths)  # a pass reads each text in one pattern
+        sizes = budget.Sizes(len(task.train), train, dev, test, external)
         trial = _Trial(config, plan, rows, tokenizer.vocab_size, lengths)
         speed, units = plan.speed, plan.speed
         if plan.operations:
@@ -93,7 +96,7 @@ def schedule(
 
     sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
-    key = {"format": 2, **sections, **inputs}
+    key = {"format": 2, **sections, **inputs, **({} if prompt is None else {"prompt": asdict(prompt)})}
     return _read(stage(folder / "schedule", kind="schedule", key=key, write=write, emit=emit))
 
 
@@ -183,6 +186,6 @@ class _Trial:
         return budget.Speed(rates[0] or rates[1] or 0.0, rates[1] or rates[0] or 0.0)
 
 
-def _lengths(tokenizer: Tokenizer, examples: Sequence[Example]) -> IntArray:
-    """Tokens per example with [CLS] and [SEP], uncut."""
-    return sequences_of(tokenizer, examples, max_length=UNCUT).lengths
+def _lengths(tokenizer: Tokenizer, examples: Sequence[Example], prompt: Prompt | None) -> IntArray:
+    """Tokens per sequence with [CLS] and [SEP], uncut: of each example, or of each in each pattern."""
+    return sequences_of(tokenizer, examples, max_length=UNCUT, prompt=prompt).lengths

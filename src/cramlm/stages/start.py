@@ -48,13 +48,14 @@ def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
     return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--init {pretrained.folder}")
 
 
-def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit) -> None:
+def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, fills_masks: bool = False) -> None:
     """Say which weights the run begins with, and warn where a phase needs a vocabulary head that the folder lacks."""
     head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
     left = f"; left out: {taken.left[0]}{more(taken.left)}" if taken.left else ""
     emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
-    if not taken.mlm_head and any(phase.uses_mlm for phase in phases):
-        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so masked language modeling begins with a drawn one"))
+    if not taken.mlm_head and (fills_masks or any(phase.uses_mlm for phase in phases)):
+        begins = "a prompt" if fills_masks else "masked language modeling"
+        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} begins with a drawn one"))
 
 
 def describe_start(pretrained: Pretrained | None) -> dict[str, Any] | None:

@@ -137,6 +137,7 @@ class _Phase:
         self.steps = phase.steps
         self.stage = f"phase-{phase_index + 1}-{phase.name}"
         self.device = next(model.parameters()).device
+        model.let_train(phase.trains)
         self.ranks, self.parallel = ranks, spread(model, ranks)
         self.optimizer: JointOptimizer = build_optimizer(self.parallel.trained, phase.optimizer)
         self.progress = Progress()

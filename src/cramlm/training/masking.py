@@ -92,7 +92,7 @@ def choose(
     """The places to hide, rising, among flat token ids (N,); owner (N,) is the sequence of each, -1 = none, each in one piece. Otherwise as
     `mask`.
     """
-    maskable = (owner >= 0) & ~np.isin(ids, special.all)
+    maskable = (owner >= 0) & (ids < special.vocab_size) & ~np.isin(ids, special.all)  # vectors of a prompt have ids beyond
     if where is not None:
         maskable &= where[owner]  # owner -1 (padding) reads the last entry, but is not maskable anyway
     places = np.flatnonzero(maskable)

@@ -99,31 +99,35 @@ class JointOptimizer:
 
 
 def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
-    """The optimizer for every parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
+    """The optimizer for every parameter of the model that is trained; weight decay on matrices and embeddings, none on norms and biases."""
     groups = model.parameter_groups()
-    decayed = dict(groups.decayed)
+    matrix, decayed, undecayed = (_trained(named) for named in (groups.matrix, groups.decayed, groups.undecayed))
     parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}
     match config.kind:
         case "adamw":
-            decayed = {**groups.matrix, **decayed}
-        case "muon":
+            decayed = {**matrix, **decayed}
+        case "muon" if matrix:
             muon = torch.optim.Muon(
-                list(groups.matrix.values()),
+                list(matrix.values()),
                 lr=config.muon_learning_rate,
                 weight_decay=config.weight_decay,
                 momentum=MUON_MOMENTUM,
                 adjust_lr_fn="match_rms_adamw",
             )
-            parts["muon"] = (muon, groups.matrix)
+            parts["muon"] = (muon, matrix)
     adamw = torch.optim.AdamW(
         [
             {"params": list(decayed.values()), "weight_decay": config.weight_decay},
-            {"params": list(groups.undecayed.values()), "weight_decay": 0.0},
+            {"params": list(undecayed.values()), "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
     )
-    parts["adamw"] = (adamw, {**decayed, **groups.undecayed})
+    parts["adamw"] = (adamw, {**decayed, **undecayed})
     return JointOptimizer(parts)
+
+
+def _trained(named: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}

@@ -65,5 +65,7 @@ def executed_flops(model: Model, batch: Batch | PackedBatch, phase: PhaseConfig)
         head += (
             2.0 * generator * rows * length + attention * width / hidden + 2.0 * int((batch.sequence >= 0).sum()) * hidden * (hidden + 1)
         )
-    classifier = 2.0 * len(batch.first) * hidden * (hidden + model.labels) if phase.uses_labels else 0.0
-    return BACKWARD_AND_FORWARD * (encoder + attention + head + classifier)
+    width, slots = (hidden, 1) if model.prompt is None else (embedding, model.prompt.slots)
+    classifier = 2.0 * slots * len(batch.first) * width * (hidden + model.labels) if phase.uses_labels else 0.0
+    times = BACKWARD_AND_FORWARD if phase.trains == "all" else BACKWARD_AND_FORWARD - 1  # no gradients of weights
+    return times * (encoder + attention + head + classifier)
