@@ -80,7 +80,8 @@ def word_id(tokenizer: Tokenizer, word: str) -> int | None:
 
 def _not_one_token(tokenizer: Tokenizer, word: str) -> str:
     pieces = [tokenizer.token(number) for number in tokenizer.encode([f" {word}"])[0]]
-    known = sorted({word for number in range(tokenizer.vocab_size) if (word := tokenizer.decode([number]).strip()).isalpha()})
+    shown = (tokenizer.decode([number]).strip() for number in range(tokenizer.vocab_size))
+    known = sorted({token for token in shown if token.isalpha()})
     near = difflib.get_close_matches(word.lower(), known, n=_MOST_NEAR, cutoff=0.5)
     advice = f"single tokens near it: {', '.join(near)}" if near else "take another word"
     return f"{word!r} is {len(pieces)} tokens of the vocabulary ({' '.join(pieces)}); {advice}"

@@ -1,0 +1,168 @@
+"""Texts in patterns, labels' scores at their masks, and the words that are chosen for labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cramlm.config import EncoderConfig, PhaseConfig, PromptConfig
+from cramlm.errors import UsageError
+from cramlm.evaluation.evaluate import predict_logits, predict_logits_fast
+from cramlm.model.label_words import association, choose_words
+from cramlm.model.model import Model, build_model
+from cramlm.model.prompts import Prompt, head_of, read_passages, read_texts, resolve_prompt, text_room
+from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.training.batching import SpecialIds
+from cramlm.training.gradients import gradients, in_parts
+from cramlm.training.masking import mask
+from cramlm.training.objective import Counts
+from cramlm.training.packing import pack
+from cramlm.training.planning import executed_flops
+
+LONG = "aspirin reduces pain of rats " * 30
+
+
+def prompt_of(tokenizer: Tokenizer, *patterns: str, vectors: int = 0, words: tuple[str, ...] = ("pain", "water")) -> Prompt:
+    slots = patterns[0].count("{mask}")
+    config = PromptConfig(patterns=patterns, words={word: (word,) * slots for word in words})
+    return resolve_prompt(config, [config.words_of(word) for word in words], tokenizer, vectors=vectors)
+
+
+def shown(tokenizer: Tokenizer, tokens: Tokens) -> list[str]:
+    return [" ".join(tokenizer.token(number) if number < tokenizer.vocab_size else "*" for number in ids) for ids in tokens]
+
+
+def test_every_text_stands_in_every_pattern_and_only_the_text_is_cut(tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{mask} of {text}", "{text} the {mask} cell", vectors=2)
+    tokens = read_texts(prompt, tokenizer, ["water", LONG], None, max_length=12)
+    assert shown(tokenizer, tokens) == [
+        "[CLS] * * [MASK] of water [SEP]",
+        "[CLS] * * water the [MASK] cell [SEP]",
+        "[CLS] * * [MASK] of aspirin reduces pain of rats aspirin [SEP]",
+        "[CLS] * * aspirin reduces pain of rats the [MASK] cell [SEP]",
+    ]
+    assert tokens.source.tolist() == [0, 0, 1, 1]
+    assert text_room(prompt, tokenizer, 12) == 6
+    assert len(read_texts(prompt, tokenizer, [], None, max_length=12)) == 0
+
+
+def test_a_mask_in_a_text_is_text_and_an_empty_text_leaves_the_pattern(tokenizer: Tokenizer) -> None:
+    tokens = read_texts(prompt_of(tokenizer, "{mask} {text}"), tokenizer, ["[MASK] water", ""], None, max_length=16)
+    assert [int((ids == tokenizer.mask_id).sum()) for ids in tokens] == [1, 1]
+    assert shown(tokenizer, tokens)[1] == "[CLS] [MASK] [SEP]"
+
+
+def test_of_a_pair_the_longer_half_is_cut_first(tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{text_a} {mask} {text_b}")
+    tokens = read_texts(prompt, tokenizer, [LONG, "water"], ["river bank", None], max_length=9)
+    assert shown(tokenizer, tokens) == ["[CLS] aspirin reduces pain of [MASK] river bank [SEP]", "[CLS] water [MASK] [SEP]"]
+    with pytest.raises(UsageError, match="read one text, not a pair"):
+        read_texts(prompt_of(tokenizer, "{text} {mask}"), tokenizer, ["water"], ["river"], max_length=9)
+
+
+def test_entities_are_said_again_as_their_markers_show_them(tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{text} the {mask} {entity_1} {mask} the {mask} {entity_2}")
+    text = "<< the kinase >> inhibits [[ receptor protein ]]"
+    (one, other) = shown(tokenizer, read_texts(prompt, tokenizer, [text, "water"], None, max_length=64))
+    assert one.endswith("the [MASK] receptor protein [MASK] the [MASK] the kinase [SEP]")
+    assert other == "[CLS] water the [MASK] [MASK] the [MASK] [SEP]"
+    assert prompt.slots == 3
+
+
+def test_long_passages_become_pieces_in_the_patterns_in_turn(tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{mask} {text}", "{text} the {mask}")
+    tokens = read_passages(prompt, tokenizer, ["water", LONG], max_length=64)
+    assert shown(tokenizer, tokens)[0] == "[CLS] [MASK] water [SEP]"
+    assert tokens.source.tolist() == [0, 1, 1, 1]
+    assert tokens.lengths.max() <= 64
+    places = [np.flatnonzero(ids == tokenizer.mask_id).tolist() for ids in tokens]
+    assert places == [[1], [len(tokens[1]) - 2], [1], [len(tokens[3]) - 2]]
+    kept = [number for ids in tokens for number in ids.tolist() if number not in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)]
+    assert len(kept) == 1 + 150 + 2  # and "the" twice
+
+
+def prompted_model(tokenizer: Tokenizer, prompt: Prompt) -> Model:
+    encoder = EncoderConfig(layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
+    return build_model(encoder, head_of(prompt), vocab_size=tokenizer.vocab_size, labels=2, seed=5, prompt=prompt)
+
+
+def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_pattern(tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{mask} {text}", vectors=2)
+    model = prompted_model(tokenizer, prompt)
+    special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
+    labelled = read_texts(prompt, tokenizer, ["aspirin reduces pain", "the river bank"], None, max_length=16)
+    plain = tokenizer.sequences(["water of the river", "protein acts strongly on cell"], max_length=16, cut="truncate")
+    external = np.array([False, False, True, True])
+    batch = pack(
+        [*labelled, *plain],
+        labels=np.array([0, 1, -1, -1]),
+        external=external,
+        row_length=16,
+        pad_id=0,
+        soft_labels=np.zeros((4, 2), np.float32),
+    )
+    phase = PhaseConfig(name="joint", external=1, task=1, max_length=16, teacher_weight=0.0, dropout=0.0)
+    masked = mask(batch, phase.masking, np.random.default_rng(3), special, where=batch.external, rate=0.5)
+    (whole,) = in_parts(masked, 1)
+    with torch.no_grad():
+        scores = model.task_logits(model.hidden(whole), whole).numpy()
+    alone = predict_logits(model, labelled, precision="fp32", pad_id=0)
+    np.testing.assert_allclose(scores[~masked.external][np.argsort(masked.task_labels[~masked.external])], alone, atol=1e-5)
+    assert (scores[masked.external] == 0).all()
+
+    everywhere = mask(batch, phase.masking, np.random.default_rng(3), special, rate=0.99)
+    assert (everywhere.token_ids[everywhere.token_ids >= tokenizer.vocab_size]).size == 4  # vectors are never hidden
+    counts = Counts.of(masked, phase)
+    one = gradients(model, in_parts(masked, 1), phase, counts, precision="fp32", dropout_seed=0)
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    several = gradients(model, in_parts(masked, 3), phase, counts, precision="fp32", dropout_seed=0)
+    torch.testing.assert_close(several.total, one.total)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected.get(name), atol=1e-5, rtol=1e-4)
+    assert "prompt_head.vectors" in expected
+    frozen = phase.model_copy(update={"trains": "vectors"})
+    assert executed_flops(model, masked, frozen) < executed_flops(model, masked, phase)
+
+
+@pytest.mark.parametrize("fast", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_scores_of_patterns_are_averaged_also_where_two_labels_are_near(fast: bool, tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(tokenizer, "{mask} {text}", "{text} {mask}")
+    model = prompted_model(tokenizer, prompt)
+    texts = ["aspirin reduces pain", "the river", "water", "kinase inhibits receptor protein of the cell"]
+    logits = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0)
+    each = []
+    for pattern in prompt.patterns:
+        single = prompted_model(tokenizer, replace(prompt, patterns=(pattern,)))
+        each.append(predict_logits(single, read_texts(single.prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0))
+    np.testing.assert_allclose(logits, np.mean(each, axis=0), atol=1e-5)
+    if fast:
+        quick = predict_logits_fast(model, read_texts(prompt, tokenizer, texts, None, max_length=16), pad_id=0)
+        assert quick.argmax(1).tolist() == logits.argmax(1).tolist()
+
+
+def test_words_are_chosen_by_log_odds_over_their_error_and_each_for_one_label(tokenizer: Tokenizer) -> None:
+    texts = ["aspirin reduces pain the"] * 6 + ["river bank water the"] * 5 + ["river kinase the"] * 5
+    owners = np.array([0] * 6 + [1] * 5 + [2] * 5)
+    tokens = tokenizer.sequences(texts, max_length=32, cut="truncate")
+    words = choose_words(tokens, owners, ("dose", "place", "protein"), tokenizer, count=2)
+    assert set(words[0]) < {"aspirin", "reduces", "pain"}
+    assert set(words[1]) == {"bank", "water"}
+    assert words[2][0] == "kinase"
+
+    def z(k: float, n: float, others: float, total: float) -> float:
+        cells = (k + 0.5, n - k + 0.5, others + 0.5, total - others + 0.5)
+        return (math.log(cells[0] / cells[1]) - math.log(cells[2] / cells[3])) / math.sqrt(sum(1 / cell for cell in cells))
+
+    asked = np.array([tokenizer.vocabulary.index(word) for word in ("river", "the", "kinase")])
+    expected = [[z(0, 6, 10, 10), z(6, 6, 10, 10), z(0, 6, 5, 10)], [z(5, 5, 5, 11), z(5, 5, 11, 11), z(0, 5, 5, 11)]]
+    np.testing.assert_allclose(association(tokens, owners, asked, labels=3)[:2], expected, atol=1e-8)
+
+    labels, many = [f"l{number}" for number in range(250)], np.arange(300) % 250
+    same = tokenizer.sequences(["the"] * 300, max_length=8, cut="truncate")
+    with pytest.raises(UsageError, match=r"none of which is left for label 'l\d+'"):
+        choose_words(same, many, labels, tokenizer, count=1)

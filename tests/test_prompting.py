@@ -1,0 +1,217 @@
+"""Labels as words that fill in a mask, by the public command: fit, evaluate and predict agree, and with transformers' own masked model."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import cramlm
+from checkpoints import write_checkpoint
+from cramlm.commands import models
+from cramlm.deploy.explain import explain_at
+from cramlm.deploy.onnx import export_onnx
+from cramlm.errors import ArtifactError, UsageError
+from cramlm.model.encoder import initialise
+from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
+from cramlm.options import resolve_run
+from cramlm.records import Event
+from tiny_task import COMMON, TOPICS, write_task
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "precision=fp32")
+SMALL = ("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "tokenizer.vocab_size=200")
+WORDS = 'head.prompt.words={sea=["ship","wave"],hill="ridge"}'
+TWO = 'head.prompt.patterns=["{mask}: {text}","Of the {mask}. {text} ({mask})"]'
+CASES = {
+    "given": (WORDS, 'head.prompt.patterns=["{mask}: {text}","{text} It was of the {mask}."]'),
+    "chosen": ("head.prompt.chosen=2",),
+    "composed": (
+        'head.prompt.patterns=["the {mask} of {mask}: {text}"]',
+        'head.prompt.words={sea=["old",["ship","wave"]],hill=["old","ridge"]}',
+    ),
+    "soft-prompt": (WORDS, "head.prompt.vectors=3"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Paths: the files of a tiny task, a checkpoint of BERT's shape, a store for all runs."""
+    root = tmp_path_factory.mktemp("prompts")
+    texts = [" ".join((*words, *COMMON, "It", ". : ( )")) for words in TOPICS.values()]
+    checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
+    gc.freeze()
+    yield {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
+    gc.unfreeze()
+
+
+def fit(place: dict[str, str], out: Path, recipe: str, *settings: str, scratch: bool = False) -> tuple[cramlm.Run, list[Event]]:
+    """A run of a few steps, on the checkpoint or from scratch."""
+    task = {name: place[name] for name in ("train", "dev", "test")}
+    common: dict[str, Any] = {"task": task, "corpus": [place["corpus"]], "budget": None, "seed": 3}
+    common["init"] = None if scratch else place["init"]
+    phases = len(resolve_run(recipe, None, [], **common).phases)
+    steps = [f"phases[{number}].{knob}" for number in range(phases) for knob in ("steps=3", "max_length=24", "batch_size=64", "keep=last")]
+    config = resolve_run(recipe, None, [*QUICK, *(SMALL if scratch else ()), *steps, *settings], **common)
+    events: list[Event] = []
+    return cramlm.fit(config, out=out, store=place["store"], emit=events.append), events
+
+
+def predicted(run: cramlm.Run, place: dict[str, str], out: Path) -> np.ndarray[Any, Any]:
+    """Probabilities (texts, labels) of the test texts by `cramlm predict`, labels in alphabetical order."""
+    models.predict(run.export, place["test"], out=out)
+    answers = [json.loads(line)["probabilities"] for line in out.read_text("utf-8").splitlines()]
+    return np.array([[answer[label] for label in ("hill", "sea")] for answer in answers])
+
+
+def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
+    """The same from prompt.json and AutoModelForMaskedLM, one text at a time."""
+    import transformers
+
+    prompt = json.loads((folder / PROMPT_FILE).read_bytes())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    vectors = load_file(folder / VECTORS_FILE)["vectors"] if prompt["vectors"] else torch.zeros(0, model.config.hidden_size)
+    answers = []
+    for text in texts:
+        scores = []
+        for pattern in prompt["patterns"]:
+            filled = pattern.replace("{mask}", tokenizer.mask_token).replace("{text}", text)
+            ids = tokenizer(filled, return_tensors="pt").input_ids
+            words = model.get_input_embeddings()(ids)
+            whole = torch.cat([words[:, :1], vectors[None], words[:, 1:]], dim=1)
+            with torch.no_grad():
+                logits = model(inputs_embeds=whole).logits[0].log_softmax(-1)
+            slots = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0] + len(vectors)
+            scores.append([_score(logits, slots, prompt["words"][label], tokenizer) for label in prompt["labels"]])
+        answers.append(torch.tensor(scores).mean(0).softmax(-1).numpy())
+    return np.array(answers)
+
+
+def _score(logits: torch.Tensor, slots: torch.Tensor, words: list[list[str]], tokenizer: Any) -> float:
+    ids = [tokenizer.convert_tokens_to_ids(slot) for slot in words]
+    return sum(float(logits[place, numbers].mean()) for place, numbers in zip(slots, ids, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["given", "composed", "soft-prompt", pytest.param("chosen", marks=pytest.mark.slow)])
+def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
+    kind: str, place: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, events = fit(place, tmp_path / "run", "soft-prompt" if kind == "soft-prompt" else "prompt", *CASES[kind])
+    answers = predicted(run, place, tmp_path / "answers.jsonl")
+    texts = [json.loads(line)["text"] for line in Path(place["test"]).read_text("utf-8").splitlines()]
+    np.testing.assert_allclose(answers, by_transformers(run.export, texts), atol=1e-4, rtol=0)
+    told = [json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()]
+    np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in told], atol=2e-6, rtol=0)
+    capsys.readouterr()
+    models.evaluate(run.export, place["test"], as_json=True)
+    assert json.loads(capsys.readouterr().out)["macro_f1"] == pytest.approx(run.scores["models"][run.config.name]["test"]["macro_f1"])
+    assert np.ptp(answers[:, 0]) > 1e-4  # texts matter
+    assert ("chosen from the training texts" in "".join(event.message for event in events)) == (kind == "chosen")
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (Path(place["init"]), run.export))
+    same = [name for name in before if name in after and torch.equal(before[name].view(torch.int32), after[name].view(torch.int32))]
+    assert (len(same) == len(after)) == (kind == "soft-prompt")
+    if kind == "soft-prompt":
+        drawn = torch.nn.Parameter(torch.empty(3, 32))
+        initialise("prompt_head.vectors", drawn, seed=3, std=run.config.encoder.init_std)
+        assert 1e-3 < float((load_file(run.export / VECTORS_FILE)["vectors"] - drawn.detach()).abs().max()) < 0.1
+
+
+def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_through_patterns(
+    place: dict[str, str], tmp_path: Path
+) -> None:
+    settings = ('head.prompt.patterns=["{mask}: {text}","{text} ({mask})"]', "phases[0].masking.kind=whole-word", "phases[0].dropout=0.1")
+    run, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
+    steps = [event.data for event in events if event.kind == "step" and event.stage == "phase-1-joint"]
+    assert {"mlm_external", "mlm_task", "task", "teacher"} <= set(steps[-1])
+    prompt = json.loads((run.path / "prompt/prompt.json").read_bytes())
+    assert {word for (slot,) in prompt["words"].values() for word in slot} <= {word for words in TOPICS.values() for word in words}
+    assert json.loads((run.export / PROMPT_FILE).read_bytes()) == prompt
+    assert not (run.export / "mlm").exists()
+    card = (run.export / "README.md").read_text("utf-8")
+    assert "text-classification pipeline does not" in card
+    assert "pipeline_tag: fill-mask" in card
+    explanation = explain_at(run.export, "wave ship harbour " * 20)
+    assert 0 < explanation.read < len(explanation.text)
+    with pytest.raises(UsageError, match=r"reads texts in patterns \(prompt\.json\), which an ONNX graph of it would not"):
+        export_onnx(run.export)
+    _, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
+    assert not [event for event in events if event.kind == "stale"]
+
+    damaged = prompt | {"words": prompt["words"] | {"sea": [["harbourmaster"]]}}
+    (run.export / PROMPT_FILE).write_text(json.dumps(damaged), "utf-8")
+    with pytest.raises(ArtifactError):
+        cramlm.Predictor.load(run.export)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (['head.prompt.words={sea="ship"}'], "the label 'hill' has no words"),
+        (['head.prompt.words={sea="ship",hill="ridge",lake="reef"}'], "'lake' is no label of the training texts ('hill', 'sea')"),
+        (['head.prompt.words={sea="ships",hill="ridge"}'], "'ships' is 2 tokens of the vocabulary (ship ##s); single tokens near it: ship"),
+        (['head.prompt.words={sea="ship",hill="Ship"}'], "are the same tokens here"),
+        (["head.prompt.words={sea=[],hill=[]}"], "label 'sea': needs words for each of 1 {mask}, got ()"),
+        (['head.prompt.words={sea="ship",hill=["ship"]}'], "labels 'sea' and 'hill' have the same words"),
+        (['head.prompt.patterns=["{text} is good"]'], "pattern '{text} is good': has no {mask}"),
+        (['head.prompt.patterns=["{text} {mask} {topic}"]'], "{topic} is no field; those are {mask} {text} {text_a}"),
+        (['head.prompt.patterns=["{text} {mask} }"]'], "a brace without its other half"),
+        (['head.prompt.patterns=["{mask}"]'], "needs {text} once, or {text_a} and {text_b} once each"),
+        (['head.prompt.patterns=["{text_a} {mask} {text_b}"]'], "must read {text}, as the task has single texts"),
+        (['head.prompt.patterns=["{text} {mask} {mask}"]'], "patterns with 2 {mask} need words for every label"),
+        ([TWO], "patterns must have equal numbers of {mask}: 1 in '{mask}: {text}', 2 in 'Of the {mask}"),
+        ([f'head.prompt.patterns=["{"the old " * 12} {{mask}} {{text}}"]'], "of the 24 tokens of a sequence, which leaves fewer than 4"),
+        (["phases[0].trains=vectors"], "trains 'vectors' is for labels alone and a soft prompt"),
+        (["phases[0].objective=span"], "objective 'span' does not go with a prompt"),
+        (["distributed.parallel=fsdp2"], "is not trained by fsdp2"),
+        (["head.places=true"], "head.places and head.generator are of no use"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused_in_one_line(settings: list[str], message: str, place: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        fit(place, tmp_path / "run", "prompt", *settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_lora_from_peft_tunes_what_a_run_exported(place: dict[str, str], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs peft, which cramlm does not depend on: pip install peft")
+    import transformers
+
+    run, _ = fit(place, tmp_path / "run", "plm")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run.export)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.export)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear"))
+    rows = [json.loads(line) for line in Path(place["train"]).read_text("utf-8").splitlines()]
+    inputs = tokenizer([row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt")
+    inputs["labels"] = torch.tensor([model.config.label2id[row["label"]] for row in rows])
+    optimizer = torch.optim.AdamW([each for each in wrapped.parameters() if each.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        loss = wrapped(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    merged = wrapped.merge_and_unload()
+    merged.save_pretrained(tmp_path / "tuned")
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(again.state_dict()[name], before[name])
+    assert not torch.equal(again.state_dict()["classifier.weight"], before["classifier.weight"])
