@@ -18,6 +18,7 @@ from checkpoints import write_checkpoint
 from cramlm.commands import models
 from cramlm.deploy.explain import explain_at
 from cramlm.deploy.onnx import export_onnx
+from cramlm.deploy.server_models import load_model
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.encoder import initialise
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
@@ -114,6 +115,9 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     np.testing.assert_allclose(answers, by_transformers(run.export, texts), atol=1e-4, rtol=0)
     told = [json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()]
     np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in told], atol=2e-6, rtol=0)
+    served = load_model(run.export, None)
+    np.testing.assert_allclose(served.answer(texts, [None] * len(texts)).probabilities, answers, atol=1e-5, rtol=0)
+    assert served.answer(["wave " * 100], [None]).lengths[0] > 100
     capsys.readouterr()
     models.evaluate(run.export, place["test"], as_json=True)
     assert json.loads(capsys.readouterr().out)["macro_f1"] == pytest.approx(run.scores["models"][run.config.name]["test"]["macro_f1"])
@@ -150,10 +154,24 @@ def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_t
     _, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
     assert not [event for event in events if event.kind == "stale"]
 
+    again = resolve_run("prompt", None, [], task={"train": place["train"]}, corpus=None, budget=None, seed=None, init=str(run.export))
+    assert (again.encoder.hidden, again.encoder.shape) == (32, run.config.encoder.shape)
+
     damaged = prompt | {"words": prompt["words"] | {"sea": [["harbourmaster"]]}}
     (run.export / PROMPT_FILE).write_text(json.dumps(damaged), "utf-8")
     with pytest.raises(ArtifactError):
         cramlm.Predictor.load(run.export)
+
+
+def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place: dict[str, str], tmp_path: Path) -> None:
+    run, events = fit(place, tmp_path / "run", "pet", *CASES["given"])
+    labelled = next(event.message for event in events if event.stage == "teacher-of-distil" and event.kind == "done")
+    answers = np.load(run.path / "teacher-of-distil/passages.npy")
+    assert f"{len(answers):,} passages labelled by the model of finetune" in labelled
+    np.testing.assert_allclose(answers.sum(1), 1, atol=1e-5)
+    last = [event.data for event in events if event.kind == "step" and event.stage == "phase-2-distil"][-1]
+    assert {"mlm_external", "task", "teacher"} <= set(last)
+    assert not (run.path / "teacher").exists()
 
 
 @pytest.mark.parametrize(
@@ -176,6 +194,7 @@ def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_t
         (["phases[0].trains=vectors"], "trains 'vectors' is for labels alone and a soft prompt"),
         (["phases[0].objective=span"], "objective 'span' does not go with a prompt"),
         (["distributed.parallel=fsdp2"], "is not trained by fsdp2"),
+        (["phases[0].teacher_from=joint"], "teacher_from 'joint' is no earlier phase"),
         (["head.places=true"], "head.places and head.generator are of no use"),
     ],
 )

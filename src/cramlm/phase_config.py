@@ -110,6 +110,11 @@ class PhaseConfig(FrozenModel):
         description="weight of the cross-entropy to a teacher's probabilities of external text (in a phase without any: of the task's "
         "own, held out of its fit); the teacher is logistic regression on TF-IDF and averaged counted embeddings; None = 1",
     )
+    teacher_from: str | None = Field(
+        None,
+        description="the earlier phase whose model is the teacher of external text, in place of logistic regression (pseudo-labels; with a "
+        "prompt those of its patterns together), at temperature 2",
+    )
     loss_scale: Literal["sum", "mean"] = Field(
         "sum",
         description="sum: the paper's formula; mean: the released code's, task batches divided by mlm_weight + task_weight",
@@ -229,11 +234,14 @@ def check_order(phases: Sequence[PhaseConfig]) -> None:
     """Raises ValueError if a phase names one that does not come before it, or one that does not score."""
     earlier: dict[str, PhaseConfig] = {}
     for phase in phases:
-        for knob, name in (("start_from", phase.start_from), ("masking.scores_of", phase.masking.scores_of)):
+        named = {"start_from": phase.start_from, "masking.scores_of": phase.masking.scores_of, "teacher_from": phase.teacher_from}
+        for knob, name in named.items():
             if name is not None and name not in earlier and (knob, name) != ("start_from", "start"):
                 raise ValueError(f"phase {phase.name!r}: {knob} {name!r} is no earlier phase; those are {', '.join(earlier) or 'none'}")
         if phase.objective == "marks" and not earlier:
             raise ValueError(f"phase {phase.name!r}: objective 'marks' asks a model that knows the labels; learn them in a phase before it")
         if phase.masking.scores_of is not None and earlier[phase.masking.scores_of].objective != "marks":
             raise ValueError(f"phase {phase.name!r}: {phase.masking.scores_of!r} scores nothing; only a phase with objective marks does")
+        if phase.teacher_from is not None and not (phase.external and earlier[phase.teacher_from].uses_labels):
+            raise ValueError(f"phase {phase.name!r}: teacher_from needs external text, and a phase that learnt labels; drop it")
         earlier[phase.name] = phase

@@ -5,7 +5,7 @@
     random_retrieval, labels_only, external_only, no_stage_2, task_text_only      its controls
     plm, dapt, tapt, dapt_tapt, knn_tapt         from a checkpoint, Gururangan et al. 2020
     selective_masking, selective_masking_random  Gu et al. 2020, and its control
-    prompt, soft_prompt                          Schick and Schuetze 2021; Lester et al. 2021, Liu et al. 2021
+    prompt, pet, soft_prompt                     Schick and Schuetze 2021, Lester et al. 2021
 
 Each is called with the data and gives a complete `RunConfig`. Numbers that a recipe leaves open (steps, row length, size of the selection)
 are set by the planner (training/budget.py) from the budget and the sizes of the data; every one can be fixed by hand, like
@@ -32,6 +32,7 @@ from cramlm.recipes.methods import tlm as tlm
 from cramlm.recipes.paper import PaperRecipe, paper_recipe
 from cramlm.recipes.phases import finetune_phase as finetune_phase
 from cramlm.recipes.phases import joint_phase as joint_phase
+from cramlm.recipes.prompting import pet as pet
 from cramlm.recipes.prompting import prompt as prompt
 from cramlm.recipes.prompting import soft_prompt as soft_prompt
 from cramlm.recipes.recipe import Recipe
@@ -52,7 +53,7 @@ _ALL: tuple[AnyRecipe, ...] = (
     *(random_retrieval, labels_only, external_only, no_stage_2, task_text_only),
     *(plm, dapt, tapt, dapt_tapt, knn_tapt),
     *(selective_masking, selective_masking_random),
-    *(prompt, soft_prompt),
+    *(prompt, pet, soft_prompt),
 )
 RECIPES: Mapping[str, AnyRecipe] = {recipe.name: recipe for recipe in _ALL}
 """By the name that `--recipe` takes."""

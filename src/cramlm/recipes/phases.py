@@ -53,6 +53,12 @@ def vectors_phase() -> PhaseConfig:
     return finetune_phase().model_copy(update={**tuned, "optimizer": optimizer})
 
 
+def distil_phase(*, teacher: str, start: str) -> PhaseConfig:
+    """Language, labels and the pseudo-labels that the phase `teacher` gives external text, from the weights of the phase `start`."""
+    named = {"name": "distil", "teacher_from": teacher, "teacher_weight": 1.0, "start_from": start, "keep": "best"}
+    return joint_phase().model_copy(update=named)
+
+
 def text_phase(name: str, *, external: int, task: int, mlm_weight: float, most_passes: float | None = None) -> PhaseConfig:
     """Masked language modeling alone, with the masks, batches and rates of `joint_phase`: no label is looked at, no teacher asked."""
     text = {"external": external, "task": task, "mlm_weight": mlm_weight, "task_weight": 0.0, "teacher_weight": 0.0}
@@ -60,14 +66,15 @@ def text_phase(name: str, *, external: int, task: int, mlm_weight: float, most_p
 
 
 def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
-    """The phase as it is run on pretrained weights: AdamW at the rates of the literature, BERT's masks, dropout 0.1, no teacher.
+    """The phase as it is run on pretrained weights: AdamW at the rates of the literature, BERT's masks, dropout 0.1, no linear teacher.
 
     Continued MLM at 1e-4, fine-tuning at 2e-5 in batches of 16, warm-up over 6 % of the steps (Gururangan et al. 2020); encoders
     narrower than 768 are tuned at 5e-5, as small ones stand and need more.
     """
     if phase.trains == "vectors":
         return phase
-    common: dict[str, Any] = {"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.06), "dropout": 0.1, "teacher_weight": 0.0}
+    common: dict[str, Any] = {"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.06), "dropout": 0.1}
+    common["teacher_weight"] = 0.0 if phase.teacher_from is None else phase.teacher_weight
     if phase.uses_mlm and phase.objective != "marks":
         masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
         return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cramlm.config import Bm25Config
-from cramlm.recipes.phases import finetune_phase, joint_phase, text_phase, vectors_phase
+from cramlm.recipes.phases import distil_phase, finetune_phase, joint_phase, text_phase, vectors_phase
 from cramlm.recipes.recipe import Recipe
 
 prompt = Recipe(
@@ -12,6 +14,16 @@ prompt = Recipe(
     (joint_phase(), finetune_phase()),
     Bm25Config(top_k=50),
     phases_on_checkpoint=(finetune_phase(),),
+    head="prompt",
+)
+_UNTAUGHT: Final = {"teacher_weight": 0.0}
+_LABELS: Final = finetune_phase().model_copy(update=_UNTAUGHT)
+pet = Recipe(
+    "pet",
+    "prompt without a linear teacher, then once more with its own pseudo-labels of the retrieved text",
+    (joint_phase().model_copy(update=_UNTAUGHT), _LABELS, distil_phase(teacher="finetune", start="joint")),
+    Bm25Config(top_k=50),
+    phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
     head="prompt",
 )
 soft_prompt = Recipe(

@@ -32,6 +32,7 @@ from cramlm.stages.marking import tell, with_told
 from cramlm.stages.ranks import Order, Size, give_order
 from cramlm.stages.schedule import Schedule, replan
 from cramlm.stages.start import describe_start, tell_taken
+from cramlm.stages.teacher import ask_model
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import train_phase
@@ -96,20 +97,35 @@ def train(
         return external_pool(tokenizer, selection, soft, asked, length=length) if phase.external and selection else None
 
     def soft_labels(phase: PhaseConfig, about: str) -> FloatArray | None:
-        return read_array(teacher.path / f"{about}.npy") if teacher and phase.uses_teacher else None
+        source = answers.get(phase.name, teacher)
+        return read_array(source.path / f"{about}.npy") if source and phase.uses_teacher else None
 
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
     trained: dict[str, Artifact] = {}  # the phases so far, by name
+    answers: dict[str, Artifact] = {}  # by phase, where another's model is its teacher
 
     def run_phase(number: int, phase: PhaseConfig, before: Artifact | None, incoming: float | None) -> Artifact:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
         key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
         if prompt is not None:
             key["prompt"] = asdict(prompt)
-        if phase.uses_teacher and teacher:
-            key["teacher"] = teacher.fingerprint
+        if phase.uses_teacher and phase.teacher_from is not None and selection is not None:
+            judge_of = trained[phase.teacher_from]
+            answers[phase.name] = ask_model(
+                model,
+                selection,
+                tokenizer,
+                folder,
+                weights=lambda: load_weights(model, judge_of.path),
+                key={**inputs, "model": judge_of.fingerprint, "length": phase.row_length, "precision": plan.precision},
+                phase=phase,
+                precision=plan.precision,
+                emit=emit,
+            )
+        if phase.uses_teacher and (source := answers.get(phase.name, teacher)):
+            key["teacher"] = source.fingerprint
         if embedding is not None and before is None:
             key["embedding"] = embedding.fingerprint
         if pretrained is not None and before is None:

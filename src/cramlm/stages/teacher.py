@@ -1,22 +1,29 @@
-"""What a linear model makes of every retrieved passage and every training text, for phases that learn from it."""
+"""What a linear model, or the model of an earlier phase, makes of retrieved passages and training texts, for phases that learn from it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from cramlm.arrays import read_array, save_array
 from cramlm.artifacts import Artifact, stage
-from cramlm.config import RunConfig
+from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
-from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.evaluate import predict_logits, probabilities_of, sequences_of, sequences_of_texts
 from cramlm.evaluation.teacher import Vectors, soft_labels
+from cramlm.model.device import Precision
+from cramlm.model.model import Model
 from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.stages.common import Chosen, fingerprint
 from cramlm.training.budget import with_teacher
 from cramlm.training.cooccurrence import TextSpace
+
+TEMPERATURE: Final = 2.0
+"""What a model's logits are divided by before they teach (Schick and Schütze 2021)."""
 
 
 def teach(
@@ -36,7 +43,7 @@ def teach(
     The teacher sees texts as the baseline that is best on dev does (without a baseline stage the variants are tried here), and, where token
     embeddings were counted, as their averages.
     """
-    if not any(with_teacher(phase).uses_teacher for phase in config.phases):
+    if not any(with_teacher(phase).uses_teacher and phase.teacher_from is None for phase in config.phases):
         return None
 
     def write(target: Path) -> None:
@@ -66,6 +73,36 @@ def teach(
     inputs |= {name: None if each is None else each.fingerprint for name, each in (("baseline", baseline), ("embedding", embedding))}
     key = {"format": 3, "config": config.baseline.model_dump(mode="json"), "seed": config.seed, **inputs}
     return stage(folder / "teacher", kind="teacher", key=key, write=write, emit=emit)
+
+
+def ask_model(
+    model: Model,
+    selection: Chosen,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    weights: Callable[[], None],
+    key: Mapping[str, Any],
+    phase: PhaseConfig,
+    precision: Precision,
+    emit: Emit,
+) -> Artifact:
+    """passages.npy as `teach` leaves it, but from a model of an earlier phase: what it makes of as much of each passage as a row of `phase`
+    holds, at `TEMPERATURE`; with a prompt in all its patterns. weights: fills the model, called when it is needed.
+    """
+    name = f"teacher-of-{phase.name}"
+
+    def write(target: Path) -> None:
+        emit(Event("start", name))
+        weights()
+        sequences = sequences_of_texts(tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=model.prompt)
+        logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
+        answers = probabilities_of(logits / TEMPERATURE)
+        save_array(target / "passages.npy", answers)
+        told = f"{answers.max(1).mean():.0%} sure on the mean"
+        emit(Event("done", name, f"{len(answers):,} passages labelled by the model of {phase.teacher_from}, {told}"))
+
+    return stage(folder / name, kind="teacher", key={"format": 1, **key}, write=write, emit=emit, name=name)
 
 
 def _vectors(tokenizer: Tokenizer, task: Task, texts: list[str], embeddings: FloatArray) -> Vectors:
