@@ -96,7 +96,7 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
                 logits = model(inputs_embeds=whole).logits[0].log_softmax(-1)
             slots = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0] + len(vectors)
             scores.append([_score(logits, slots, prompt["words"][label], tokenizer) for label in prompt["labels"]])
-        answers.append(torch.tensor(scores).mean(0).softmax(-1).numpy())
+        answers.append((torch.tensor(scores).mean(0) + torch.tensor(prompt["shift"])).softmax(-1).numpy())
     return np.array(answers)
 
 
@@ -142,7 +142,8 @@ def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_t
     assert {"mlm_external", "mlm_task", "task", "teacher"} <= set(steps[-1])
     prompt = json.loads((run.path / "prompt/prompt.json").read_bytes())
     assert {word for (slot,) in prompt["words"].values() for word in slot} <= {word for words in TOPICS.values() for word in words}
-    assert json.loads((run.export / PROMPT_FILE).read_bytes()) == prompt
+    shift = json.loads((run.path / "label-prior/label-prior.json").read_bytes())["shift"]
+    assert json.loads((run.export / PROMPT_FILE).read_bytes()) == prompt | {"shift": [shift["hill"], shift["sea"]]}
     assert not (run.export / "mlm").exists()
     card = (run.export / "README.md").read_text("utf-8")
     assert "text-classification pipeline does not" in card

@@ -158,7 +158,10 @@ class Model(nn.Module):
             self.encoder.word_embeddings[known] = given[known]
 
     def shift_labels(self, shift: FloatArray) -> None:
-        """Add to every logit of the classifier: (labels,), into its bias."""
+        """Add to every logit: (labels,), into the classifier's bias, or into what a prompt adds."""
+        if self.prompt_head is not None:
+            self.prompt_head.shift(shift.tolist())
+            return
         bias = self.classifier.classifier.bias
         with torch.no_grad():
             bias.add_(torch.from_numpy(shift).to(bias))

@@ -9,6 +9,9 @@ al. 2021). A mean of logits is one product with the mean of the words' embedding
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +38,12 @@ class PromptHead(nn.Module):
         words = torch.einsum("klw,we->kle", shares, embedding.index_select(0, ids))
         biases = torch.einsum("klw,w->l", shares, bias.index_select(0, ids))
         slots = states.view(-1, self.prompt.slots, states.shape[1])
-        return torch.einsum("ske,kle->sl", slots, words) + biases
+        return torch.einsum("ske,kle->sl", slots, words) + biases + torch.tensor(self.prompt.shift or 0.0, device=states.device)
+
+    def shift(self, values: Sequence[float]) -> None:
+        """Add to the scores of the labels."""
+        before = self.prompt.shift or (0.0,) * len(values)
+        self.prompt = replace(self.prompt, shift=tuple(one + other for one, other in zip(before, values, strict=True)))
 
     def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The distinct tokens (W,), and what each counts in the mean of (slot, label, token)."""

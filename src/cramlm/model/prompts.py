@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ _MOST_NEAR: Final = 5
 class Prompt:
     """Patterns, and for each label (in the order of the logits) and slot the words that stand for it, with their token ids.
 
-    vectors: how many learned ones stand before the text.
+    vectors: how many learned ones stand before the text. shift: what is added to each label's score; empty for nothing.
     """
 
     patterns: tuple[str, ...]
@@ -46,6 +47,7 @@ class Prompt:
     ids: tuple[tuple[tuple[int, ...], ...], ...]
     mask_id: int
     vectors: int
+    shift: tuple[float, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -219,7 +221,8 @@ def prompt_json(prompt: Prompt, labels: Sequence[str]) -> dict[str, Any]:
     """What `prompt.json` holds, for a run and for an exported folder."""
     words = {label: [list(slot) for slot in slots] for label, slots in zip(labels, prompt.words, strict=True)}
     patterns, markers = list(prompt.patterns), [list(pair) for pair in prompt.markers]
-    return {"format": _FORMAT, "patterns": patterns, "markers": markers, "vectors": prompt.vectors, "labels": list(labels), "words": words}
+    told = {"patterns": patterns, "markers": markers, "vectors": prompt.vectors, "shift": list(prompt.shift)}
+    return {"format": _FORMAT, **told, "labels": list(labels), "words": words}
 
 
 def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, ...]]:
@@ -239,7 +242,11 @@ def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, 
         config = PromptConfig.model_validate({**shown, "words": _as_given(given)})
         if len(set(labels)) != len(labels) or len(labels) < 2 or type(vectors) is not int or not 0 <= vectors <= 10_000:
             raise ValueError("labels or vectors")
-        return resolve_prompt(config, [config.words_of(label) for label in labels], tokenizer, vectors=vectors), tuple(labels)
+        shift = tuple(map(float, data["shift"]))
+        if len(shift) not in (0, len(labels)) or not all(map(math.isfinite, shift)):
+            raise ValueError("shift")
+        prompt = resolve_prompt(config, [config.words_of(label) for label in labels], tokenizer, vectors=vectors)
+        return replace(prompt, shift=shift), tuple(labels)
     except (KeyError, TypeError, ValueError, UsageError) as error:
         said = " ".join(str(error).split())[:160]
         raise ArtifactError(f"{path}: damaged, or not made for this vocabulary ({said}); export the model again") from error

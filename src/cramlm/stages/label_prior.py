@@ -28,7 +28,7 @@ def settle_label_prior(
 
     def write(target: Path) -> None:
         emit(Event("start", "label-prior"))
-        sequences = sequences_of(tokenizer, task.dev, max_length=trained.max_length)
+        sequences = sequences_of(tokenizer, task.dev, max_length=trained.max_length, prompt=trained.model.prompt)
         logits = predict_logits(trained.model, sequences, precision=plan.precision, pad_id=tokenizer.pad_id)
         true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
         chosen = choose_shift(logits, true, task.labels, trained_on=trained_on, choose_by=config.choose_by)
