@@ -13,7 +13,8 @@ from cramlm.artifacts import publish
 from cramlm.model.tokenization import Tokenizer
 from cramlm.recipes.phases import finetune_phase, joint_phase
 from cramlm.stages.common import Chosen
-from cramlm.stages.model import external_pool, known_score
+from cramlm.stages.model import known_score
+from cramlm.stages.pools import external_pool
 
 
 def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> Chosen:

@@ -9,26 +9,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cramlm.arrays import read_array
 from cramlm.artifacts import Artifact, stage, verify
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.deploy.export import export_run
-from cramlm.evaluation.evaluate import evaluate_examples, sequences_of
+from cramlm.evaluation.evaluate import evaluate_examples
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, initialise_all
 from cramlm.model.pretrained import Pretrained
-from cramlm.model.prompts import Prompt, read_passages
+from cramlm.model.prompts import Prompt
 from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
 from cramlm.stages.marking import tell, with_told
+from cramlm.stages.pools import external_pool, task_pool
 from cramlm.stages.ranks import Order, Size, give_order
 from cramlm.stages.schedule import Schedule, replan
 from cramlm.stages.start import describe_start, tell_taken
@@ -88,7 +87,7 @@ def train(
     def labelled(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "task") if not phase.external else None
         asked = prompt if phase.uses_labels or phase.uses_teacher else None
-        return _task_pool(tokenizer, task.train, label_ids, soft, asked, length=phase.text_length) if phase.task else None
+        return task_pool(tokenizer, task.train, label_ids, soft, asked, length=phase.text_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "passages")
@@ -336,35 +335,6 @@ def load_weights(model: Model, folder: Path) -> None:
 def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision) -> Mapping[str, float]:
     scores, _ = evaluate_examples(model, tokenizer, task.dev, task.labels, max_length=max_length, precision=precision)
     return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
-
-
-def _task_pool(
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    label_ids: Mapping[str, int],
-    soft: FloatArray | None,
-    prompt: Prompt | None,
-    *,
-    length: int,
-) -> TokenPool:
-    tokens = sequences_of(tokenizer, examples, max_length=length, prompt=prompt)
-    labels = np.asarray([-1 if example.label is None else label_ids[example.label] for example in examples], dtype=np.int64)
-    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=None if soft is None else soft[tokens.source])
-
-
-def external_pool(
-    tokenizer: Tokenizer, selection: Chosen, soft: FloatArray | None = None, prompt: Prompt | None = None, *, length: int
-) -> TokenPool:
-    """The selected passages as sequences of at most `length` tokens, each with its passage's weight and soft labels (`soft`, (passages,
-    labels)), in the patterns of a prompt where one is given; a long passage gives several.
-    """
-    texts = selection.texts()
-    if prompt is None:
-        tokens = tokenizer.sequences(texts, max_length=length, cut="split")
-    else:
-        tokens = read_passages(prompt, tokenizer, texts, max_length=length)
-    weights, taught = (None if given is None else given[tokens.source] for given in (selection.weights(), soft))
-    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, taught)
 
 
 def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:
