@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from cramlm.config import EncoderConfig, PhaseConfig, PromptConfig
-from cramlm.errors import UsageError
+from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import predict_logits, predict_logits_fast
+from cramlm.model.hf import load_classifier, save_prompted
 from cramlm.model.label_words import association, choose_words
 from cramlm.model.model import Model, build_model
 from cramlm.model.prompts import Prompt, head_of, read_passages, read_texts, resolve_prompt, text_room
@@ -170,3 +174,33 @@ def test_words_are_chosen_by_log_odds_over_their_error_and_each_for_one_label(to
     same = tokenizer.sequences(["the"] * 300, max_length=8, cut="truncate")
     with pytest.raises(UsageError, match=r"none of which is left for label 'l\d+'"):
         choose_words(same, many, labels, tokenizer, count=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2, this cramlm reads 1"),
+        ({"vectors": 7}, r"tensor 'vectors' has shape \(3, 32\), expected \(7, 32\)"),
+        ({"patterns": ["{text}"]}, "has no {mask}"),
+        ({"labels": ["a"]}, "labels or vectors"),
+        ({"words": {"a": [["pain"]], "b": [["kinases"]]}}, "'kinases' is 2 tokens"),
+        ({"shift": [0.5]}, "shift"),
+        (None, "prompt.safetensors: missing"),
+    ],
+)
+def test_an_exported_prompt_is_read_as_it_was_written_or_refused(
+    change: dict[str, Any] | None, message: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    prompt = prompt_of(tokenizer, "{mask} of {text}", vectors=3)
+    model = prompted_model(tokenizer, prompt)
+    save_prompted(model, tokenizer, tmp_path, labels=("a", "b"), max_length=32)
+    loaded = load_classifier(tmp_path)
+    assert (loaded.labels, loaded.model.prompt, loaded.max_length) == (("a", "b"), prompt, 32)
+    assert all(torch.equal(one, loaded.model.get_parameter(name)) for name, one in model.named_parameters())
+    if change is None:
+        (tmp_path / "prompt.safetensors").unlink()
+    else:
+        path = tmp_path / "prompt.json"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | change), "utf-8")
+    with pytest.raises(ArtifactError, match=message):
+        load_classifier(tmp_path)

@@ -27,7 +27,7 @@ from cramlm.evaluation.evaluate import (
 from cramlm.evaluation.metrics import Scores
 from cramlm.model.device import Precision, resolve_precision
 from cramlm.model.hf import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, LoadedModel, load_classifier
-from cramlm.model.prompts import text_room
+from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, text_room
 from cramlm.model.tokenization import TOKENIZER_FILE
 from cramlm.records import Example, FloatArray, Prediction
 
@@ -50,7 +50,7 @@ class Predictor:
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
         """
-        check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
+        check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, PROMPT_FILE, VECTORS_FILE))
         loaded = load_classifier(Path(folder))
         loaded.model.to(device)
         return cls(loaded, precision=precision)
