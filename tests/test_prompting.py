@@ -226,7 +226,7 @@ def test_lora_from_peft_tunes_what_a_run_exported(place: dict[str, str], tmp_pat
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     merged = wrapped.merge_and_unload()
     merged.save_pretrained(tmp_path / "tuned")
