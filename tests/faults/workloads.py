@@ -108,7 +108,7 @@ class World:
         """By name, in the order of a run. `train` and `finish` go on from a run whose earlier stages are done."""
         assert self.config.corpus is not None
         fewer = self.config.corpus.model_copy(update={"passage_words": 20})
-        after_training = ("evaluation", "export", "report.html")
+        after_training = ("label-prior", "evaluation", "export", "report.html")
         all_ = (
             Workload("index", self.index, older=lambda folder: void(build_catalog(fewer, folder, workers=1))),
             Workload("select", self.select, older=functools.partial(self.select, top_k=5)),
