@@ -19,14 +19,27 @@ if TYPE_CHECKING:
     from cramlm.estimator import CramClassifier
     from cramlm.pipeline import Run
     from cramlm.pipeline import run as fit
-    from cramlm.records import Prediction
+    from cramlm.records import LabelsPrediction, NumberPrediction, Prediction
 
 __version__ = "0.1.0"
-__all__ = ["CramClassifier", "CramError", "Prediction", "Predictor", "Run", "RunConfig", "fit", "recipes"]
+__all__ = [
+    "CramClassifier",
+    "CramError",
+    "LabelsPrediction",
+    "NumberPrediction",
+    "Prediction",
+    "Predictor",
+    "Run",
+    "RunConfig",
+    "fit",
+    "recipes",
+]
 
 _HOMES = {
     "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
+    "LabelsPrediction": ("cramlm.records", "LabelsPrediction"),
+    "NumberPrediction": ("cramlm.records", "NumberPrediction"),
     "Prediction": ("cramlm.records", "Prediction"),
     "Predictor": ("cramlm.deploy.predictor", "Predictor"),
     "Run": ("cramlm.pipeline", "Run"),

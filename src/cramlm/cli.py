@@ -22,12 +22,14 @@ from cramlm.commands import corpora, experiments, models, runs
 from cramlm.commands.parameters import (
     SPINS,
     InitOption,
+    KindOption,
     LabelColumn,
     OnBadRowOption,
     PairColumn,
     PresetOption,
     RecipeOption,
     SeedOption,
+    SeparatorOption,
     SetOption,
     StoreOption,
     TextColumn,
@@ -71,14 +73,17 @@ def fit(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
     on_bad_row: OnBadRowOption = "fail",
     store: StoreOption = None,
     track: Annotated[str | None, typer.Option(help="Send losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
 ) -> None:
     """Retrieve, train, evaluate and export; run it again to resume or to see that nothing is left to do."""
-    from cramlm.console import console_events, show_table, summary_rows
+    from cramlm.console import console_events, show_table, summary_header, summary_rows
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     resolved = resolve_run(recipe, config, set_, task=task, corpus=corpus, budget=budget, seed=seed, preset=preset, init=init)
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -93,8 +98,7 @@ def fit(
             return
         with console_events() as show, follow(track, out, resolved, show) as emit:
             finished = run(resolved, out=out, store=store, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
-    header = ("", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1")
-    show_table(f"{resolved.name}: {finished.path}", header, summary_rows(finished.scores))
+    show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
     flops = finished.scores["flops"]
     print(f"training FLOPs: {flops['paper']:.2e} as the paper counts them (6 x tokens x parameters), {flops['executed']:.2e} executed")
     print(finished.scores["verdict"])

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -27,12 +27,20 @@ from cramlm.phase_config import OptimizerConfig as OptimizerConfig
 from cramlm.phase_config import PhaseConfig as PhaseConfig
 from cramlm.phase_config import ScheduleConfig as ScheduleConfig
 from cramlm.phase_config import check_order
+from cramlm.records import TaskKind
 from cramlm.retriever_config import Bm25Config as Bm25Config
 from cramlm.retriever_config import ElasticsearchConfig, FrozenModel, with_kind
 from cramlm.retriever_config import RandomConfig as RandomConfig
 from cramlm.retriever_config import RetrieverConfig as RetrieverConfig
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
+Metric: TypeAlias = Literal["macro_f1", "micro_f1", "accuracy", "subset_accuracy", "pearson", "spearman", "r2"]
+CHOOSING: Final[dict[TaskKind, tuple[Metric, ...]]] = {
+    "classification": ("macro_f1", "micro_f1", "accuracy"),
+    "multi-label": ("macro_f1", "micro_f1", "subset_accuracy"),
+    "regression": ("pearson", "spearman", "r2"),
+}
+"""The dev scores that may choose, by kind of task; the first does unless `choose_by` says otherwise. Higher is better in all of them."""
 
 
 class CorpusConfig(FrozenModel):
@@ -50,8 +58,11 @@ class CorpusConfig(FrozenModel):
 class TaskConfig(FrozenModel):
     """The labelled data."""
 
+    kind: TaskKind = Field(
+        "classification", description="what a text is answered with: one label; any number of labels (multi-label); a number (regression)"
+    )
     train: str
-    dev: str | None = Field(None, description="without it a stratified, seeded part of train is split off")
+    dev: str | None = Field(None, description="without it a seeded part of train is split off, stratified where texts have one label")
     test: str | None = None
     text_column: str = "text"
     label_column: str = "label"
@@ -60,6 +71,7 @@ class TaskConfig(FrozenModel):
     max_record_bytes: int = Field(16_000_000, ge=1_000)
     on_bad_row: OnBadRow = "fail"
     unseen_labels: Literal["fail", "ignore"] = Field("fail", description="dev/test label that train lacks; ignore = scored as wrong")
+    label_separator: str = Field("|", min_length=1, description="multi-label only: between the labels of a csv, tsv or parquet cell")
 
 
 class TokenizerConfig(FrozenModel):
@@ -166,13 +178,37 @@ class RunConfig(FrozenModel):
     head: HeadConfig = HeadConfig()
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     baseline: BaselineConfig = BaselineConfig()
-    choose_by: Literal["macro_f1", "micro_f1", "accuracy"] = Field("macro_f1", description="dev score that picks the checkpoint")
+    choose_by: Metric | None = Field(
+        None,
+        description="dev score that picks the checkpoint; None = macro_f1, or pearson in a regression. A classification "
+        "also has micro_f1 and accuracy, a multi-label task micro_f1 and subset_accuracy, a regression spearman and r2",
+    )
     label_prior: Literal["dev", "trained"] = Field(
         "dev",
         description="how much the frequency of labels counts in the finished model's answers. dev: what scores best there (choose_by), "
         "from as trained to not at all; trained: as trained",
     )
     distributed: DistributedConfig = DistributedConfig()
+
+    @property
+    def dev_metric(self) -> Metric:
+        """The dev score that chooses."""
+        return self.choose_by or CHOOSING[self.task.kind][0]
+
+    @model_validator(mode="after")
+    def _kind_agrees(self) -> RunConfig:
+        kind = self.task.kind
+        if self.dev_metric not in CHOOSING[kind]:
+            raise ValueError(f"choose_by {self.choose_by!r} is no score of task.kind {kind!r}; take one of {', '.join(CHOOSING[kind])}")
+        for phase in self.phases if kind != "classification" else ():
+            where = f"phase {phase.name!r} with task.kind {kind!r}"
+            if phase.objective == "marks":
+                raise ValueError(f"{where}: objective 'marks' asks which words matter to a text's one label; take another recipe")
+            if phase.teacher_weight:
+                raise ValueError(f"{where}: a teacher knows texts of one label only; set teacher_weight = 0")
+            if phase.label_smoothing:
+                raise ValueError(f"{where}: labels are smoothed only where a text has one; set label_smoothing = 0")
+        return self
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:

@@ -126,16 +126,31 @@ def _line(stage: str, message: str) -> None:
     print(f"{stage:>16}  {message}", file=sys.stderr, flush=True)
 
 
+def summary_header(scores: Mapping[str, Any]) -> list[str]:
+    """What stands over `summary_rows`."""
+    from cramlm.evaluation.kinds import KINDS, NAMES, metric_of
+
+    kind = scores.get("kind", "classification")
+    return ["", f"dev {NAMES[metric_of(kind)]}", *(f"test {NAMES[metric]}" for metric in KINDS[kind].metrics)]
+
+
 def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
-    """Rows (what, dev macro, test accuracy, micro, macro) of a run's scores.json: the model first, then each baseline.
+    """Rows (what, its dev score, its test scores) of a run's scores.json: the model first, then each baseline.
 
     Where test rows stand in train as well, a second row gives the scores on the rows that do not.
     """
+    from cramlm.evaluation.kinds import KINDS, figure, metric_of
+
+    kind = scores.get("kind", "classification")
+
+    def shown(test: Mapping[str, Any] | None) -> list[str]:
+        return ["-" if test is None else figure(metric, test[metric]) for metric in KINDS[kind].metrics]
+
     rows = []
     for name, entry in scores["models"].items():
-        rows.append([name, f"{100 * entry['dev']['macro_f1']:.1f}", *_percentages(entry.get("test"))])
+        rows.append([name, figure(metric_of(kind), entry["dev"][metric_of(kind)]), *shown(entry.get("test"))])
         if "test_leak_free" in entry:
-            rows.append([f"  {entry['test_leak_free']['rows']} rows not in train", "", *_percentages(entry["test_leak_free"])])
+            rows.append([f"  {entry['test_leak_free']['rows']} rows not in train", "", *shown(entry["test_leak_free"])])
     return rows
 
 
@@ -146,9 +161,12 @@ def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *
     """
     for file in files:
         labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
-        ends = ", ".join(f"{_plain(name)} {count / file['rows']:.1%}" for name, count in (labels[0], labels[-1]))
+        ends = ", ".join(f"{_plain(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
+        ends = ends or ", ".join(f"{number:g}" for number in file.get("numbers", ()))
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
-        print(f"{file['name']}: {file['rows']:,} rows, {len(labels)} labels ({ends}), words {words}, {scripts}")
+        print(
+            f"{file['name']}: {file['rows']:,} rows, {f'{len(labels)} labels' if labels else 'numbers'} ({ends}), words {words}, {scripts}"
+        )
     print("labels: the largest and the smallest; words: 5 %, half, 95 % and all of the rows have at most so many")
     shown: dict[str, int] = {}
     for finding in findings:
@@ -195,11 +213,6 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget']}: {plan['refused']}")
-
-
-def _percentages(test: Mapping[str, Any] | None) -> list[str]:
-    keys = ("accuracy", "micro_f1", "macro_f1")
-    return ["-"] * len(keys) if test is None else [f"{100 * test[key]:.1f}" for key in keys]
 
 
 def show_selection(report: Mapping[str, Any]) -> None:

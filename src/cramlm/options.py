@@ -86,6 +86,13 @@ def checked(build: Callable[[], Any]) -> Any:
         raise UsageError(explain_validation_error(error)) from error
 
 
+def checked_kind(kind: str | None) -> Any:
+    """A kind of task by its name; classification where none is given."""
+    from cramlm.config import TaskConfig
+
+    return checked(lambda: TaskConfig(train="", **({} if kind is None else {"kind": kind}))).kind
+
+
 def open_encoder(config: Any) -> Any:
     """The encoder of dense retrieval; torch is loaded only where one is asked for."""
     from cramlm.model.sentences import open_sentence_encoder

@@ -20,6 +20,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 Split: TypeAlias = Literal["train", "dev", "test"]
+TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
+"""What a text is answered with: one label, any number of labels (none too), or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row of the task; `label` is None only where a file to predict has none."""
+    """One row of the task; `label` is None only where a file to predict has none.
+
+    Several labels are written as a JSON list in sorted order, a number as Python spells it (data/labels.py), so that equal strings are
+    equal answers whatever the kind of task.
+    """
 
     id: str
     text: str
@@ -47,10 +53,19 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """How a number is learnt: as (number - mean) / spread, so that training sees numbers around 0 whatever the user's unit is."""
+
+    mean: float = 0.0
+    spread: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """The labelled data. `labels` is sorted; label ids are positions in it. `test` may be empty.
 
-    Dev and test rows may carry a label that is not in `labels` only with `unseen_labels = "ignore"`; they count as wrong.
+    Dev and test rows may carry a label that is not in `labels` only with `unseen_labels = "ignore"`; they count as wrong. A regression has
+    one label, the name of its number; `scale` is that of the training numbers.
     """
 
     train: tuple[Example, ...]
@@ -58,6 +73,8 @@ class Task:
     test: tuple[Example, ...]
     labels: tuple[str, ...]
     dev_is_split_from_train: bool
+    kind: TaskKind = "classification"
+    scale: Scale = Scale()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +106,14 @@ class Batch:
     first: (S,) int64, flat index (row * L + column) of each sequence's first token ([CLS]).
     masked: (M,) int64, flat indices of places at which a token is to be predicted; may be empty.
     mlm_labels: (M,) int64, those tokens: the original ones at `masked`, or those that come next.
-    task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text).
+    task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text). Where `targets` say what is to be
+    answered, 0 stands for any label.
     external: (S,) bool, True where the sequence is retrieved text, False where it is task text.
     soft_labels: (S, labels) float32, what a teacher makes of each sequence; zeros where it was not asked. (S, 0) without a teacher.
     causal_from: (S,) int64, the place inside each sequence from which on places see only those up to themselves; (0,) if all see all.
     chance: (M,) float32 in [0, 1), which of a generator's guesses is taken at `masked`; (0,) where none is asked.
+    targets: (S, labels) float32, 1 for each label that a task sequence has, 0 for the others; or (S, 1), its number; zeros for external
+    text. (S, 0) where each text has one label.
     """
 
     token_ids: IntArray
@@ -107,6 +127,7 @@ class Batch:
     soft_labels: FloatArray
     causal_from: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     chance: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    targets: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
 
     @property
     def tokens(self) -> int:
@@ -121,6 +142,23 @@ class Prediction:
     label: str
     probabilities: Mapping[str, float]
 
+
+@dataclass(frozen=True, slots=True)
+class LabelsPrediction:
+    """Any number of labels, each at least as probable as not, and the probability of every label, each between 0 and 1 on its own."""
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberPrediction:
+    """A number in the unit of the training file."""
+
+    value: float
+
+
+Answer: TypeAlias = Prediction | LabelsPrediction | NumberPrediction
 
 EventKind: TypeAlias = Literal["plan", "start", "progress", "done", "fresh", "stale", "note", "warning", "step", "evaluation"]
 

@@ -96,7 +96,7 @@ def test_intervals_do_not_depend_on_how_many_resamples_are_held_in_memory(monkey
     true, predicted, labels = imitation(100, 3, seed=3)
     scores = score(true, predicted, labels)
     whole = scores.intervals()
-    monkeypatch.setattr("cramlm.evaluation.metrics._CELLS_AT_ONCE", 70)
+    monkeypatch.setattr("cramlm.evaluation.metrics.CELLS_AT_ONCE", 70)
     assert scores.intervals() == whole
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cramlm.commands.parameters import LabelColumn, OnBadRowOption, PairColumn, RayOption, TextColumn
+from cramlm.commands.parameters import KindOption, LabelColumn, OnBadRowOption, PairColumn, RayOption, SeparatorOption, TextColumn
 from cramlm.options import checked, open_encoder, resolve_corpus, resolve_retriever
 
 
@@ -56,6 +56,8 @@ def select(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
 ) -> None:
     """Write the passages that a task asks for, best rank first."""
     from cramlm.artifacts import refuse_foreign
@@ -69,7 +71,9 @@ def select(
 
     refuse_foreign(out, kind=KIND)
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **columns))
+    columns |= {"kind": kind, "label_separator": label_separator}
+    named: Any = {name: value for name, value in columns.items() if value is not None}
+    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **named))
     given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
     chosen_by = resolve_retriever(given, set_)
     share = None if shard is None else Share.parse(shard)

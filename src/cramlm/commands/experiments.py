@@ -11,10 +11,12 @@ import typer
 
 from cramlm.commands.parameters import (
     SPINS,
+    KindOption,
     LabelColumn,
     OnBadRowOption,
     PairColumn,
     PresetOption,
+    SeparatorOption,
     SetOption,
     StoreOption,
     TextColumn,
@@ -41,18 +43,22 @@ def check(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
 ) -> None:
     """Look for what makes scores dishonest before any compute is spent; exit code 3 if there is a problem."""
     from cramlm.artifacts import default_store
     from cramlm.console import console_events, show_findings
     from cramlm.data.checkup import check_corpus, check_files, describe, read_labelled
     from cramlm.data.corpus import build_corpus
-    from cramlm.options import resolve_corpus
+    from cramlm.options import checked_kind, resolve_corpus
     from cramlm.retrieval.catalog import open_catalog
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index name the same thing twice; drop one")
     columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task_kind = checked_kind(kind)
+    columns |= {"kind": task_kind} | ({} if label_separator is None else {"label_separator": label_separator})
     with console_events() as emit:
         train, *held_out = (read_labelled(file, **columns) for file in files)
         findings = list(check_files(train, held_out))
@@ -90,12 +96,15 @@ def compare(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
     on_bad_row: OnBadRowOption = "fail",
 ) -> None:
     """Several recipes on one task under equal budgets: scores over seeds, paired tests, costs, a picture; run it again to go on."""
     from cramlm.experiments.grid import arms_of
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     asked = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
     _experiment(arms_of(recipes.replace(" ", "").split(",")), asked, seeds, labels, jobs=jobs, out=out, store=store)
@@ -122,12 +131,15 @@ def ablate(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
     on_bad_row: OnBadRowOption = "fail",
 ) -> None:
     """One recipe with several values of a setting: the same table, picture and tests as compare, a row for each value."""
     from cramlm.experiments.grid import arms_over
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     asked = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
     _experiment(arms_over(recipe, over), asked, seeds, labels, jobs=jobs, out=out, store=store)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cramlm.commands.parameters import LabelColumn, PairColumn, Precision, TextColumn
+from cramlm.commands.parameters import LabelColumn, PairColumn, Precision, SeparatorOption, TextColumn
 from cramlm.errors import UsageError
 
 
@@ -22,14 +23,17 @@ def evaluate(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    label_separator: SeparatorOption = None,
 ) -> None:
-    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class."""
+    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class; of numbers RMSE and correlations."""
     from cramlm.console import show_table
     from cramlm.data.task import read_examples
     from cramlm.deploy.predictor import Predictor
+    from cramlm.evaluation.kinds import KINDS, NAMES, figure
 
-    examples = read_examples(file, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column)
     predictor = Predictor.load(model)
+    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    examples = read_examples(file, **columns, kind=predictor.kind, label_separator=label_separator or "|")
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
     scores = predictor.score(examples)
@@ -40,8 +44,10 @@ def evaluate(
         [name, f"{100 * row['precision']:.1f}", f"{100 * row['recall']:.1f}", f"{100 * row['f1']:.1f}", str(row["support"])]
         for name, row in scores.per_class.items()
     ]
-    show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
-    print(f"accuracy {100 * scores.accuracy:.2f}  micro-F1 {100 * scores.micro_f1:.2f}  macro-F1 {100 * scores.macro_f1:.2f}")
+    if rows:
+        show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
+    metrics = KINDS[predictor.kind].metrics
+    print("  ".join(f"{NAMES[metric]} {figure(metric, scores.figures[metric], places=2)}" for metric in metrics))
 
 
 def predict(
@@ -54,7 +60,7 @@ def predict(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Label texts: a JSON line each with label and probabilities, in the order of the input."""
+    """Label texts: a JSON line each with label (or labels) and probabilities, or with a value, in the order of the input."""
     from cramlm.artifacts import publish_file
     from cramlm.data.task import read_examples
     from cramlm.deploy.onnx_predictor import load_predictor
@@ -63,7 +69,7 @@ def predict(
     predictor = load_predictor(model, precision=precision)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
-        json.dumps({"id": example.id, "label": answer.label, "probabilities": dict(answer.probabilities)}, ensure_ascii=False) + "\n"
+        json.dumps({"id": example.id, **asdict(answer)}, ensure_ascii=False) + "\n"
         for example, answer in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
     )
     if out is None:

@@ -10,6 +10,15 @@ import typer
 TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
 LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
 PairColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text, for sentence pairs.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kind", help="What a text is answered with: classification (one label; default), multi-label, or regression (a number)."
+    ),
+]
+SeparatorOption = Annotated[
+    str | None, typer.Option("--label-separator", help="Between several labels in a csv, tsv or parquet cell (default: |).")
+]
 OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="One knob, like phases[0].steps=500; may be repeated.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]

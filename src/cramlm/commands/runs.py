@@ -12,10 +12,12 @@ import typer
 from cramlm.commands.parameters import (
     SPINS,
     InitOption,
+    KindOption,
     LabelColumn,
     PairColumn,
     PresetOption,
     RecipeOption,
+    SeparatorOption,
     SetOption,
     TextColumn,
 )
@@ -37,12 +39,15 @@ def plan(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per budget.")] = False,
 ) -> None:
     """Show what `fit` would do with several budgets, and what it would cost; measures this machine, trains nothing."""
     from cramlm.options import resolve_run
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
     files = corpus or ([""] if config is None else None)
     asked = budgets or list(PLANNED_BUDGETS)

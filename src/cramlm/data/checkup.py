@@ -19,12 +19,13 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.data.hygiene import HeldOut
+from cramlm.data.labels import RULES
 from cramlm.data.rows import Rejected
 from cramlm.data.scripts import count_scripts, main_script
 from cramlm.data.streams import brief
 from cramlm.data.task import read_examples, text_key
 from cramlm.data.words import count_words, normal_words
-from cramlm.records import Event, Example, Task
+from cramlm.records import Event, Example, Task, TaskKind
 
 Severity: TypeAlias = Literal["problem", "notice"]
 
@@ -58,12 +59,18 @@ class Labelled:
     name: str
     examples: tuple[Example, ...]
     rejected: tuple[Rejected, ...] = ()
+    kind: TaskKind = "classification"
+
+    def names(self) -> Iterator[tuple[Example, str]]:
+        """Every label that a row has, with the row; no number."""
+        for example in self.examples:
+            yield from ((example, name) for name in RULES[self.kind].names(str(example.label)))
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A file in figures. labels: most frequent first. words: 5, 50, 95 and 100 % of the rows have at most so many. scripts: shares of the
-    letters.
+    """A file in figures. labels: most frequent first, empty where rows have numbers. words: 5, 50, 95 and 100 % of the rows have at most so
+    many. scripts: shares of the letters. numbers: 0, 50 and 100 % of the rows have at most this.
     """
 
     name: str
@@ -71,13 +78,22 @@ class Facts:
     labels: dict[str, int]
     words: tuple[int, int, int, int]
     scripts: dict[str, float]
+    numbers: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)
 
 
-def read_labelled(path: str, *, text_column: str = "text", label_column: str = "label", text_pair_column: str | None = None) -> Labelled:
+def read_labelled(
+    path: str,
+    *,
+    text_column: str = "text",
+    label_column: str = "label",
+    text_pair_column: str | None = None,
+    kind: TaskKind = "classification",
+    label_separator: str = "|",
+) -> Labelled:
     """A file with its bad rows set aside.
 
     Raises:
@@ -88,17 +104,16 @@ def read_labelled(path: str, *, text_column: str = "text", label_column: str = "
     def listen(event: Event) -> None:
         rejected.extend(Rejected(**row) for row in event.data.get("rejected", ()))
 
-    examples = read_examples(
-        path, text_column=text_column, label_column=label_column, text_pair_column=text_pair_column, on_bad_row="skip", emit=listen
-    )
+    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    examples = read_examples(path, **columns, kind=kind, label_separator=label_separator, on_bad_row="skip", emit=listen)
     placed = (Example(f"{path}:{example.id}", example.text, example.text_pair, example.label) for example in examples)
-    return Labelled(path, tuple(placed), tuple(rejected))
+    return Labelled(path, tuple(placed), tuple(rejected), kind)
 
 
 def labelled_of(task: Task) -> tuple[Labelled, list[Labelled]]:
     """Train, and what is held out of it, of a task that was read; places are its examples' ids ("train:17")."""
-    held_out = [Labelled(name, split) for name, split in (("dev", task.dev), ("test", task.test)) if split]
-    return Labelled("train", task.train), held_out
+    held_out = [Labelled(name, split, kind=task.kind) for name, split in (("dev", task.dev), ("test", task.test)) if split]
+    return Labelled("train", task.train, kind=task.kind), held_out
 
 
 def describe(file: Labelled) -> Facts:
@@ -107,9 +122,11 @@ def describe(file: Labelled) -> Facts:
     quantiles = [int(value) for value in np.percentile(lengths, (5, 50, 95, 100), method="lower")]
     scripts = count_scripts(example.whole_text for example in file.examples)
     letters = max(1, scripts.total())
-    labels = dict(Counter(str(example.label) for example in file.examples).most_common())
+    labels = dict(Counter(name for _, name in file.names()).most_common())
+    values = [float(str(example.label)) for example in file.examples] if file.kind == "regression" else []
+    numbers = tuple(float(value) for value in np.percentile(values, (0, 50, 100))) if values else ()
     shares = {name: count / letters for name, count in scripts.most_common() if count / letters >= 0.001}
-    return Facts(file.name, len(file.examples), labels, (quantiles[0], quantiles[1], quantiles[2], quantiles[3]), shares)
+    return Facts(file.name, len(file.examples), labels, (quantiles[0], quantiles[1], quantiles[2], quantiles[3]), shares, numbers)
 
 
 def check_files(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
@@ -200,10 +217,15 @@ def _near_repetitions(train: Labelled, held_out: Sequence[Labelled]) -> Iterator
 
 
 def _labels(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
-    counts = Counter(str(example.label) for example in train.examples)
-    first = {str(example.label): example for example in reversed(train.examples)}
-    if len(counts) < 2:
-        yield Finding(train.name, "problem", "one-label", f"every row has the label {brief(next(iter(counts)))}; a classifier needs two")
+    counts = Counter(name for _, name in train.names())
+    first = {name: example for example, name in reversed(list(train.names()))}
+    answers = {str(example.label) for example in train.examples}
+    if len(answers) < 2:
+        message = f"every row has the label {brief(next(iter(answers)))}; there is nothing to tell apart"
+        yield Finding(train.name, "problem", "one-label", message)
+        return
+    if not counts:
+        yield from _numbers(train, held_out)
         return
     for label, count in counts.items():
         if count < RARE:
@@ -214,13 +236,24 @@ def _labels(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; judge by macro-F1"
         yield Finding(train.name, "notice", "uneven-labels", message)
     for file in held_out:
-        there = {str(example.label) for example in file.examples}
-        for example in file.examples:
-            if str(example.label) not in counts:
-                message = f"label {brief(str(example.label), 30)} is not among the training labels"
+        for example, name in file.names():
+            if name not in counts:
+                message = f"label {brief(name, 30)} is not among the training labels"
                 yield Finding(example.id, "problem", "unseen-label", message)
+        there = {name for _, name in file.names()}
         for label in sorted(set(counts) - there):
             yield Finding(file.name, "notice", "missing-label", f"no row has the label {brief(label, 30)}; nothing is said of it")
+
+
+def _numbers(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
+    """Held-out numbers that training never comes near."""
+    known = [float(str(example.label)) for example in train.examples]
+    least, most = min(known), max(known)
+    for file in held_out:
+        for example in file.examples:
+            if not least <= float(str(example.label)) <= most:
+                message = f"number {example.label} is outside those of the training rows ({least:g} to {most:g})"
+                yield Finding(example.id, "notice", "unseen-number", message)
 
 
 def _lengths(file: Labelled) -> Iterator[Finding]:

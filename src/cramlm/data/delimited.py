@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cramlm.data.rows import Column, Row, Tally, find_columns
+from cramlm.data.rows import Column, Row, Tally, find_columns, from_cell
 from cramlm.data.streams import Lines, brief
 from cramlm.errors import DataError
 
@@ -25,7 +25,7 @@ def read_delimited(lines: Lines, columns: Sequence[Column], tally: Tally, *, sep
     if header[2]:
         raise DataError(f"{tally.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
     places = find_columns(tally.path, header[1], columns)
-    width = len(header[1])
+    width, wanted = len(header[1]), list(zip(places, columns, strict=True))
     for line, fields, fault in records:
         if fault is None and len(fields) != width:
             fault = f"{len(fields)} fields, expected {width}"
@@ -34,7 +34,7 @@ def read_delimited(lines: Lines, columns: Sequence[Column], tally: Tally, *, sep
             tally.refuse(line, fault)
             continue
         tally.rows_read += 1
-        yield Row(line, tuple(None if place is None else fields[place] for place in places))
+        yield Row(line, tuple(None if place is None else from_cell(fields[place], column) for place, column in wanted))
 
 
 def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from cramlm.data.rows import Column, Row, Tally, missing_column
+from cramlm.data.rows import Column, Row, Tally, in_list, missing_column
 from cramlm.data.streams import Lines, brief
 from cramlm.errors import DataError
 
@@ -45,7 +45,7 @@ class _BadRowError(ValueError):
 def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
     """The rows of JSON lines; blank lines are no rows."""
     decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
-    wanted = [(column.name, column.kind != "label", column) for column in columns]
+    wanted = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
         if line is None:
             tally.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
@@ -94,13 +94,28 @@ def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, tall
         if type(value) is not str:
             raise _BadRowError(f"{column.name!r} is not a string but {_type_name(value)} ({brief(value, 30)})")
         return value
+    if column.kind == "labels":
+        if type(value) is not list:
+            hint = 'write ["a", "b"], or [] for a text without labels'
+            raise _BadRowError(f"{column.name!r} is not a list of labels but {_type_name(value)} ({brief(value, 30)}); {hint}")
+        return in_list([_scalar(each, column, line, tally) for each in value])
+    if column.kind == "number":
+        if not isinstance(value, _Number):
+            raise _BadRowError(f"{column.name!r} is not a number but {_type_name(value)} ({brief(value, 30)}); write it like 3.5")
+        return str(value)
+    return _scalar(value, column, line, tally)
+
+
+def _scalar(value: Any, column: Column, line: int, tally: Tally) -> str:
+    """A label, or a name."""
     if isinstance(value, bool):
         kind, spelled = "boolean", "true" if value else "false"
     elif isinstance(value, str):
         kind, spelled = "integer" if isinstance(value, _Integer) else "float" if isinstance(value, _Float) else "string", str(value)
     else:
-        raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)})")
-    if column.kind == "label":
+        hint = "; for several labels per text --set task.kind=multi-label" if column.kind == "label" and type(value) is list else ""
+        raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
+    if column.kind != "name":
         tally.same_type(column.name, line, kind, value)
     return spelled
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cramlm.artifacts import environment_faults, hash_file
 from cramlm.data.remote import RemoteFile
-from cramlm.data.rows import Column, Row, Tally, find_columns
+from cramlm.data.rows import Column, Row, Tally, find_columns, from_cell, in_list
 from cramlm.data.streams import FileStamp, check_unchanged, look_like
 from cramlm.errors import DataError
 
@@ -87,6 +87,8 @@ def _check_ends(path: Path | RemoteFile, size: int) -> None:
 def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
     import pyarrow.types as types
 
+    if column.kind == "labels" and (types.is_list(kind) or types.is_large_list(kind)):
+        kind = kind.value_type
     if types.is_dictionary(kind):
         kind = kind.value_type
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
@@ -105,7 +107,7 @@ def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Seq
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for chunk in (group.column(place) for place in range(group.num_columns)):
-            if chunk.path_in_schema not in wanted:
+            if chunk.path_in_schema.split(".")[0] not in wanted and chunk.path_in_schema not in wanted:  # a list's is "label.list.element"
                 continue
             size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
             if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
@@ -155,8 +157,16 @@ def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
             if column.kind == "text" and column.required:
                 return f"{column.name!r} is null"
             values.append(None)
-        elif isinstance(value, bool):
-            values.append("true" if value else "false")
+        elif isinstance(value, list):
+            if any(each is None for each in value):
+                return f"{column.name!r} holds a null among its labels"
+            values.append(in_list([_spelled(each) for each in value]))
         else:
-            values.append(value if isinstance(value, str) else repr(value))
+            values.append(from_cell(_spelled(value), column))
     return Row(line, tuple(values))
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)

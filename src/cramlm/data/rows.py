@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from cramlm.data.remote import RemoteFile
 from cramlm.data.streams import brief
 from cramlm.errors import DataError
 
-ColumnKind: TypeAlias = Literal["text", "label", "name"]
+ColumnKind: TypeAlias = Literal["text", "label", "labels", "number", "name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,15 @@ class Column:
 
     text: must hold a string. label: a string, or any JSON scalar by its exact spelling, but of one type in the whole file. name: a
     string or any scalar by its spelling, types may mix. A missing value of an optional column is None; so is an empty label (null,
-    NaN), for the caller to refuse.
+    NaN), for the caller to refuse. labels: a list of what a label may be, as the text of a JSON list; in a table's cell they stand between
+    separators. number: its spelling (a table's cell as it is, for the caller to refuse).
     """
 
     name: str
     kind: ColumnKind = "text"
     required: bool = True
     flag: str = "--text-column"
+    separator: str = "|"
 
 
 class Row(NamedTuple):
@@ -87,6 +90,18 @@ class Tally:
                 f"{self.path}:{line}: {column!r} is a JSON {kind} ({brief(value, 30)}) but a {first} in line {first_line}; "
                 f"write all of them as strings"
             )
+
+
+def in_list(values: Sequence[str]) -> str:
+    """Labels as the value of a column of kind `labels`."""
+    return json.dumps(list(values), ensure_ascii=False)
+
+
+def from_cell(cell: str, column: Column) -> str:
+    """What a cell of a table means to a column; an empty one holds no label."""
+    if column.kind != "labels":
+        return cell
+    return in_list([part.strip() for part in cell.split(column.separator)] if cell.strip() else [])
 
 
 def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequence[Column]) -> list[int | None]:

@@ -7,7 +7,7 @@ for dev keeps its "train:" id. Labels are strings; their ids are places in the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 from cramlm.artifacts import hash_json
 from cramlm.config import OnBadRow, TaskConfig
 from cramlm.data.inputs import stamp_input
+from cramlm.data.labels import RULES
 from cramlm.data.readers import MAX_RECORD_BYTES, Reader
 from cramlm.data.rows import Column
 from cramlm.data.streams import STDIN, brief
 from cramlm.errors import DataError, UsageError
-from cramlm.records import Emit, Event, Example, Split, Task, silent
+from cramlm.records import Emit, Event, Example, Split, Task, TaskKind, silent
 
 STAGE = "task"
 _SPLIT_STREAM = 0x5D17  # keeps the draw apart from others made with the same seed
@@ -30,27 +31,36 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
     """The task of these files; without a dev file, dev is split off from train (see `split_dev`) and a note says so.
 
     Raises:
-        UsageError: a path is missing. DataError: a bad row (unless skipped); fewer than two rows or labels; more labels than half the
-        rows; a dev or test label that training lacks (unless ignored).
+        UsageError: a path is missing. DataError: a bad row (unless skipped); too few rows or labels to learn anything from; more labels
+        than half the rows; a dev or test label that training lacks (unless ignored).
     """
     emit(Event("start", STAGE, f"reading {config.train}"))
     train = _read_split("train", config.train, config, emit)
-    _check_labels(train, config)
+    rules = RULES[config.kind]
+    rules.check([_label(example) for example in train], config.train)
     dev = _read_split("dev", config.dev, config, emit) if config.dev else []
     test = _read_split("test", config.test, config, emit) if config.test else []
-    labels = tuple(sorted({_label(example) for example in train}))
+    labels = rules.all_names([_label(example) for example in train], config.label_column)
     for split, path, examples in (("dev", config.dev, dev), ("test", config.test, test)):
         _check_unseen(split, path, examples, labels, config, emit)
     if config.dev is None:
-        train, dev = split_dev(train, fraction=config.dev_fraction, seed=seed)
+        train, dev = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
         message = f"no dev file: {len(dev):,} of {len(train) + len(dev):,} training rows split off for dev (seed {seed})"
         emit(Event("note", STAGE, message, data={"dev": [example.id for example in dev]}))
-    for label, count in sorted(Counter(_label(example) for example in train).items()):
+    learnt = [_label(example) for example in train]
+    for label, count in sorted(Counter(name for each in learnt for name in rules.names(each)).items()):
         if count == 1:
             emit(Event("warning", STAGE, f"{config.train}: label {brief(label)} has 1 training example; it can hardly be learnt"))
-    task = Task(tuple(train), tuple(dev), tuple(test), labels, dev_is_split_from_train=config.dev is None)
-    emit(Event("done", STAGE, f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples, {len(labels)} labels"))
-    return task
+    emit(Event("done", STAGE, f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples, {rules.sum_up(learnt, labels)}"))
+    return Task(
+        tuple(train),
+        tuple(dev),
+        tuple(test),
+        labels,
+        dev_is_split_from_train=config.dev is None,
+        kind=config.kind,
+        scale=rules.scale(learnt),
+    )
 
 
 def read_examples(
@@ -61,13 +71,15 @@ def read_examples(
     text_pair_column: str | None = None,
     max_record_bytes: int = MAX_RECORD_BYTES,
     on_bad_row: OnBadRow = "fail",
+    kind: TaskKind = "classification",
+    label_separator: str = "|",
     emit: Emit = silent,
 ) -> list[Example]:
     """Rows to predict or to evaluate, in order; ids are "<line>", of a url that means several files "<file>:<line>". A .txt file and "-"
-    (standard input, unless it holds JSON lines) have one text per line.
+    (standard input, unless it holds JSON lines) have one text per line. kind: what a label is (data/labels.py).
 
     Raises:
-        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text or, with `label_column`, an empty
+        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text or, with `label_column`, what is no
         label.
     """
     stamps = stamp_input(path)
@@ -75,7 +87,9 @@ def read_examples(
     read = 0
     for stamp in stamps:
         columns = [Column(stamp.text_column or text_column)]
-        columns += [Column(label_column, "label", flag="--label-column")] if label_column is not None else []
+        columns += (
+            [Column(label_column, RULES[kind].column, flag="--label-column", separator=label_separator)] if label_column is not None else []
+        )
         columns += [Column(text_pair_column, flag="--text-pair-column")] if text_pair_column is not None else []
         _distinct(columns)
         limits: dict[str, Any] = {"max_record_bytes": max_record_bytes, "on_bad_row": on_bad_row}
@@ -90,10 +104,13 @@ def read_examples(
                 reader.reject(row, f"{columns[0].name!r} is blank")
             elif text_pair_column is not None and (pair is None or not pair.strip()):
                 reader.reject(row, f"{text_pair_column!r} is blank")
-            elif label_column is not None and (label is None or not label.strip()):
-                reader.reject(row, f"label {label_column!r} is empty")
             else:
-                examples.append(Example(f"{prefix}{row.line}", text, pair, label))
+                try:
+                    read_label = None if label_column is None else RULES[kind].read(label, label_column)
+                except ValueError as error:
+                    reader.reject(row, str(error))
+                    continue
+                examples.append(Example(f"{prefix}{row.line}", text, pair, read_label))
         read += reader.rows_read
     if not examples:
         where = "standard input" if path == STDIN else path
@@ -101,11 +118,14 @@ def read_examples(
     return examples
 
 
-def split_dev(examples: Sequence[Example], *, fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
+def split_dev(
+    examples: Sequence[Example], *, fraction: float, seed: int, stratum: Callable[[str], str] = str
+) -> tuple[list[Example], list[Example]]:
     """(train, dev), each in file order: about `fraction` of every label's rows for dev, drawn from `seed` and the rows alone.
 
     Rows with the same text (lower-cased, white space folded) stay together, so that dev holds nothing that training shows; texts with
     several labels stay in train. A label with three or more such groups gets at least one in dev, and every label keeps one in train.
+    stratum: what stands for a label in all this; if it is the same for all, the draw is a plain one.
 
     Raises:
         DataError: if no row can be spared.
@@ -115,9 +135,9 @@ def split_dev(examples: Sequence[Example], *, fraction: float, seed: int) -> tup
         groups.setdefault(text_key(example), []).append(index)
     by_label: dict[str, list[list[int]]] = {}
     for group in groups.values():
-        if len({examples[index].label for index in group}) == 1:
-            by_label.setdefault(_label(examples[group[0]]), []).append(group)
-    rows = Counter(_label(example) for example in examples)
+        if len({stratum(_label(examples[index])) for index in group}) == 1:
+            by_label.setdefault(stratum(_label(examples[group[0]])), []).append(group)
+    rows = Counter(stratum(_label(example)) for example in examples)
     generator = np.random.Generator(np.random.Philox(key=[seed, _SPLIT_STREAM]))
     chosen: set[int] = set()
     for label in sorted(by_label):
@@ -153,7 +173,7 @@ def task_fingerprint(task: Task) -> dict[str, str]:
     """sha256 of each split's content in order (texts, pairs, labels; not ids), and of the list of labels."""
     splits = {"train": task.train, "dev": task.dev, "test": task.test}
     hashes = {name: hash_json([[example.text, example.text_pair, example.label] for example in split]) for name, split in splits.items()}
-    return {**hashes, "labels": hash_json(list(task.labels))}
+    return {**hashes, "labels": hash_json(list(task.labels)), **({} if task.kind == "classification" else {"kind": task.kind})}
 
 
 def text_key(example: Example) -> str:
@@ -174,6 +194,8 @@ def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list
         text_pair_column=config.text_pair_column,
         max_record_bytes=config.max_record_bytes,
         on_bad_row=config.on_bad_row,
+        kind=config.kind,
+        label_separator=config.label_separator,
         emit=lambda event: emit(Event(event.kind, STAGE, event.message, data={**event.data, "split": split})),
     )
     return [Example(f"{split}:{example.id}", example.text, example.text_pair, example.label) for example in examples]
@@ -185,26 +207,13 @@ def _distinct(columns: Sequence[Column]) -> None:
         raise UsageError(f"text, pair and label are different columns, got {names}; pass --text-column, --text-pair-column, --label-column")
 
 
-def _check_labels(train: Sequence[Example], config: TaskConfig) -> None:
-    if len(train) == 1:
-        raise DataError(f"{config.train}: 1 training row; a classifier needs at least two labels with examples")
-    counts = Counter(_label(example) for example in train)
-    if len(counts) == 1:
-        raise DataError(f"{config.train}: every row has the label {brief(next(iter(counts)))}; a classifier needs at least two")
-    if len(counts) > len(train) / 2:
-        examples = ", ".join(brief(label, 30) for label in list(counts)[:3])
-        raise DataError(
-            f"{config.train}: {len(counts):,} labels for {len(train):,} rows ({examples}, …), more than one per two rows; these look like "
-            f"numbers or ids, not classes: pass another --label-column or bin the values"
-        )
-
-
 def _check_unseen(split: str, path: str | None, examples: Sequence[Example], labels: Sequence[str], config: TaskConfig, emit: Emit) -> None:
-    known = set(labels)
-    unseen = [example for example in examples if example.label not in known]
+    known, rules = set(labels), RULES[config.kind]
+    foreign = [(example, [name for name in rules.names(_label(example)) if name not in known]) for example in examples]
+    unseen = [(example, names[0]) for example, names in foreign if names]
     if not unseen:
         return
-    line, label = unseen[0].id.removeprefix(f"{split}:"), brief(unseen[0].label)
+    line, label = unseen[0][0].id.removeprefix(f"{split}:"), brief(unseen[0][1])
     if config.unseen_labels == "fail":
         shown = ", ".join(brief(known_label, 30) for known_label in labels[:8]) + (", …" if len(labels) > 8 else "")
         raise DataError(

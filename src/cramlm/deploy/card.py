@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
+
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.records import TaskKind
 
 _MOST_ROWS = 40
+_MOST_COLUMNS = 3
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>#|~$"})
 
 _HEAD = """\
@@ -38,12 +42,26 @@ The method is TLM, task-driven language modeling ([arXiv:2111.04130](https://arx
 ```"""
 
 
+_WHAT: Final[dict[TaskKind, str]] = {"classification": "classifier", "multi-label": "tagger", "regression": "scorer"}
+_DOES: Final[dict[TaskKind, str]] = {
+    "classification": "Sorts texts into {count} labels: {labels}.",
+    "multi-label": "Gives texts any of {count} labels, none too: {labels}. A label is given where its probability is 0.5 or more.",
+    "regression": "Answers a text with a number, {labels}, in the unit of its training file: the model's single logit.",
+}
+_KNOWS: Final[dict[TaskKind, str]] = {
+    "classification": "It knows these labels only, and gives one of them to every text, whatever the text is.",
+    "multi-label": "It knows these labels only; that it gives none says nothing of others.",
+    "regression": "It gives a number to every text, whatever the text is, and none far outside those that it was trained on.",
+}
+
+
 def model_card(facts: Mapping[str, Any]) -> str:
     """Markdown with YAML front matter.
 
     Known keys of `facts`, plain data as in provenance.json: labels, parameters, vocab_size, max_length, mlm, versions; and, each optional,
-    config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds (per stage), scores
-    (models: name -> dev, test; verdict), prompt (where the labels are words: prompt.json). The first of scores.models is this model.
+    kind (of task), config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds
+    (per stage), scores (models: name -> dev, test; verdict), prompt (where the labels are words: prompt.json). The first of scores.models
+    is this model.
     """
     sections = [
         f"# {_title(facts)}",
@@ -64,7 +82,13 @@ def model_card(facts: Mapping[str, Any]) -> str:
 
 def _title(facts: Mapping[str, Any]) -> str:
     name = facts.get("config", {}).get("name")
-    return f"{_plain(name)}: a text classifier made with cramlm" if name else "A text classifier made with cramlm"
+    what = _WHAT[_kind(facts)]
+    return f"{_plain(name)}: a text {what} made with cramlm" if name else f"A text {what} made with cramlm"
+
+
+def _kind(facts: Mapping[str, Any]) -> TaskKind:
+    kind: TaskKind = facts.get("kind", "classification")
+    return kind
 
 
 def _summary(facts: Mapping[str, Any]) -> str:
@@ -78,7 +102,7 @@ def _summary(facts: Mapping[str, Any]) -> str:
         weights = f"sha256 `{init['sha256']['model.safetensors'][:16]}…`"
         origin = f"It started from the weights of {_plain(PurePath(init['name']).name)} ({weights}) and was trained on {text}."
     return (
-        f"Sorts texts into {len(labels)} labels: {shown}. An encoder of {facts['parameters'] / 1e6:.1f}M parameters ({shape}"
+        f"{_DOES[_kind(facts)].format(count=len(labels), labels=shown)} An encoder of {facts['parameters'] / 1e6:.1f}M parameters ({shape}"
         f"vocabulary of {facts['vocab_size']:,} tokens). {origin}"
     )
 
@@ -188,15 +212,17 @@ def _scores(facts: Mapping[str, Any]) -> str:
     models = (facts.get("scores") or {}).get("models") or {}
     if not models:
         return ""
-    rows = []
+    kind, rows = _kind(facts), []
+    main = metric_of(kind)
+    columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].metrics[:-1]))][:_MOST_COLUMNS]
     for place, (name, entry) in enumerate(models.items()):
         shown = f"**{_plain(name)}** (this model)" if place == 0 else _plain(name)
-        cells = [_figure(entry.get(split), field) for split, field in _COLUMNS]
+        cells = [_figure(entry.get(split), field) for split, field in columns]
         rows.append([shown, *cells])
     parts = [
-        "In percent, with 95 % bootstrap intervals. Models and their settings were chosen on dev; test was scored once. "
-        "The names with tfidf are logistic regressions on TF-IDF, fitted on the same texts.",
-        _table(["model", "dev macro-F1", "test macro-F1", "test micro-F1"], rows),
+        f"{'In percent, with' if is_percent(main) else 'With'} 95 % bootstrap intervals. Models and their settings were chosen on dev; "
+        f"test was scored once. The names with tfidf are {KINDS[kind].baseline}, fitted on the same texts.",
+        _table(["model", *(f"{split} {NAMES[metric]}" for split, metric in columns)], rows),
     ]
     if verdict := facts["scores"].get("verdict"):
         parts.append(_plain(verdict))
@@ -211,21 +237,18 @@ def _scores(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-_COLUMNS = (("dev", "macro_f1"), ("test", "macro_f1"), ("test", "micro_f1"))
-
-
 def _figure(scores: Mapping[str, Any] | None, field: str) -> str:
     if not scores:
         return "–"
     low, high = scores.get("intervals", {}).get(field, (None, None))
-    interval = "" if low is None else f" ({100 * low:.1f}–{100 * high:.1f})"
-    return f"{100 * scores[field]:.1f}{interval}"
+    interval = "" if low is None else f" ({figure(field, low)}–{figure(field, high)})"
+    return f"{figure(field, scores[field])}{interval}"
 
 
 def _limits(facts: Mapping[str, Any]) -> str:
     lines = [
         f"- A text is cut after {facts['max_length']} tokens.",
-        "- It knows these labels only, and gives one of them to every text, whatever the text is.",
+        f"- {_KNOWS[_kind(facts)]}",
         "- It was made for texts like its training texts; other kinds of text, and other languages, were not measured.",
         "- What is one-sided in the training texts or the raw text is one-sided in its answers.",
     ]

@@ -22,7 +22,8 @@ import tokenizers
 from cramlm.config import CorpusConfig
 from cramlm.deploy.runs import run_of
 from cramlm.errors import DataError, UsageError
-from cramlm.records import FloatArray
+from cramlm.evaluation.kinds import only_one_label
+from cramlm.records import FloatArray, TaskKind
 from cramlm.retrieval.catalog import Found, build_catalog, search_catalog
 
 PASSAGES_FOLDER = "selection-index"
@@ -33,6 +34,7 @@ class Explainable(Protocol):
     """What an explanation asks of a predictor."""
 
     labels: tuple[str, ...]
+    kind: TaskKind
 
     @property
     def longest_text(self) -> int:
@@ -83,6 +85,7 @@ def explain(predictor: Explainable, text: str, *, run: Path | None = None, passa
     Raises:
         UsageError: if `text` is blank, or not one string. DataError: if it holds a lone surrogate.
     """
+    only_one_label(predictor.kind, "explain", "compare what cramlm predict says of the text with and without a word")
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
     spans = word_spans(predictor.tokenizer_json, text, max_length=predictor.longest_text)

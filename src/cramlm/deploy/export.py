@@ -86,6 +86,7 @@ def export_run(
             "vocab_size": model.vocab_size,
             "max_length": max_length,
             "labels": list(labels),
+            "kind": model.kind,
             "mlm": mlm,
             **({} if model.prompt is None else {"prompt": prompt_json(model.prompt, labels)}),
             "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _PACKAGES}},
@@ -116,7 +117,7 @@ def _check(
         raise ArtifactError(f"{out}: the tokenizer gives other tokens when it is read back; export again, and report this")
     ours = predict_logits(model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
     theirs = predict_logits(loaded.model.to(device), again, precision="fp32", pad_id=tokenizer.pad_id)
-    differences = {out: _distance(ours, theirs)}
+    differences = {out: _distance(ours, theirs, relative=model.kind == "regression")}
     if mlm:
         copy, _, _ = load_mlm(folder / "mlm", head=model.head_config, labels=model.labels, seed=0)
         places = [_vocabulary_logits(each, sequences, pad_id=tokenizer.pad_id) for each in (model, copy.to(device))]
@@ -143,8 +144,10 @@ def _vocabulary_logits(model: Model, sequences: Tokens, *, pad_id: int) -> Float
     return logits
 
 
-def _distance(one: FloatArray, other: FloatArray) -> float:
-    return float(np.abs(one - other).max())
+def _distance(one: FloatArray, other: FloatArray, *, relative: bool = False) -> float:
+    """relative: to the largest number, where numbers are in a unit of the user's."""
+    unit = max(1.0, float(np.abs(one).max())) if relative else 1.0
+    return float(np.abs(one - other).max()) / unit
 
 
 def _stored_parameters(model: Model) -> int:

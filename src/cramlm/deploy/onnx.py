@@ -31,6 +31,7 @@ from cramlm.deploy.onnx_predictor import FACTS_FILE, GRAPH_FILE, OnnxPredictor
 from cramlm.deploy.runs import held_out, model_of, run_of
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.evaluation.kinds import only_one_label
 from cramlm.model.dropout import no_dropout
 from cramlm.model.hf import LoadedModel, load_classifier
 from cramlm.model.model import Model
@@ -89,6 +90,7 @@ def export_onnx(
     name = "onnx-int8" if int8 else "onnx"
     target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
     loaded = load_classifier(folder)
+    only_one_label(loaded.model.kind, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     if loaded.model.encoder_config.shape == "moe":
         raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
     if loaded.model.prompt is not None:

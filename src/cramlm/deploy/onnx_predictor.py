@@ -22,7 +22,7 @@ import numpy as np
 from cramlm.artifacts import check_files
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
-from cramlm.records import FloatArray, IntArray, Prediction
+from cramlm.records import FloatArray, IntArray, Prediction, TaskKind
 
 if TYPE_CHECKING:
     from cramlm.deploy.predictor import Predictor
@@ -67,6 +67,7 @@ class OnnxPredictor:
         self._tokenizer = tokenizer
         self._facts = facts
         self.labels = facts.labels
+        self.kind: TaskKind = "classification"  # others are not exported to ONNX
         self.max_length = facts.max_length
 
     @classmethod

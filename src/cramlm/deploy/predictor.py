@@ -15,21 +15,22 @@ from pathlib import Path
 from typing import Literal
 
 from cramlm.artifacts import check_files
-from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
-from cramlm.errors import DataError
+from cramlm.data.labels import RULES
+from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream
+from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.evaluate import (
     evaluate_examples,
+    outputs_of,
     predict_logits_fast,
     predict_probabilities,
-    probabilities_of,
     sequences_of_texts,
 )
-from cramlm.evaluation.metrics import Scores
+from cramlm.evaluation.kinds import KINDS, AnyScores
 from cramlm.model.device import Precision, resolve_precision
 from cramlm.model.hf import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, LoadedModel, load_classifier
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, text_room
 from cramlm.model.tokenization import TOKENIZER_FILE
-from cramlm.records import Example, FloatArray, Prediction
+from cramlm.records import Answer, Example, FloatArray, TaskKind
 
 
 class Predictor:
@@ -40,6 +41,7 @@ class Predictor:
         self._precision: Precision = resolve_precision(precision)
         self._labels_as_fp32 = precision == "auto" and self._precision == "bf16"
         self.labels: tuple[str, ...] = loaded.labels
+        self.kind: TaskKind = loaded.model.kind
         self.max_length = loaded.max_length
 
     @classmethod
@@ -55,17 +57,18 @@ class Predictor:
         loaded.model.to(device)
         return cls(loaded, precision=precision)
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Prediction]:
-        """The most probable label of each text (or pair of texts), with the probability of every label, in the order given.
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Answer]:
+        """What the model answers each text (or pair of texts) with, in the order given: a `Prediction`, the most probable label with the
+        probability of every label; of a multi-label model a `LabelsPrediction`; of a regression a `NumberPrediction`.
 
         Raises:
             UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
         """
-        return predictions(self.probabilities(texts, pairs), self.labels)
+        return KINDS[self.kind].answers(self._outputs(texts, pairs), self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[Prediction]:
+    ) -> Iterator[Answer]:
         """As `predict`, for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
 
         Raises:
@@ -74,16 +77,22 @@ class Predictor:
         return predict_stream(self.predict, texts, pairs, batch=batch)
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1.
+        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1, unless the model is
+        multi-label.
 
         Raises:
-            UsageError, DataError: as `predict`.
+            UsageError, DataError: as `predict`. UsageError: of a regression.
         """
+        if self.kind == "regression":
+            raise UsageError("this model answers with a number, which has no probability; ask for predict")
+        return self._outputs(texts, pairs)
+
+    def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         check_texts(texts, pairs)
         loaded = self._loaded
         sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=loaded.model.prompt)
         if self._labels_as_fp32:
-            return probabilities_of(predict_logits_fast(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id))
+            return outputs_of(self.kind, predict_logits_fast(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id))
         return predict_probabilities(
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )
@@ -101,15 +110,17 @@ class Predictor:
 
     def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
         """Raises DataError naming the first label that this model does not know, and its row in `origin`."""
+        names = RULES[self.kind].names
         for example in examples:
-            if example.label is not None and example.label not in self.labels:
+            unknown = [] if example.label is None else [name for name in names(example.label) if name not in self.labels]
+            if unknown:
                 known = ", ".join(map(repr, self.labels[:10])) + (", ..." if len(self.labels) > 10 else "")
                 raise DataError(
-                    f"{origin}:{example.id}: label {example.label!r} is none of the model's ({known}); "
+                    f"{origin}:{example.id}: label {unknown[0]!r} is none of the model's ({known}); "
                     "drop the row, or pass --unseen-labels ignore to count it as missed"
                 )
 
-    def score(self, examples: Sequence[Example]) -> Scores:
+    def score(self, examples: Sequence[Example]) -> AnyScores:
         """Compare with labelled examples; a label that this model does not know counts as missed.
 
         Raises:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from cramlm.errors import DataError, UsageError
 from cramlm.records import FloatArray, Prediction
 
 STREAM_BATCH = 1024
 
-Predict: TypeAlias = Callable[[Sequence[str], Sequence[str | None] | None], list[Prediction]]
+A = TypeVar("A")  # what a predictor answers with
+Predict: TypeAlias = Callable[[Sequence[str], Sequence[str | None] | None], list[A]]
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
@@ -34,7 +35,7 @@ def refuse_one_string(texts: object, pairs: object) -> None:
             raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
 
 
-def predict_stream(predict: Predict, texts: Iterable[str], pairs: Iterable[str | None] | None, *, batch: int) -> Iterator[Prediction]:
+def predict_stream(predict: Predict[A], texts: Iterable[str], pairs: Iterable[str | None] | None, *, batch: int) -> Iterator[A]:
     """Answers of `predict` for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
 
     Raises:
@@ -51,7 +52,7 @@ def predictions(probabilities: FloatArray, labels: Sequence[str]) -> list[Predic
     return [Prediction(labels[int(row.argmax())], dict(zip(labels, row.tolist(), strict=True))) for row in probabilities]
 
 
-def _stream(predict: Predict, texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[Prediction]:
+def _stream(predict: Predict[A], texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[A]:
     while chunk := list(itertools.islice(texts, batch)):
         yield from predict(chunk, None if pairs is None else list(itertools.islice(pairs, len(chunk))))
     if pairs is not None and next(pairs, _stream) is not _stream:

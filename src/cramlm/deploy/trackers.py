@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from cramlm.config import RunConfig, load_config, read_toml
 from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.evaluation.kinds import NAMES
 from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
@@ -106,7 +107,8 @@ def final_scores(run: Path) -> dict[str, float]:
         for model, splits in models.items()
         for split, scores in splits.items()
         if scores is not None
-        for metric in ("accuracy", "macro_f1", "micro_f1")
+        for metric in NAMES
+        if metric in scores
     }
 
 

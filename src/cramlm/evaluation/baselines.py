@@ -1,18 +1,18 @@
-"""TF-IDF + logistic regression: what a model has to beat before it is worth anything, fitted with the same care.
+"""TF-IDF + a linear model: what a model has to beat before it is worth anything, fitted with the same care.
 
     words        words, 1- and 2-grams, lower case; a word keeps its combining marks (Yoruba's tones) and may be one character long
     tokens       what white space separates, 1- and 2-grams, as written: markup such as `<<` and `[[` counts
     characters   2- to 5-grams inside words, lower case
     union        tokens and characters side by side, where that is not too slow
 
-Each variant walks over the C of the config: from `_START` up as long as dev macro-F1 grows, then down as long as it does. Where labels
-differ in size by more than `_BALANCED_ABOVE`, both ways of weighting them are walked (every label alike; all rows alike, unless that starts
-more than `_HOPELESS` below the best of the first). Dev macro-F1 chooses (on ties the smaller C, then labels alike); the model is the one
-fitted on train, and test is scored once with it. Weighting matters: on SciERC it is worth 5 points of macro-F1. A walk costs a third of a
+The linear model is logistic regression, or ridge regression where texts have numbers (linear.py). Each variant walks over the C of the
+config: from `_START` up as long as the dev score grows (macro-F1; of numbers Pearson's correlation), then down as long as it does. Where
+labels differ much in size, both ways of weighting them are walked (every label alike; all rows alike, unless that starts more than
+`_HOPELESS` below the best of the first). The dev score chooses (on ties the smaller C, then labels alike); the model is the one fitted on
+train, and test is scored once with it. Weighting matters: on SciERC it is worth 5 points of macro-F1. A walk costs a third of a
 grid and finds what the grid finds (docs/log.md).
 
-Texts are put into NFC first. One classifier per label against the rest by liblinear's dual coordinate descent: on 20 Newsgroups
-(10,137 texts, characters) it is two to four times as fast as multinomial L-BFGS or SAGA, at equal scores. Training text beyond
+Texts are put into NFC first. Training text beyond
 `_LONGEST` characters is thinned, the same share of every label, for the variants that are slow on it, with a warning.
 """
 
@@ -23,39 +23,31 @@ import math
 import sys
 import time
 import unicodedata
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, assert_never
 
 import numpy as np
 import scipy.sparse
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.config import BaselineConfig
+from cramlm.evaluation.kinds import KINDS, NAMES, AnyScores, figure, metric_of
 from cramlm.evaluation.leaks import score_test
-from cramlm.evaluation.metrics import Scores, score
+from cramlm.evaluation.linear import LINEAR, Weights
 from cramlm.records import Emit, Event, Example, IntArray, Task, silent
 
 Variant: TypeAlias = Literal["words", "tokens", "characters", "union"]
-Weights: TypeAlias = Literal["rows alike", "labels alike"]
 
 STAGE = "baseline"
 _VARIANTS: tuple[Variant, ...] = ("words", "tokens", "characters", "union")
 _MOST_FEATURES = 300_000
 _RARE = 2  # a term of fewer texts than this is dropped, once there are ...
 _MANY = 1000  # ... this many texts
-_BALANCED_ABOVE = 2.0  # size of the largest label over that of the smallest
 _START = 3.0  # the C where most tasks are best, or next to it
-_HOPELESS = 0.05  # of macro-F1
+_HOPELESS = 0.05  # of the dev score
 _UNION_BELOW = 1e8  # non-zero entries times labels of `characters`
 _LONGEST: dict[Variant, int] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
-_TOLERANCE = 0.1  # liblinear's own default for this solver; 0.5 is a third faster, but moves which variant is chosen on small dev sets
-_PASSES = 60
 _THINNING_STREAM = 0x7F1D
 
 
@@ -63,20 +55,26 @@ _THINNING_STREAM = 0x7F1D
 class Fitted:
     """One variant at its best setting on dev.
 
-    test_leak_free: scores on the test rows whose text is not in train, None if all are. answers: to the test rows. tried: (weights, C, dev
-    macro-F1) of every fit. seconds: all of them, and its features.
+    test_leak_free: scores on the test rows whose text is not in train, None if all are. answers: to the test rows. metric: the dev score
+    that chose. tried: (weights, C, it) of every fit. seconds: all of them, and its features.
     """
 
     c: float
     weights: Weights
-    dev: Scores
-    test: Scores | None
-    test_leak_free: Scores | None
+    dev: AnyScores
+    test: AnyScores | None
+    test_leak_free: AnyScores | None
     features: int
     train_rows: int
     seconds: float
+    metric: str
     tried: tuple[tuple[Weights, float, float], ...]
     answers: tuple[str, ...] = ()
+
+    @property
+    def reached(self) -> float:
+        """The score on dev that chose."""
+        return self.dev.figures[self.metric]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -89,13 +87,13 @@ class Fitted:
             "features": self.features,
             "train_rows": self.train_rows,
             "seconds": round(self.seconds, 2),
-            "tried": [{"weights": weights, "c": c, "dev_macro_f1": macro_f1} for weights, c, macro_f1 in self.tried],
+            "tried": [{"weights": weights, "c": c, f"dev_{self.metric}": reached} for weights, c, reached in self.tried],
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baselines:
-    """Every variant that was fitted, and the name of the one that is best on dev (macro-F1; on ties the first)."""
+    """Every variant that was fitted, and the name of the one that is best on dev (on ties the first)."""
 
     chosen: Variant
     variants: Mapping[Variant, Fitted]
@@ -121,13 +119,13 @@ def fit_baselines(task: Task, config: BaselineConfig, *, seed: int, emit: Emit =
     """Fit every variant; same task, config and seed, same result. 20 Newsgroups takes about a minute on one core, most tasks seconds."""
     assert task.dev, "variants and C are chosen on dev"
     began = time.perf_counter()
-    label_ids = {label: number for number, label in enumerate(task.labels)}
-    labels = np.array([label_ids[str(example.label)] for example in task.train])
+    linear, kind = LINEAR[task.kind], KINDS[task.kind]
+    targets = linear.targets(task)
     train, dev, test = ([clean(example) for example in split] for split in (task.train, task.dev, task.test))
-    texts = Texts(train, dev, test, labels)
+    texts = Texts(train, dev, test, linear.strata(targets))
     variants: dict[Variant, Fitted] = {}
     matrices: dict[Variant, Matrices] = {}
-    emit(Event("start", STAGE, "TF-IDF + logistic regression", total=len(_VARIANTS), unit="variants"))
+    emit(Event("start", STAGE, kind.baseline, total=len(_VARIANTS), unit="variants"))
     for done, variant in enumerate(_VARIANTS):
         emit(Event("progress", STAGE, variant, done=done, total=len(_VARIANTS), unit="variants"))
         started = time.perf_counter()
@@ -139,20 +137,21 @@ def fit_baselines(task: Task, config: BaselineConfig, *, seed: int, emit: Emit =
         if kept < len(task.train):
             message = f"{variant}: fitted on {kept:,} of {len(task.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", STAGE, message))
-        variants[variant] = _fit(task, labels, matrices[variant], config, seed=seed, started=started)
-    chosen = max(variants, key=lambda name: variants[name].dev.macro_f1)
+        variants[variant] = _fit(task, targets, matrices[variant], config, seed=seed, started=started)
+    chosen = max(variants, key=lambda name: variants[name].reached)
     best = variants[chosen]
+    metric = best.metric
     data: dict[str, Any] = {
-        name: {"dev_macro_f1": fitted.dev.macro_f1, "c": fitted.c, "weights": fitted.weights} for name, fitted in variants.items()
+        name: {f"dev_{metric}": fitted.reached, "c": fitted.c, "weights": fitted.weights} for name, fitted in variants.items()
     }
-    message = f"best: {chosen}, C = {best.c:g}, {best.weights}, dev macro-F1 {100 * best.dev.macro_f1:.1f}"
+    message = f"best: {chosen}, C = {best.c:g}, {best.weights}, dev {NAMES[metric]} {figure(metric, best.reached)}"
     emit(Event("done", STAGE, message, done=len(_VARIANTS), total=len(_VARIANTS), unit="variants", data=data))
     return Baselines(chosen, variants, time.perf_counter() - began)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """What is compared, cleaned; labels are those of train, as ids."""
+    """What is compared, cleaned; labels are what a part of train keeps in proportion, as ids."""
 
     train: Sequence[str]
     dev: Sequence[str]
@@ -234,35 +233,46 @@ def _runs(belongs: Any) -> Iterator[tuple[int, int]]:
             first = None
 
 
-def _fit(task: Task, labels: IntArray, matrices: Matrices, config: BaselineConfig, *, seed: int, started: float) -> Fitted:
-    true = labels[matrices.kept]
-    sizes = Counter(true.tolist()).values()
-    uneven = max(sizes) > _BALANCED_ABOVE * min(sizes)
-    weightings: tuple[Weights, ...] = ("labels alike", "rows alike") if uneven else ("rows alike",)
-    best: tuple[Scores, float, Weights, OneVsRestClassifier] | None = None
+def _fit(task: Task, targets: Any, matrices: Matrices, config: BaselineConfig, *, seed: int, started: float) -> Fitted:
+    linear, score, metric = LINEAR[task.kind], KINDS[task.kind].score, metric_of(task.kind)
+    known = targets[matrices.kept]
+    best: tuple[float, AnyScores, float, Weights, Any] | None = None
     tried = []
 
     def reached(weights: Weights, c: float) -> float:
         nonlocal best
-        model = fit_classifier(matrices.train, true, c=c, weights=weights, seed=seed)
-        dev = score([str(example.label) for example in task.dev], _predict(model, matrices.dev, task.labels), task.labels)
-        tried.append((weights, c, dev.macro_f1))
-        if best is None or (dev.macro_f1, -c) > (best[0].macro_f1, -best[1]):
-            best = (dev, c, weights, model)
-        return dev.macro_f1
+        model = linear.fit(matrices.train, known, c=c, weights=weights, seed=seed)
+        answers = linear.predict(model, matrices.dev, task.labels)
+        dev = score([str(example.label) for example in task.dev], answers, task.labels)
+        here = dev.figures[metric]
+        tried.append((weights, c, here))
+        if best is None or (here, -c) > (best[0], -best[2]):
+            best = (here, dev, c, weights, model)
+        return here
 
-    for weights in weightings:
-        least = 0.0 if best is None else best[0].macro_f1 - _HOPELESS
+    for weights in linear.weightings(known):
+        least = -math.inf if best is None else best[0] - _HOPELESS
         _walk(sorted(config.c), functools.partial(reached, weights), least=least)
     assert best is not None
-    dev, c, weights, model = best
+    _, dev, c, weights, model = best
     test = leak_free = None
     predicted: list[str] = []
     if task.test:
-        predicted = _predict(model, matrices.test, task.labels)
+        predicted = linear.predict(model, matrices.test, task.labels)
         test, leak_free = score_test(task, predicted)
-    seconds = time.perf_counter() - started
-    return Fitted(c, weights, dev, test, leak_free, matrices.train.shape[1], len(matrices.kept), seconds, tuple(tried), tuple(predicted))
+    return Fitted(
+        c=c,
+        weights=weights,
+        dev=dev,
+        test=test,
+        test_leak_free=leak_free,
+        features=matrices.train.shape[1],
+        train_rows=len(matrices.kept),
+        seconds=time.perf_counter() - started,
+        metric=metric,
+        tried=tuple(tried),
+        answers=tuple(predicted),
+    )
 
 
 def _walk(grid: Sequence[float], reached: Callable[[float], float], *, least: float) -> None:
@@ -277,16 +287,3 @@ def _walk(grid: Sequence[float], reached: Callable[[float], float], *, least: fl
             if (now := reached(c)) <= last:
                 break
             last = now
-
-
-def fit_classifier(rows: Any, labels: IntArray, *, c: float, weights: Weights, seed: int) -> OneVsRestClassifier:
-    """Logistic regression, one per label, on TF-IDF rows (scipy CSR) and label ids."""
-    balanced = {"rows alike": None, "labels alike": "balanced"}[weights]
-    one = LogisticRegression(solver="liblinear", dual=True, C=c, class_weight=balanced, tol=_TOLERANCE, max_iter=_PASSES, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a little early at large C is as good on dev
-        return OneVsRestClassifier(one).fit(rows, labels)
-
-
-def _predict(model: OneVsRestClassifier, matrix: Any, labels: Sequence[str]) -> list[str]:
-    return [labels[index] for index in model.predict(matrix)]

@@ -9,24 +9,21 @@ or on padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cramlm.errors import DataError, DivergedError
-from cramlm.evaluation.metrics import Scores, calibration_error, score
+from cramlm.evaluation.kinds import KINDS, AnyScores
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenization import Tokenizer, Tokens
-from cramlm.records import Example, FloatArray, IntArray
+from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
 from cramlm.training.batching import pack
 
 BATCH_TOKENS = 8192
-CLOSE = 0.15
-"""Logits of two labels that are nearer than this in bf16 can change places in fp32: measured differences are up to 0.12."""
 
 
 def evaluate_examples(
@@ -37,8 +34,10 @@ def evaluate_examples(
     *,
     max_length: int,
     precision: Precision,
-) -> tuple[Scores, FloatArray]:
-    """Scores on labelled examples, and the probabilities (n, labels) they come from; labels in the order of the logits.
+    scale: Scale = Scale(),  # noqa: B008 - immutable
+) -> tuple[AnyScores, FloatArray]:
+    """Scores on labelled examples, and the probabilities (n, labels) or numbers (n, 1) they come from; labels in the order of the logits.
+    scale: of a model that has not yet taken its number's unit.
 
     Raises:
         DataError: if an example has no label. DivergedError: if the model's numbers are not finite.
@@ -49,10 +48,10 @@ def evaluate_examples(
             raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
         true.append(example.label)
     sequences = sequences_of(tokenizer, examples, max_length=max_length, prompt=model.prompt)
-    probabilities = predict_probabilities(model, sequences, labels=len(labels), precision=precision, pad_id=tokenizer.pad_id)
-    predicted = [labels[index] for index in probabilities.argmax(axis=1)]
-    error = calibration_error(probabilities, true, labels)
-    return replace(score(true, predicted, labels), calibration_error=error), probabilities
+    logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
+    outputs = outputs_of(model.kind, logits * np.float32(scale.spread) + np.float32(scale.mean))
+    kind = KINDS[model.kind]
+    return kind.score(true, kind.spelled(outputs, labels), labels, outputs), outputs
 
 
 def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int, prompt: Prompt | None = None) -> Tokens:
@@ -84,13 +83,14 @@ def predict_probabilities(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> FloatArray:
-    """Probability of each label for each text, float32 (n, labels), rows in the order of `sequences` (special tokens included).
+    """Probability of each label for each text, float32 (n, labels), rows in the order of `sequences` (special tokens included); of a
+    regression its number, (n, 1).
 
     Raises:
         DivergedError: if a logit is not finite.
     """
     assert labels == model.labels, f"{labels} labels asked of a model with {model.labels}"
-    return probabilities_of(predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
+    return outputs_of(model.kind, predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
 
 
 def probabilities_of(logits: FloatArray) -> FloatArray:
@@ -99,11 +99,18 @@ def probabilities_of(logits: FloatArray) -> FloatArray:
     Raises:
         DivergedError: if a logit is not finite.
     """
+    return outputs_of("classification", logits)
+
+
+def outputs_of(kind: TaskKind, logits: FloatArray) -> FloatArray:
+    """What logits (n, labels) say in a task of this kind (kinds.py).
+
+    Raises:
+        DivergedError: if a logit is not finite.
+    """
     if not np.isfinite(logits).all():
         raise DivergedError("the model's answers are not finite numbers; train it again with a lower learning rate")
-    odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-    return probabilities
+    return KINDS[kind].outputs(logits)
 
 
 def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
@@ -130,11 +137,10 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
 
 
 def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
-    """As `predict_logits` in bf16, but with fp32's labels: a sequence whose best two labels are `CLOSE` is computed again in fp32."""
+    """As `predict_logits` in bf16, but with fp32's labels: a sequence that may get others (`Kind.unsure`) is computed again in fp32."""
     logits = predict_logits(model, sequences, precision="bf16", pad_id=pad_id)
-    if logits.shape[1] > 1 and np.isfinite(logits).all():
-        best = np.partition(logits, -2, axis=1)[:, -2:]
-        close = np.flatnonzero(best[:, 1] - best[:, 0] < CLOSE)
+    if np.isfinite(logits).all():
+        close = np.flatnonzero(KINDS[model.kind].unsure(logits))
         if len(close):
             rows = (close[:, None] * _patterns(model) + np.arange(_patterns(model))).ravel()
             logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32", pad_id=pad_id)

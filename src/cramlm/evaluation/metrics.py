@@ -22,7 +22,7 @@ from cramlm.records import FloatArray, IntArray
 RESAMPLES = 1000
 LEVEL = 0.95
 CALIBRATION_BINS = 15
-_CELLS_AT_ONCE = 4_000_000  # drawn counts held in memory, 32 MB
+CELLS_AT_ONCE = 4_000_000  # drawn counts held in memory, 32 MB
 
 Interval: TypeAlias = tuple[float, float]
 
@@ -43,6 +43,11 @@ class Scores:
     per_class: Mapping[str, Mapping[str, float]]
     confusion: IntArray
     calibration_error: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The three scores by name."""
+        return {"accuracy": self.accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
     def intervals(self, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
         """95 % bootstrap intervals of macro_f1, micro_f1 and accuracy; same seed, same figures."""
@@ -95,7 +100,7 @@ def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int = RESA
     counts = confusion[true, predicted]
     rows, classes = int(counts.sum()), len(confusion)
     random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
-    at_once = max(1, _CELLS_AT_ONCE // max(len(counts), classes))
+    at_once = max(1, CELLS_AT_ONCE // max(len(counts), classes))
     samples = []
     for start in range(0, resamples, at_once):
         drawn = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start))

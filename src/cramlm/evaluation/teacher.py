@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 import scipy.sparse
 
-from cramlm.evaluation.baselines import Matrices, Texts, Variant, Weights, clean, fit_classifier, represent
+from cramlm.evaluation.baselines import Matrices, Texts, Variant, clean, represent
+from cramlm.evaluation.linear import Weights, fit_classifier
 from cramlm.evaluation.metrics import score
 from cramlm.records import FloatArray, IntArray, Task
 

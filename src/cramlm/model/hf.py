@@ -32,7 +32,7 @@ from cramlm.model.folders import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from cramlm.model.folders import WEIGHTS_FILE as WEIGHTS_FILE
 from cramlm.model.folders import more, open_weights, read_json, refuse_pickles
 from cramlm.model.model import Model, empty_model, initialise_all
-from cramlm.model.native_config import Ids, Task, compare, exported_encoder, native_config
+from cramlm.model.native_config import Ids, Task, compare, exported_encoder, kind_of, native_config
 from cramlm.model.native_names import tensor_names
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenization import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
@@ -83,7 +83,8 @@ def load_classifier(folder: Path) -> LoadedModel:
     settings = loaded.settings
     labels = _labels(settings, folder / CONFIG_FILE)
     head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
-    model = empty_model(loaded.encoder, head, vocab_size=loaded.tokenizer.vocab_size, labels=len(labels), pad_id=loaded.tokenizer.pad_id)
+    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
+    model = empty_model(loaded.encoder, head, **sizes, kind=kind_of(settings, folder / CONFIG_FILE))
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
     initialise_all(model, seed=0)
     _fill(model, folder / WEIGHTS_FILE, "classifier")
@@ -93,7 +94,7 @@ def load_classifier(folder: Path) -> LoadedModel:
 def _load_prompted(folder: Path) -> LoadedModel:
     loaded = _read(folder, "mlm")
     prompt, labels = read_prompt(folder, loaded.tokenizer)
-    sizes = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
+    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
     model = empty_model(loaded.encoder, head_of(prompt), **sizes, prompt=prompt)
     compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
     _fill(model, folder / WEIGHTS_FILE, "mlm")
@@ -171,7 +172,9 @@ def _save(model: Model, tokenizer: Tokenizer, folder: Path, *, task: Task, label
 
 def _config_of(model: Model, tokenizer: Tokenizer, *, task: Task, labels: Sequence[str]) -> dict[str, Any]:
     ids = Ids(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
-    return native_config(model.encoder_config, model.head_config, vocab_size=model.vocab_size, ids=ids, task=task, labels=labels)
+    return native_config(
+        model.encoder_config, model.head_config, vocab_size=model.vocab_size, ids=ids, task=task, labels=labels, kind=model.kind
+    )
 
 
 def _stored(model: Model, task: Task) -> dict[str, tuple[str, ...]]:

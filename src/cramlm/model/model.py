@@ -11,6 +11,7 @@ bf16, while weights, norms and the residual stream stay float32.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -24,7 +25,7 @@ from cramlm.model.generator import Generator, PlaceHead
 from cramlm.model.heads import Classifier, MlmHead, build_classifier, pool
 from cramlm.model.prompt_head import PromptHead
 from cramlm.model.prompts import Prompt
-from cramlm.records import Batch, FloatArray
+from cramlm.records import Batch, FloatArray, Scale, TaskKind
 
 VECTORS: Final = "prompt_head.vectors"
 
@@ -44,6 +45,7 @@ class PackedBatch:
     soft_labels: Tensor
     causal_from: Tensor
     chance: Tensor
+    targets: Tensor
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
@@ -79,12 +81,22 @@ class ParameterGroups:
 class Model(nn.Module):
     """An encoder of one of the shapes with a vocabulary head and a classifier, or with a prompt in place of the classifier. Build it with
     `build_model`.
+
+    kind: what the classifier's logits mean (records.TaskKind); its weights are of the same shapes in each.
     """
 
     classifier: Classifier  # there unless a prompt is
 
     def __init__(
-        self, encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int, prompt: Prompt | None = None
+        self,
+        encoder: EncoderConfig,
+        head: HeadConfig,
+        *,
+        vocab_size: int,
+        labels: int,
+        pad_id: int,
+        prompt: Prompt | None = None,
+        kind: TaskKind = "classification",
     ) -> None:
         super().__init__()
         assert encoder.is_modern or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
@@ -92,6 +104,7 @@ class Model(nn.Module):
         self.head_config = head
         self.vocab_size = vocab_size
         self.labels = labels
+        self.kind: TaskKind = kind
         self.pad_id = pad_id
         self.encoder = build_encoder(encoder, vocab_size=vocab_size, pad_id=pad_id)
         self.mlm_head = MlmHead(encoder, vocab_size)
@@ -122,11 +135,15 @@ class Model(nn.Module):
         return logits
 
     def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
-        """Label logits of every sequence of the batch, (S, labels); zeros for sequences in no pattern, where there is a prompt."""
+        """Label logits of every sequence of the batch, (S, labels); zeros for sequences in no pattern, where there is a prompt. Of a
+        regression, (S, 1), its number, which is computed in float32: with bf16's 8 bits, 2003 would be 2000.
+        """
         if self.prompt_head is not None:
             return self._prompt_logits(self.prompt_head, hidden, batch)
         pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
-        logits: Tensor = self.classifier(pooled, dropout=dropout or no_dropout())
+        exact = torch.autocast(pooled.device.type, enabled=False) if self.kind == "regression" else nullcontext()
+        with exact:
+            logits: Tensor = self.classifier(pooled.float() if self.kind == "regression" else pooled, dropout=dropout or no_dropout())
         return logits
 
     def _prompt_logits(self, head: PromptHead, hidden: Tensor, batch: PackedBatch) -> Tensor:
@@ -149,6 +166,15 @@ class Model(nn.Module):
         """Gradients for every parameter, or for the vectors of a soft prompt alone."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(part == "all" or name == VECTORS)
+
+    def take_unit(self, scale: Scale) -> None:
+        """Give the last layer, which learnt (number - mean) / spread, the number's own unit; nothing changes where that is its unit."""
+        if scale == Scale():
+            return
+        last = self.classifier.classifier
+        with torch.no_grad():
+            last.weight.mul_(scale.spread)
+            last.bias.mul_(scale.spread).add_(scale.mean)
 
     def place_embeddings(self, values: FloatArray) -> None:
         """Give tokens these embeddings, (V, D); tokens whose row is not finite keep theirs."""
@@ -194,20 +220,35 @@ class Model(nn.Module):
 
 
 def build_model(
-    encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, seed: int, pad_id: int = 0, prompt: Prompt | None = None
+    encoder: EncoderConfig,
+    head: HeadConfig,
+    *,
+    vocab_size: int,
+    labels: int,
+    seed: int,
+    pad_id: int = 0,
+    prompt: Prompt | None = None,
+    kind: TaskKind = "classification",
 ) -> Model:
     """A model with fresh weights: each parameter is a function of (seed, its name), so parts that two models share start equal."""
-    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt)
+    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt, kind=kind)
     initialise_all(model, seed=seed)
     return model
 
 
 def empty_model(
-    encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, labels: int, pad_id: int, prompt: Prompt | None = None
+    encoder: EncoderConfig,
+    head: HeadConfig,
+    *,
+    vocab_size: int,
+    labels: int,
+    pad_id: int,
+    prompt: Prompt | None = None,
+    kind: TaskKind = "classification",
 ) -> Model:
     """A model whose weights are whatever the memory held: to be filled. Leaves PyTorch's global generator alone."""
     with torch.device("meta"):
-        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt)
+        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt, kind=kind)
     return model.to_empty(device="cpu")
 
 

@@ -19,11 +19,17 @@ from pydantic import ValidationError
 
 from cramlm.config import EncoderConfig, HeadConfig, explain_validation_error
 from cramlm.errors import ArtifactError
+from cramlm.records import TaskKind
 
 Task: TypeAlias = Literal["classifier", "mlm"]
 
 FAMILIES: Final = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "albert": "Albert", "cramlm-moe": "CramlmMoe"}
 """By model_type; the last is no class of transformers."""
+PROBLEM_TYPES: Final[dict[TaskKind, str]] = {
+    "classification": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
 _POST_NORM: Final = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -96,8 +102,28 @@ class Ids:
     sep: int
 
 
+def kind_of(settings: Mapping[str, Any], path: Path) -> TaskKind:
+    """What the logits of a config.json mean; one that does not say so holds single labels.
+
+    Raises:
+        ArtifactError: if it says what transformers does not know.
+    """
+    given = settings.get("problem_type") or PROBLEM_TYPES["classification"]
+    for kind, name in PROBLEM_TYPES.items():
+        if name == given:
+            return kind
+    raise ArtifactError(f"{path}: problem_type is {given!r}, expected one of {', '.join(PROBLEM_TYPES.values())}; export the model again")
+
+
 def native_config(
-    encoder: EncoderConfig, head: HeadConfig, *, vocab_size: int, ids: Ids, task: Task, labels: Sequence[str]
+    encoder: EncoderConfig,
+    head: HeadConfig,
+    *,
+    vocab_size: int,
+    ids: Ids,
+    task: Task,
+    labels: Sequence[str],
+    kind: TaskKind = "classification",
 ) -> dict[str, Any]:
     """config.json of the native class: every setting that changes what transformers (5, and 4 from 4.48) computes is spelt out."""
     model_type = "cramlm-moe" if encoder.shape == "moe" else encoder.shape
@@ -117,7 +143,7 @@ def native_config(
         "tie_word_embeddings": True,
     }
     if task == "classifier":
-        common["problem_type"] = "single_label_classification"
+        common["problem_type"] = PROBLEM_TYPES[kind]
         common["id2label"] = {str(index): label for index, label in enumerate(labels)}
         common["label2id"] = {label: index for index, label in enumerate(labels)}
     post_norm = {

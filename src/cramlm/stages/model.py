@@ -13,9 +13,11 @@ from cramlm.arrays import read_array
 from cramlm.artifacts import Artifact, stage, verify
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.corpus import Corpus
+from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
 from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, initialise_all
@@ -24,7 +26,7 @@ from cramlm.model.prompts import Prompt
 from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
-from cramlm.records import Emit, Event, Example, FloatArray, Task
+from cramlm.records import Emit, Event, Example, FloatArray, Task, TaskKind
 from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
 from cramlm.stages.marking import tell, with_told
 from cramlm.stages.pools import external_pool, task_pool
@@ -40,7 +42,9 @@ from cramlm.training.units import with_words
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The model, the phases as they were run, and what each reported (its phase.json). fingerprint: of what the model's weights are."""
+    """The model (a number in the user's unit), the phases as they were run, and what each reported (its phase.json). fingerprint: of what
+    the model's weights are.
+    """
 
     model: Model
     phases: tuple[PhaseConfig, ...]
@@ -74,7 +78,7 @@ def train(
     one, or the encoder starts from the other.
     """
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
-    size = Size(config.encoder, config.head, special, len(task.labels), prompt)
+    size = Size(config.encoder, config.head, special, len(task.labels), prompt, task.kind)
     model = size.build(config.seed)
 
     def place() -> None:
@@ -82,12 +86,11 @@ def train(
             model.place_embeddings(read_array(embedding.path / "embedding.npy"))
 
     place()
-    label_ids = {label: number for number, label in enumerate(task.labels)}
 
     def labelled(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "task") if not phase.external else None
         asked = prompt if phase.uses_labels or phase.uses_teacher else None
-        return task_pool(tokenizer, task.train, label_ids, soft, asked, length=phase.text_length) if phase.task else None
+        return task_pool(tokenizer, task, soft, asked, length=phase.text_length) if phase.task else None
 
     def external(phase: PhaseConfig) -> TokenPool | None:
         soft = soft_labels(phase, "passages")
@@ -99,7 +102,7 @@ def train(
         source = answers.get(phase.name, teacher)
         return read_array(source.path / f"{about}.npy") if source and phase.uses_teacher else None
 
-    sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "choose_by")}
+    sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head")} | {"choose_by": config.dev_metric}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
     trained: dict[str, Artifact] = {}  # the phases so far, by name
@@ -174,7 +177,7 @@ def train(
             if phase.reset_task_head:
                 model.reset_classifier(config.seed + number)
             drawn = with_told(pools(), told)
-            order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.choose_by, work)
+            order = Order(phase, number, size, config.seed, plan.precision, plan.threads, config.dev_metric, work)
             give_order(ranks, order, *drawn)
             result = train_phase(
                 model,
@@ -186,7 +189,7 @@ def train(
                 precision=plan.precision,
                 emit=emit,
                 evaluate=lambda model: _dev_scores(model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
-                choose_by=config.choose_by,
+                choose_by=config.dev_metric,
                 incoming=incoming,
                 stop=stop,
                 fingerprint=key,
@@ -215,6 +218,7 @@ def train(
         ends[phase.name] = (phase, done[-1][1])
     artifacts, reports = zip(*done, strict=True)
     load_weights(model, artifacts[-1].path)
+    model.take_unit(task.scale)
     has_mlm = any(phase.fills_masks for phase in phases)
     return Trained(model, phases, artifacts, reports, phases[-1].row_length, has_mlm, artifacts[-1].fingerprint)
 
@@ -238,23 +242,32 @@ def evaluate(
         for split, examples in (("dev", task.dev), ("test", task.test)):
             if not examples:
                 continue
-            scores, probabilities = evaluate_examples(
+            scores, outputs = evaluate_examples(
                 trained.model, tokenizer, examples, task.labels, max_length=trained.max_length, precision=plan.precision
             )
             model_scores[split] = scores.as_dict()
             if split == "test":
-                _, leak_free = score_test(task, [task.labels[index] for index in probabilities.argmax(axis=1)])
+                _, leak_free = score_test(task, KINDS[task.kind].spelled(outputs, task.labels))
                 model_scores |= {} if leak_free is None else {"test_leak_free": leak_free.as_dict()}
-            _write_predictions(target / f"predictions-{split}.jsonl", examples, probabilities, task.labels)
+            _write_predictions(target / f"predictions-{split}.jsonl", examples, outputs, task)
         models: dict[str, Any] = {config.name: model_scores}
         if baseline is not None:
             models |= json.loads((baseline.path / "baselines.json").read_bytes())["variants"]
-        verdict = _verdict(models, own=config.name)
+        verdict = _verdict(models, task.kind, own=config.name)
         training = {report["name"]: report for report in trained.reports}
         flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
-        result = {"models": models, "verdict": verdict, "flops": flops, "training": training, "labels": list(task.labels)}
+        result = {
+            "models": models,
+            "verdict": verdict,
+            "flops": flops,
+            "training": training,
+            "labels": list(task.labels),
+            "kind": task.kind,
+        }
         write_json(target / "scores.json", result)
-        emit(Event("done", "evaluation", f"dev and test scored, this once; macro-F1 on dev {100 * model_scores['dev']['macro_f1']:.1f}"))
+        metric = metric_of(task.kind)
+        reached = figure(metric, model_scores["dev"][metric])
+        emit(Event("done", "evaluation", f"dev and test scored, this once; {NAMES[metric]} on dev {reached}"))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(task)}
     key = {"format": 1, **inputs, "baseline": baseline.fingerprint if baseline else None, "precision": plan.precision}
@@ -333,25 +346,31 @@ def load_weights(model: Model, folder: Path) -> None:
 
 
 def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision) -> Mapping[str, float]:
-    scores, _ = evaluate_examples(model, tokenizer, task.dev, task.labels, max_length=max_length, precision=precision)
-    return {"macro_f1": scores.macro_f1, "micro_f1": scores.micro_f1, "accuracy": scores.accuracy}
+    settings: dict[str, Any] = {"max_length": max_length, "precision": precision, "scale": task.scale}
+    return evaluate_examples(model, tokenizer, task.dev, task.labels, **settings)[0].figures
 
 
-def _write_predictions(path: Path, examples: Sequence[Example], probabilities: FloatArray, labels: Sequence[str]) -> None:
+def _write_predictions(path: Path, examples: Sequence[Example], outputs: FloatArray, task: Task) -> None:
+    """A JSON line each: the true label, the predicted one, and every label's probability where there is one."""
+    kind, plain = KINDS[task.kind], RULES[task.kind].plain
     with path.open("w", encoding="utf-8") as file:
-        for example, row in zip(examples, probabilities, strict=True):
-            shown = {label: round(float(value), 6) for label, value in zip(labels, row, strict=True)}
-            answer = {"id": example.id, "label": example.label, "predicted": labels[int(row.argmax())], "probabilities": shown}
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        answers = zip(examples, kind.spelled(outputs, task.labels), kind.answers(outputs, task.labels), strict=True)
+        for example, predicted, answer in answers:
+            line: dict[str, Any] = {"id": example.id, "label": plain(str(example.label)), "predicted": plain(predicted)}
+            if (probabilities := getattr(answer, "probabilities", None)) is not None:
+                line["probabilities"] = {label: round(value, 6) for label, value in probabilities.items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _verdict(models: Mapping[str, Any], *, own: str) -> str:
-    """Which model to use, by dev macro-F1, said with both figures; the simpler one on a tie."""
+def _verdict(models: Mapping[str, Any], kind: TaskKind, *, own: str) -> str:
+    """Which model to use, by the dev score of the kind, said with both figures; the simpler one on a tie."""
+    metric, baseline = metric_of(kind), KINDS[kind].baseline
+    name = NAMES[metric]
+    reached = {model: models[model]["dev"][metric] for model in models}
     if len(models) == 1:
-        return f"{own}: dev macro-F1 {100 * models[own]['dev']['macro_f1']:.1f} (no baseline was fitted to compare with)"
-    rival = max((name for name in models if name != own), key=lambda name: models[name]["dev"]["macro_f1"])
-    ours, theirs = (100 * models[name]["dev"]["macro_f1"] for name in (own, rival))
-    figures = f"{own} {ours:.1f}, {rival} {theirs:.1f}"
-    if ours > theirs:
-        return f"Use the exported model: it beats TF-IDF + logistic regression on dev (macro-F1 {figures})."
-    return f"Use TF-IDF + logistic regression instead: it is at least as good on dev (macro-F1 {figures}) and simpler."
+        return f"{own}: dev {name} {figure(metric, reached[own])} (no baseline was fitted to compare with)"
+    rival = max((model for model in models if model != own), key=lambda model: reached[model])
+    figures = f"{own} {figure(metric, reached[own])}, {rival} {figure(metric, reached[rival])}"
+    if reached[own] > reached[rival]:
+        return f"Use the exported model: it beats {baseline} on dev ({name} {figures})."
+    return f"Use {baseline} instead: it is at least as good on dev ({name} {figures}) and simpler."

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
+from cramlm.data.labels import RULES
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenization import Tokenizer
-from cramlm.records import Example, FloatArray
+from cramlm.records import FloatArray, Task
 from cramlm.stages.common import Chosen
 from cramlm.training.batching import TokenPool
 
 
-def task_pool(
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    label_ids: Mapping[str, int],
-    soft: FloatArray | None,
-    prompt: Prompt | None,
-    *,
-    length: int,
-) -> TokenPool:
-    """Labelled texts as sequences of at most `length` tokens, in every pattern of a prompt where one is given. soft: (texts, labels)."""
-    tokens = sequences_of(tokenizer, examples, max_length=length, prompt=prompt)
-    labels = np.asarray([-1 if example.label is None else label_ids[example.label] for example in examples], dtype=np.int64)
-    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=None if soft is None else soft[tokens.source])
+def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:
+    """The training texts as sequences of at most `length` tokens, in every pattern of a prompt if one is given. soft: (texts, labels)."""
+    tokens = sequences_of(tokenizer, task.train, max_length=length, prompt=prompt)
+    labels, targets = RULES[task.kind].targets([str(example.label) for example in task.train], task.labels, task.scale)
+    taught, asked = (None if each is None else each[tokens.source] for each in (soft, targets if targets.shape[1] else None))
+    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=taught, targets=asked)
 
 
 def external_pool(

@@ -19,7 +19,7 @@ from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.prompts import Prompt
-from cramlm.records import silent
+from cramlm.records import TaskKind, silent
 from cramlm.training.batching import Batches, SpecialIds, TokenPool
 from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import train_phase
@@ -34,11 +34,12 @@ class Size:
     special: SpecialIds
     labels: int
     prompt: Prompt | None = None
+    kind: TaskKind = "classification"
 
     def build(self, seed: int) -> Model:
         """A model of this size."""
         sizes = {"vocab_size": self.special.vocab_size, "labels": self.labels, "pad_id": self.special.pad}
-        return build_model(self.encoder, self.head, **sizes, seed=seed, prompt=self.prompt)
+        return build_model(self.encoder, self.head, **sizes, seed=seed, prompt=self.prompt, kind=self.kind)
 
 
 @dataclass(frozen=True, slots=True)

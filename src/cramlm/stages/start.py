@@ -17,16 +17,25 @@ if TYPE_CHECKING:
 
 
 def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
-    """The config with the encoder of its `init`, and what that folder is; as it was and None where there is none.
+    """The config with the encoder of its `init`, and what that folder is; with its own and None where there is none. What the task's kind
+    leaves no choice in is decided.
 
     Raises:
         ArtifactError: if the folder cannot be used. UsageError: if the config asks for another encoder than the folder's, or for longer
         sequences than it reads.
     """
+    config = _untaught(config)
     if config.init is None:
         return config, None
     pretrained = open_pretrained(Path(config.init))
     return with_encoder_of(pretrained, config), pretrained
+
+
+def _untaught(config: RunConfig) -> RunConfig:
+    """The config without a teacher, where texts do not have one label each: it knows no other kind of task."""
+    if config.task.kind == "classification":
+        return config
+    return config.model_copy(update={"phases": tuple(phase.model_copy(update={"teacher_weight": 0.0}) for phase in config.phases)})
 
 
 def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:

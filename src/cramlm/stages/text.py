@@ -10,6 +10,7 @@ from cramlm.config import RunConfig
 from cramlm.data.checkup import COUNTED, check_files, labelled_of, short_form
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.hygiene import check_task
+from cramlm.data.labels import RULES
 from cramlm.data.task import split_rows, task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
 from cramlm.model.pretrained import Pretrained
@@ -34,7 +35,7 @@ def report_task(task: Task, folder: Path, *, emit: Emit) -> None:
 
 
 def fit_baseline(config: RunConfig, task: Task, folder: Path, *, emit: Emit) -> Artifact | None:
-    """TF-IDF + logistic regression on the same split, before any compute is spent on the model."""
+    """TF-IDF + a linear model on the same split, before any compute is spent on the model."""
     if not config.baseline.enabled:
         return None
 
@@ -42,7 +43,11 @@ def fit_baseline(config: RunConfig, task: Task, folder: Path, *, emit: Emit) -> 
         baselines = fit_baselines(task, config.baseline, seed=config.seed, emit=emit)
         write_json(target / "baselines.json", baselines.as_dict())
         answers = baselines.variants[baselines.chosen].answers  # of the variant that dev chose, for paired tests
-        lines = ({"id": each.id, "label": each.label, "predicted": answer} for each, answer in zip(task.test, answers, strict=True))
+        plain = RULES[task.kind].plain
+        lines = (
+            {"id": each.id, "label": plain(str(each.label)), "predicted": plain(answer)}
+            for each, answer in zip(task.test, answers, strict=True)
+        )
         (target / PREDICTIONS).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
 
     key = {"format": 2, "task": task_fingerprint(task), "config": config.baseline.model_dump(mode="json"), "seed": config.seed}

@@ -40,9 +40,9 @@ class TokenPool:
 
     ids: uint16, or uint32 for large vocabularies. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights:
     (n,) float32, > 0, how often each is drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities
-    that a teacher gives; None = it was not asked. begins: for each id, whether a word (or phrase) begins there; None where no phase asks
-    (units.py). marks: for each id, uint8, what objective marks learns. scores: for each id, float32, how fit it is to be hidden
-    (importance.py).
+    that a teacher gives; None = it was not asked. targets: as in `Batch`; None where each text has one label. begins: for each id, whether
+    a word (or phrase) begins there; None where no phase asks (units.py). marks: for each id, uint8, what objective marks learns. scores:
+    for each id, float32, how fit it is to be hidden (importance.py).
     """
 
     ids: npt.NDArray[np.unsignedinteger[Any]]
@@ -53,6 +53,7 @@ class TokenPool:
     begins: BoolArray | None = None
     marks: npt.NDArray[np.uint8] | None = None
     scores: FloatArray | None = None
+    targets: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -147,11 +148,12 @@ class Batches:
         self._per_step = self._counts()
         asked = [stream.pool.soft_labels for stream in self._streams.values() if stream.pool.soft_labels is not None]
         self._classes = asked[0].shape[1] if asked else 0
+        self._outputs = task.targets.shape[1] if task is not None and task.targets is not None else 0
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[Any]] = []
-        labels, external, taught = [], [], []
+        labels, external, taught, targets = [], [], [], []
         told: list[npt.NDArray[Any]] = []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
@@ -161,8 +163,11 @@ class Batches:
             external.append(np.full(len(positions), origin == "external"))
             soft = stream.pool.soft_labels
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
+            known = stream.pool.targets
+            targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if known is None else known[positions])
             told += [each for position in positions if (each := stream.pool.told(int(position), self.phase)) is not None]
-        drawn = Drawn(sequences, told, np.concatenate(labels), np.concatenate(external), np.concatenate(taught))
+        parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(taught), np.concatenate(targets))
+        drawn = Drawn(sequences, told, *parts)
         return ask(drawn, self.phase, self.special, step=step, chance=functools.partial(self._generator, index=step))
 
     def _generator(self, purpose: str, *, index: int) -> np.random.Generator:

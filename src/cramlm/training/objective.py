@@ -9,6 +9,8 @@
 lets text without labels teach the classifier too (Hinton et al. 2015; the teacher is that of evaluation/teacher.py). Each term is a mean
 over its own places or sequences, so that it does not fade when a batch holds few of its kind.
 
+L_task is the cross-entropy of the text's label; in a multi-label task or a regression, what task_loss.py says.
+
 L_mlm is the cross-entropy of the tokens that a batch asks for: masked ones, next ones (clm), those of gaps (span), or of which were marked
 (marks); which is the batch's business (reading.py). With `rtd` it is the generator's, and each text adds rtd_weight times the mean over its
 places of telling replaced tokens, which is what the encoder learns; the classifier then reads the text with replacements. An encoder
@@ -22,13 +24,13 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from cramlm.config import PhaseConfig
 from cramlm.model.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.replacing import detection_losses, mark_losses, replace_tokens
+from cramlm.training.task_loss import summed_task_loss
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
 
 Asked: TypeAlias = Literal["mlm", "clm", "marks"]
@@ -143,10 +145,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     if counts.labelled or counts.taught:
         logits = model.task_logits(hidden, batch, dropout=dropout).float()
     if counts.labelled:
-        summed = functional.cross_entropy(
-            logits, batch.task_labels, ignore_index=-1, label_smoothing=phase.label_smoothing, reduction="sum"
-        )
-        task = summed / counts.labelled
+        task = summed_task_loss(model.kind, logits, batch, label_smoothing=phase.label_smoothing) / counts.labelled
         total = total + scale * phase.task_weight * task
     if counts.taught:
         teacher = -(batch.soft_labels * torch.log_softmax(logits, -1)).sum() / counts.taught

@@ -22,6 +22,7 @@ def pack(
     row_length: int,
     pad_id: int,
     soft_labels: FloatArray | None = None,
+    targets: FloatArray | None = None,
 ) -> Batch:
     """Lay sequences side by side into rows of at most `row_length` places, longest first, each into the first row with room.
 
@@ -57,6 +58,7 @@ def pack(
         task_labels=labels[order],
         external=external[order],
         soft_labels=np.zeros((len(order), 0), dtype=np.float32) if soft_labels is None else soft_labels[order],
+        targets=np.zeros((len(order), 0), dtype=np.float32) if targets is None else targets[order],
     )
 
 
@@ -125,4 +127,5 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
         soft_labels=batch.soft_labels[sequences],
         causal_from=batch.causal_from[sequences] if len(batch.causal_from) else batch.causal_from,
         chance=batch.chance[kept] if len(batch.chance) else batch.chance,
+        targets=batch.targets[sequences] if len(batch.targets) else batch.targets,
     )

@@ -37,6 +37,7 @@ class Drawn:
     labels: IntArray
     external: BoolArray
     soft_labels: FloatArray
+    targets: FloatArray
 
 
 def ask(drawn: Drawn, phase: PhaseConfig, special: SpecialIds, *, step: int, chance: Callable[[str], np.random.Generator]) -> Batch:
@@ -72,6 +73,7 @@ def _packed(sequences: Sequence[npt.NDArray[Any]], drawn: Drawn, phase: PhaseCon
         labels=drawn.labels,
         external=drawn.external,
         soft_labels=drawn.soft_labels,
+        targets=drawn.targets,
         row_length=phase.row_length,
         pad_id=special.pad,
     )

@@ -72,8 +72,8 @@ def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: s
     return _svg(title, description, height, parts)
 
 
-def interval_chart(title: str, description: str, rows: Sequence[Estimate]) -> str:
-    """One row for each estimate, in percent: a dot, its interval, its name above and its figure at the right."""
+def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, percent: bool = True) -> str:
+    """One row for each estimate, in percent if it is a share: a dot, its interval, its name above and its figure at the right."""
     top, step = 8, 34
     height = top + step * len(rows) + 26
     lows, highs = [row.low for row in rows], [row.high for row in rows]
@@ -83,14 +83,14 @@ def interval_chart(title: str, description: str, rows: Sequence[Estimate]) -> st
     parts = []
     for tick in x_ticks:
         parts.append(f'<line class="grid" x1="{x_of(tick):.1f}" x2="{x_of(tick):.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(_text(x_of(tick), bottom + 16, f"{100 * tick:.4g}", "middle", "tick"))
+        parts.append(_text(x_of(tick), bottom + 16, f"{100 * tick:.4g}" if percent else f"{tick:g}", "middle", "tick"))
     for place, row in enumerate(rows):
         y, style = top + step * place + 24, "one" if row.emphasised else "quiet"
         weight = "label strong" if row.emphasised else "label"
         parts.append(_text(12, y - 9, _brief(row.name, 44), "start", weight))
         parts.append(f'<line class="whisker {style}" x1="{x_of(row.low):.1f}" x2="{x_of(row.high):.1f}" y1="{y}" y2="{y}"/>')
         parts.append(f'<circle class="dot {style}" cx="{x_of(row.value):.1f}" cy="{y}" r="4.5"/>')
-        parts.append(_text(WIDTH - 4, y + 4, f"{100 * row.value:.1f}", "end", f"{weight} figure"))
+        parts.append(_text(WIDTH - 4, y + 4, f"{100 * row.value:.1f}" if percent else f"{row.value:.3f}", "end", f"{weight} figure"))
     return _svg(title, description, height, parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cramlm.deploy.report.charts import Line, line_chart
 from cramlm.deploy.report.facts import Json, RunFacts
 from cramlm.deploy.report.markup import inline, missing, note, section
+from cramlm.evaluation.kinds import NAMES, figure
 
 _TEXT = {
     "mlm": "Guessing masked words",
@@ -61,10 +62,13 @@ def _words(run: RunFacts, stage: str, scores: Sequence[Json]) -> str:
     report = run.phases.get(stage)
     if report is None:
         return missing("This phase is not finished.")
-    best = "" if report["best_step"] is None else f"; best on dev after step {report['best_step']:,} ({100 * report['best_score']:.1f})"
-    once = (
-        f"; dev {run.config.choose_by.replace('_', '-')} {100 * scores[0]['scores'][run.config.choose_by]:.1f}" if len(scores) == 1 else ""
+    best = (
+        ""
+        if report["best_step"] is None
+        else f"; best on dev after step {report['best_step']:,} ({figure(run.config.dev_metric, report['best_score'])})"
     )
+    metric = run.config.dev_metric
+    once = f"; dev {NAMES[metric]} {figure(metric, scores[0]['scores'][metric])}" if len(scores) == 1 else ""
     return note(f"{report['steps']:,} steps, {report['tokens']:,} tokens{best or once}.")
 
 
@@ -81,16 +85,15 @@ def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json]) -> str:
 
 
 def _score_chart(run: RunFacts, scores: Sequence[Json]) -> str:
-    metric = run.config.choose_by
+    metric = run.config.dev_metric
     points = [(float(data["step"]), float(data["scores"][metric])) for data in scores]
     if len(points) < 2:
         return ""
     best = max(points, key=lambda point: (point[1], -point[0]))
-    name = metric.replace("_", "-").replace("f1", "F1")
-    ends = f"from {100 * points[0][1]:.1f} to {100 * points[-1][1]:.1f}"
-    told = f"Dev {name} over the steps: {ends}, best {100 * best[1]:.1f} after step {best[0]:.0f}."
-    line = Line(f"{100 * points[-1][1]:.1f}", points, "one", mark=(*best, f"best {100 * best[1]:.1f}"))
-    return line_chart(f"Score on dev: {name}", told, [line], x_name="step", y_format=lambda value: f"{100 * value:.0f}")
+    first, last, highest = (figure(metric, value) for value in (points[0][1], points[-1][1], best[1]))
+    told = f"Dev {NAMES[metric]} over the steps: from {first} to {last}, best {highest} after step {best[0]:.0f}."
+    line = Line(last, points, "one", mark=(*best, f"best {highest}"))
+    return line_chart(f"Score on dev: {NAMES[metric]}", told, [line], x_name="step", y_format=lambda value: figure(metric, value, places=0))
 
 
 def _plain(value: float) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.hygiene import check_task
+from cramlm.data.labels import RULES
 from cramlm.data.words import count_words
 from cramlm.deploy.report.charts import histogram
 from cramlm.deploy.report.facts import MOST_PASSAGES, Json, RunFacts
 from cramlm.deploy.report.markup import Cell, facts, inline, missing, note, number, passage, percent, section, table
 from cramlm.deploy.report.neighbours import Neighbours
-from cramlm.records import Example
+from cramlm.records import Example, Task
 from cramlm.retrieval.selection import read_selection
 
 _SAMPLES = 12
@@ -29,24 +30,12 @@ def labelled_data(run: RunFacts) -> str:
         return section("data", "Labelled data", missing(f"Not shown: {run.task_trouble}."))
     task, check = run.task, check_task(run.task)
     splits = {name: examples for name, examples in (("train", task.train), ("dev", task.dev), ("test", task.test)) if examples}
-    counts = {name: Counter(str(example.label) for example in examples) for name, examples in splits.items()}
-    names = [*task.labels, *sorted({label for each in counts.values() for label in each} - set(task.labels))]
-    most, others = max(counts["train"].values()), [split for split in splits if split != "train"]
-    rows: list[list[Cell | str]] = []
-    for name in sorted(names, key=lambda name: -counts["train"][name])[:_MOST_ROWS]:
-        own = counts["train"][name]
-        figures = [Cell(f"{own:,}", order=own, bar=own / most), percent(own / len(task.train))]
-        rows.append([name, *figures, *(number(counts[split][name]) for split in others)])
     words = {name: [count_words(example.whole_text) for example in examples] for name, examples in splits.items()}
     lengths: list[list[Cell | str]] = [
         [name, *(number(value) for value in np.percentile(words[name], (0, 10, 50, 90, 100)).round())] for name in splits
     ]
     parts = [
-        table(
-            "Labels, by how many training texts they have",
-            ["label", "train", "share", *others],
-            rows,
-        ),
+        _numbers(task) if task.kind == "regression" else _labels(task, splits),
         '<div class="pair">',
         _length_chart(words["train"]),
         "<div>",
@@ -61,6 +50,27 @@ def labelled_data(run: RunFacts) -> str:
     if task.dev_is_split_from_train:
         parts.append(note("There was no dev file: dev was split off from the training file."))
     return section("data", "Labelled data", *parts)
+
+
+def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> str:
+    """How many texts have each label."""
+    names_of = RULES[task.kind].names
+    counts = {split: Counter(name for each in examples for name in names_of(str(each.label))) for split, examples in splits.items()}
+    names = [*task.labels, *sorted({label for each in counts.values() for label in each} - set(task.labels))]
+    most, others = max(counts["train"].values()), [split for split in splits if split != "train"]
+    rows: list[list[Cell | str]] = []
+    for name in sorted(names, key=lambda name: -counts["train"][name])[:_MOST_ROWS]:
+        own = counts["train"][name]
+        figures = [Cell(f"{own:,}", order=own, bar=own / most), percent(own / len(task.train))]
+        rows.append([name, *figures, *(number(counts[split][name]) for split in others)])
+    return table("Labels, by how many training texts they have", ["label", "train", "share", *others], rows)
+
+
+def _numbers(task: Task) -> str:
+    """How the training numbers lie."""
+    values = np.array([float(str(example.label)) for example in task.train])
+    told = f"From {values.min():g} to {values.max():g}, mean {task.scale.mean:.4g}, standard deviation {task.scale.spread:.4g}."
+    return f'<div class="above">{_histogram("Numbers of the training texts", told, values, task.labels[0])}{note(told)}</div>'
 
 
 def retrieved_text(run: RunFacts, neighbours: Neighbours | None) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from cramlm.config import parse_budget
 from cramlm.deploy.report.facts import RunFacts
 from cramlm.deploy.report.markup import Cell, clean, facts, inline, missing, note, number, passage, power, section, table
+from cramlm.evaluation.kinds import NAMES, figure, metric_of
 
-_METRIC = "macro_f1"
 _STAGES = ("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer", "schedule", "evaluation", "export")
 
 
@@ -97,10 +97,17 @@ def chosen_baseline(run: RunFacts) -> str | None:
     return None if run.baselines is None else str(run.baselines["chosen"])
 
 
+def capital(name: str) -> str:
+    """As it begins a sentence."""
+    return name[0].upper() + name[1:]
+
+
 def score_text(scores: Mapping[str, Any], metric: str) -> str:
-    """A score with its interval, in percent."""
-    low, high = scores["intervals"][metric]
-    return f"{100 * scores[metric]:.1f} <span class=interval>{100 * low:.1f}–{100 * high:.1f}</span>"
+    """A score, shares in percent, with its interval where one is known."""
+    if metric not in scores["intervals"]:
+        return figure(metric, scores[metric])
+    low, high = (figure(metric, end) for end in scores["intervals"][metric])
+    return f"{figure(metric, scores[metric])} <span class=interval>{low}–{high}</span>"
 
 
 def duration(seconds: float) -> str:
@@ -130,11 +137,12 @@ def stage_seconds(run: RunFacts) -> dict[str, float]:
 def _glance(run: RunFacts) -> Iterator[tuple[str, str]]:
     split = next((split for split in ("test", "dev") if split in run.own_scores), None)
     if split is not None and run.scores is not None:
-        yield f"{split} macro-F1", f"<b>{score_text(run.own_scores[split], _METRIC)}</b>"
+        metric = metric_of(run.config.task.kind)
+        yield f"{split} {NAMES[metric]}", f"<b>{score_text(run.own_scores[split], metric)}</b>"
         if (chosen := chosen_baseline(run)) in run.scores["models"]:
-            yield f"{chosen}, {split}", score_text(run.scores["models"][chosen][split], _METRIC)
+            yield f"{chosen}, {split}", score_text(run.scores["models"][chosen][split], metric)
         if leak_free := run.own_scores.get("test_leak_free"):
-            yield "test rows not in train", score_text(leak_free, _METRIC)
+            yield "test rows not in train", score_text(leak_free, metric)
     if run.selection is not None:
         yield "passages retrieved", f"{run.selection['documents']['selected']:,}"
     if run.phases:

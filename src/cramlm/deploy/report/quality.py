@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from cramlm.data.task import text_key
 from cramlm.deploy.report.charts import Estimate, interval_chart, reliability_chart
 from cramlm.deploy.report.facts import Json, RunFacts
 from cramlm.deploy.report.markup import Cell, inline, missing, note, number, passage, percent, section, table
 from cramlm.deploy.report.neighbours import Near, Neighbours
-from cramlm.deploy.report.overview import chosen_baseline, score_text
+from cramlm.deploy.report.overview import capital, chosen_baseline, score_text
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
 
-_METRICS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1"}
 _MOST_LABELS = 30  # of a confusion matrix; beyond, the pairs confused most often are listed
 _MOST_PAIRS = 40
 _CARDS = 10
@@ -26,7 +27,8 @@ def scores(run: RunFacts) -> str:
         return section("scores", "Scores", missing("The model is not evaluated yet."))
     split = "test" if "test" in run.own_scores else "dev"
     chosen, models = chosen_baseline(run), run.scores["models"]
-    charts = [_score_chart(run, models, split, f"Macro-F1 on {split}, with 95 % intervals")]
+    name = NAMES[metric_of(run.config.task.kind)]
+    charts = [_score_chart(run, models, split, f"{capital(name)} on {split}, with 95 % intervals")]
     if leak_free := run.own_scores.get("test_leak_free"):
         charts.append(_score_chart(run, models, "test_leak_free", f"The same on the {leak_free['rows']:,} test rows not in train"))
     words = (
@@ -52,7 +54,16 @@ def errors(run: RunFacts, neighbours: Neighbours | None) -> str:
     return section(
         "errors",
         f"Where it errs, on {split}",
-        _label_table(run, split),
+        _label_table(run, split) if "per_class" in own else "",
+        *_one_label_errors(run, split, own, neighbours),
+    )
+
+
+def _one_label_errors(run: RunFacts, split: str, own: Json, neighbours: Neighbours | None) -> Iterator[str]:
+    if (kind := run.config.task.kind) != "classification":
+        yield missing(f"Confusion, calibration and the surest mistakes are shown where texts have one label; this is a {kind} task.")
+        return
+    yield from (
         '<div class="pair">',
         _confusion(list(own["per_class"]), own["confusion"]),
         _calibration(run.predictions[split], own.get("calibration_error")),
@@ -68,40 +79,45 @@ def _name(run: RunFacts, name: str) -> str:
 
 
 def _score_chart(run: RunFacts, models: Mapping[str, Json], split: str, title: str) -> str:
+    metric = metric_of(run.config.task.kind)
+    shown = partial(figure, metric)
     rows = []
     for name, entry in models.items():
         if split in entry:
-            low, high = entry[split]["intervals"]["macro_f1"]
-            rows.append(Estimate(_name(run, name), entry[split]["macro_f1"], low, high, emphasised=name == run.config.name))
-    told = "; ".join(f"{row.name} {100 * row.value:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f})" for row in rows)
-    return interval_chart(title, told, rows)
+            low, high = entry[split]["intervals"][metric]
+            rows.append(Estimate(_name(run, name), entry[split][metric], low, high, emphasised=name == run.config.name))
+    told = "; ".join(f"{row.name} {shown(row.value)} ({shown(row.low)} to {shown(row.high)})" for row in rows)
+    return interval_chart(title, told, rows, percent=is_percent(metric))
 
 
 def _leaks(run: RunFacts) -> str:
     leak_free = run.own_scores.get("test_leak_free")
     if leak_free is None:
         return ""
-    rows = run.own_scores["test"]["rows"]
+    metric, rows = metric_of(run.config.task.kind), run.own_scores["test"]["rows"]
+    told, instead = (figure(metric, scores[metric]) for scores in (leak_free, run.own_scores["test"]))
     return note(
         f"{rows - leak_free['rows']:,} of {rows:,} test rows stand in train as well. On the other {leak_free['rows']:,} the model's "
-        f"macro-F1 is {100 * leak_free['macro_f1']:.1f} instead of {100 * run.own_scores['test']['macro_f1']:.1f}."
+        f"{NAMES[metric]} is {told} instead of {instead}."
     )
 
 
 def _score_table(run: RunFacts, models: Mapping[str, Json], chosen: str | None) -> str:
+    kind = run.config.task.kind
+    main, metrics = metric_of(kind), KINDS[kind].metrics
     has_test = any("test" in entry for entry in models.values())
     rows: list[list[Cell | str]] = []
     for name, entry in models.items():
         own = f"<b>{inline(_name(run, name))}</b>" if name in (run.config.name, chosen) else inline(name)
-        rows.append([Cell(own), *_figures(entry, "dev", ("macro_f1",)), *(_figures(entry, "test", _METRICS) if has_test else ())])
+        rows.append([Cell(own), *_figures(entry, "dev", (main,)), *(_figures(entry, "test", metrics) if has_test else ())])
         if "test_leak_free" in entry:
             label = f"<span class=sub>{inline(name)}, {entry['test_leak_free']['rows']:,} rows not in train</span>"
-            rows.append([Cell(label), Cell(""), *_figures(entry, "test_leak_free", _METRICS)])
-    header = ["model", "dev macro-F1", *((f"test {name}" for name in _METRICS.values()) if has_test else ())]
-    return table("Every model, in percent", header, rows)
+            rows.append([Cell(label), Cell(""), *_figures(entry, "test_leak_free", metrics)])
+    header = ["model", f"dev {NAMES[main]}", *((f"test {NAMES[metric]}" for metric in metrics) if has_test else ())]
+    return table("Every model" if kind == "regression" else "Every model, in percent", header, rows)
 
 
-def _figures(entry: Json, split: str, metrics: Sequence[str] | Mapping[str, str]) -> Iterator[Cell]:
+def _figures(entry: Json, split: str, metrics: Sequence[str]) -> Iterator[Cell]:
     found = entry.get(split)
     for metric in metrics:
         yield Cell("–") if found is None else Cell(score_text(found, metric), order=found[metric])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cramlm.deploy.report.charts import Estimate, interval_chart
 from cramlm.deploy.report.facts import RunFacts, read_run
 from cramlm.deploy.report.markup import Cell, inline, missing, note, number, percent, power, section, table
-from cramlm.deploy.report.overview import chosen_baseline, duration, score_text, stage_seconds
+from cramlm.deploy.report.overview import capital, chosen_baseline, duration, score_text, stage_seconds
+from cramlm.errors import UsageError
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.records import TaskKind
 
 _SPLITS = ("test", "dev")
 
@@ -49,6 +53,14 @@ def _task_of(run: RunFacts) -> Any:
     return next((run.stages[name].key["task"] for name in ("evaluation", "baseline") if name in run.stages), None)
 
 
+def _kind_of(runs: Mapping[str, RunFacts]) -> TaskKind:
+    """Raises UsageError if there are several."""
+    kinds = {run.config.task.kind for run in runs.values()}
+    if len(kinds) > 1:
+        raise UsageError(f"these runs are of several kinds of task ({', '.join(sorted(kinds))}); make a page of each kind")
+    return kinds.pop()
+
+
 def _split_of(runs: Mapping[str, RunFacts]) -> str:
     """test if every run has it, else dev."""
     return next((split for split in _SPLITS if all(split in run.own_scores for run in runs.values())), "dev")
@@ -57,18 +69,21 @@ def _split_of(runs: Mapping[str, RunFacts]) -> str:
 def _scores(runs: Mapping[str, RunFacts]) -> str:
     if not runs:
         return section("scores", "Scores", missing("None of these runs is evaluated."))
-    split = _split_of(runs)
-    estimates = [_estimate(name, run.own_scores[split], emphasised=True) for name, run in runs.items()]
-    estimates += [_estimate(name, scores, emphasised=False) for name, scores in _baselines(runs, split).items()]
-    told = "; ".join(f"{row.name} {100 * row.value:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f})" for row in estimates)
+    split, kind = _split_of(runs), _kind_of(runs)
+    main, second = metric_of(kind), KINDS[kind].metrics[0]
+    shown = partial(figure, main)
+    estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
+    estimates += [_estimate(name, scores, main, emphasised=False) for name, scores in _baselines(runs, split).items()]
+    told = "; ".join(f"{row.name} {shown(row.value)} ({shown(row.low)} to {shown(row.high)})" for row in estimates)
     first_name, first = next(iter(runs.items()))
     rows: list[list[Cell | str]] = []
     for name, run in runs.items():
         own = run.own_scores
         leak_free = own.get("test_leak_free")
-        figures = [_figure(own.get("dev"), "macro_f1"), *(_figure(own.get("test"), metric) for metric in ("accuracy", "macro_f1"))]
-        rows.append([name, *figures, _figure(leak_free, "macro_f1"), *_against(run, first, split)])
-    header = ["run", "dev macro-F1", "test accuracy", "test macro-F1", "… not in train", "only this right", f"only {first_name} right", "p"]
+        figures = [_figure(own.get("dev"), main), *(_figure(own.get("test"), metric) for metric in (second, main))]
+        rows.append([name, *figures, _figure(leak_free, main), *_against(run, first, split)])
+    scored = [f"dev {NAMES[main]}", f"test {NAMES[second]}", f"test {NAMES[main]}"]
+    header = ["run", *scored, "… not in train", "only this right", f"only {first_name} right", "p"]
     words = (
         f"The last columns count {split} rows that one of two models gets right and the other wrong; p is that of a sign test: how often "
         "chance alone would split them so unevenly. Of many runs, one will have a small p by chance."
@@ -76,15 +91,15 @@ def _scores(runs: Mapping[str, RunFacts]) -> str:
     return section(
         "scores",
         "Scores",
-        interval_chart(f"Macro-F1 on {split}, with 95 % intervals", told, estimates),
+        interval_chart(f"{capital(NAMES[main])} on {split}, with 95 % intervals", told, estimates, percent=is_percent(main)),
         table("In percent, with 95 % intervals", header, rows),
         note(words),
     )
 
 
-def _estimate(name: str, scores: Mapping[str, Any], *, emphasised: bool) -> Estimate:
-    low, high = scores["intervals"]["macro_f1"]
-    return Estimate(name, scores["macro_f1"], low, high, emphasised=emphasised)
+def _estimate(name: str, scores: Mapping[str, Any], metric: str, *, emphasised: bool) -> Estimate:
+    low, high = scores["intervals"][metric]
+    return Estimate(name, scores[metric], low, high, emphasised=emphasised)
 
 
 def _baselines(runs: Mapping[str, RunFacts], split: str) -> dict[str, Mapping[str, Any]]:
@@ -104,7 +119,7 @@ def _figure(scores: Mapping[str, Any] | None, metric: str) -> Cell:
 
 
 def _against(run: RunFacts, first: RunFacts, split: str) -> list[Cell]:
-    if run is first or _task_of(run) != _task_of(first):
+    if run is first or _task_of(run) != _task_of(first) or run.config.task.kind == "regression":  # no number is right to the last digit
         return [Cell("–")] * 3
     right = [[line["predicted"] == line["label"] for line in each.predictions[split]] for each in (run, first)]
     mine = sum(a and not b for a, b in zip(*right, strict=True))
@@ -114,7 +129,11 @@ def _against(run: RunFacts, first: RunFacts, split: str) -> list[Cell]:
 
 
 def _labels(runs: Mapping[str, RunFacts]) -> str:
-    if len(runs) < 2 or len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1:
+    if (
+        len(runs) < 2
+        or _kind_of(runs) == "regression"
+        or len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1
+    ):
         return ""
     split = _split_of(runs)
     tables = [run.own_scores[split]["per_class"] for run in runs.values()]

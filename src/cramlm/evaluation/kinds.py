@@ -1,0 +1,180 @@
+"""What a model's logits mean, by kind of task: as answers, and as scores. Needs neither torch nor transformers.
+
+                      logits (n, labels) become                 an answer                 compared by
+    classification    probabilities that sum to 1 (softmax)     the most probable label   macro-F1
+    multi-label       a probability for each label (sigmoid)    those of 0.5 or more      macro-F1
+    regression        a number, (n, 1), as it is                that number               Pearson's correlation
+
+Answers are compared as `Example.label` spells them (data/labels.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from cramlm.config import CHOOSING
+from cramlm.data.labels import RULES, spell_labels, spell_number
+from cramlm.errors import UsageError
+from cramlm.evaluation.label_metrics import LabelScores, score_labels
+from cramlm.evaluation.metrics import Scores, calibration_error, score
+from cramlm.evaluation.number_metrics import NumberScores, score_numbers
+from cramlm.records import Answer, BoolArray, FloatArray, LabelsPrediction, NumberPrediction, Prediction, TaskKind
+
+CLOSE: Final = 0.15
+"""Logits that are nearer than this in bf16 can change places in fp32: measured differences are up to 0.12."""
+NAMES: Final[Mapping[str, str]] = {
+    "accuracy": "accuracy",
+    "subset_accuracy": "subset accuracy",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "rmse": "RMSE",
+    "r2": "R²",
+}
+_NOT_PERCENT: Final = ("pearson", "spearman", "rmse", "r2")
+
+
+class AnyScores(Protocol):
+    """What the scores of every kind have."""
+
+    @property
+    def rows(self) -> int:
+        """How many texts were scored."""
+
+    @property
+    def per_class(self) -> Mapping[str, Mapping[str, float]]:
+        """label -> precision, recall, f1 and support; empty for numbers."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure by its name in `NAMES`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, the figures and their intervals among them."""
+
+
+class Kind(Protocol):
+    """metrics: of a table of models, in order. baseline: what every model is compared with (evaluation/linear.py)."""
+
+    metrics: tuple[str, ...]
+    baseline: str
+
+    def outputs(self, logits: FloatArray) -> FloatArray:
+        """Finite logits (n, labels) as probabilities, or as numbers; float32."""
+
+    def unsure(self, logits: FloatArray) -> BoolArray:
+        """Which rows of bf16's logits could be answered otherwise in fp32, (n,)."""
+
+    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        """For the user."""
+
+    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        """The answers as labels of `Example`."""
+
+    def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> AnyScores:
+        """Compare labels of `Example`; `outputs`, those that `predicted` come from, add what only probabilities tell."""
+
+
+class OneLabelKind:
+    metrics: tuple[str, ...] = ("accuracy", "micro_f1", "macro_f1")
+    baseline: str = "TF-IDF + logistic regression"
+
+    def outputs(self, logits: FloatArray) -> FloatArray:
+        odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+        return probabilities
+
+    def unsure(self, logits: FloatArray) -> BoolArray:
+        if logits.shape[1] == 1:
+            return np.zeros(len(logits), dtype=np.bool_)
+        best = np.partition(logits, -2, axis=1)[:, -2:]
+        close: BoolArray = best[:, 1] - best[:, 0] < CLOSE
+        return close
+
+    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
+
+    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        return [names[index] for index in outputs.argmax(axis=1)]
+
+    def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> Scores:
+        scores = score(true, predicted, names)
+        return scores if outputs is None else replace(scores, calibration_error=calibration_error(outputs, true, names))
+
+
+class SeveralLabelsKind:
+    metrics: tuple[str, ...] = ("subset_accuracy", "micro_f1", "macro_f1")
+    baseline: str = "TF-IDF + one-vs-rest logistic regression"
+
+    def outputs(self, logits: FloatArray) -> FloatArray:
+        probabilities: FloatArray = (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
+        return probabilities
+
+    def unsure(self, logits: FloatArray) -> BoolArray:
+        close: BoolArray = np.asarray((np.abs(logits) < CLOSE).any(axis=1))
+        return close
+
+    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        return [LabelsPrediction(_chosen(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
+
+    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        return [spell_labels(_chosen(row, names)) for row in outputs]
+
+    def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> LabelScores:
+        rules = RULES["multi-label"]
+        return score_labels([rules.names(label) for label in true], [rules.names(label) for label in predicted], names)
+
+
+class NumberKind:
+    metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
+    baseline: str = "TF-IDF + ridge regression"
+
+    def outputs(self, logits: FloatArray) -> FloatArray:
+        return logits
+
+    def unsure(self, logits: FloatArray) -> BoolArray:
+        return np.zeros(len(logits), dtype=np.bool_)
+
+    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        return [NumberPrediction(float(row[0])) for row in outputs]
+
+    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        return [spell_number(float(row[0])) for row in outputs]
+
+    def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> NumberScores:
+        return score_numbers([float(label) for label in true], [float(label) for label in predicted])
+
+
+KINDS: Final[dict[TaskKind, Kind]] = {"classification": OneLabelKind(), "multi-label": SeveralLabelsKind(), "regression": NumberKind()}
+
+
+def metric_of(kind: TaskKind) -> str:
+    """The dev score by which methods are compared."""
+    return CHOOSING[kind][0]
+
+
+def only_one_label(kind: TaskKind, what: str, instead: str) -> None:
+    """Raises UsageError where `what` is made for texts of one label each and this is another kind of task."""
+    if kind != "classification":
+        raise UsageError(f"{what} is for models that give a text one label; this one is of the kind {kind}: {instead}")
+
+
+def is_percent(metric: str) -> bool:
+    """Whether it is a share, shown in percent."""
+    return metric not in _NOT_PERCENT
+
+
+def figure(metric: str, value: float, *, places: int = 1) -> str:
+    """A figure as tables show it: shares in percent, correlations with two places more, errors in the user's unit."""
+    if is_percent(metric):
+        return f"{100 * value:.{places}f}"
+    return f"{value:.4g}" if metric == "rmse" else f"{value:.{places + 2}f}"
+
+
+def _chosen(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names[index] for index in np.flatnonzero(row >= 0.5).tolist())

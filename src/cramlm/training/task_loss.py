@@ -1,0 +1,31 @@
+"""What the labels of a batch cost, by kind of task; equal to the loss of the native classes of transformers.
+
+classification    cross-entropy of the text's label
+multi-label       binary cross-entropy of every label, yes or no, meaned over labels
+regression        squared error of the number, in spreads of the training numbers (records.Scale)
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cramlm.model.model import PackedBatch
+from cramlm.records import TaskKind
+
+
+def summed_task_loss(kind: TaskKind, logits: Tensor, batch: PackedBatch, *, label_smoothing: float) -> Tensor:
+    """Of logits (S, labels), float32: summed over the sequences with a label; a scalar."""
+    match kind:
+        case "classification":
+            return functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=label_smoothing, reduction="sum")
+        case "multi-label":
+            each = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none").mean(dim=1)
+        case "regression":
+            each = (logits - batch.targets).square().mean(dim=1)
+        case _:
+            assert_never(kind)
+    return torch.where(batch.task_labels >= 0, each, 0.0).sum()
