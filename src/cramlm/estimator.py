@@ -189,6 +189,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         from pydantic import ValidationError
 
         from cramlm.config import apply_overrides, explain_validation_error, load_config
+        from cramlm.evaluation.kinds import only_one_label
         from cramlm.recipes import find
 
         corpus = self._corpus_files()
@@ -199,7 +200,9 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             data = build(corpus=corpus, init=None if self.init is None else str(self.init), **given, **behind).model_dump(mode="json")
         except ValidationError as error:
             raise UsageError(f"CramClassifier: {explain_validation_error(error)}") from error
-        return load_config(apply_overrides(data, _overrides(self.settings)), origin="CramClassifier")
+        config = load_config(apply_overrides(data, _overrides(self.settings)), origin="CramClassifier")
+        only_one_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
+        return config
 
     def _run(self, config: RunConfig, folder: Path) -> Run:
         """The pipeline; waits while another process builds the same corpus, index or run, as parallel folds do."""

@@ -4,16 +4,19 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from training_fixtures import make_batches, make_model, make_phase
+from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_model, make_phase, make_pool
 
-from cramlm.config import PhaseConfig
+from cramlm.config import HeadConfig, PhaseConfig
 from cramlm.model.dropout import Dropout
-from cramlm.model.model import Model, PackedBatch
-from cramlm.training.objective import Losses, losses
+from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.records import Scale
+from cramlm.training.batching import Batches, share
+from cramlm.training.objective import Counts, Losses, losses
 from cramlm.training.vocabulary_loss import weighted_cross_entropy
 
 
@@ -189,3 +192,40 @@ def test_soft_labels_of_external_text_are_a_cross_entropy_of_their_own(loss_scal
     total = sum(weights[name] * float(value.detach()) for name, value in expected.items()) / divisor
     assert float(result.total.detach()) == pytest.approx(total, rel=1e-5)
     assert losses(model, batch, phase).teacher is None  # nobody was asked
+
+
+@pytest.mark.parametrize("kind", ["multi-label", "regression"])
+def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_shares_is_that_of_the_whole(kind: Any) -> None:
+    phase = make_phase(task_weight=0.5)
+    outputs = 3 if kind == "multi-label" else 1
+    external, task = make_pool(90, labelled=False, seed=1), make_pool(40, labelled=True, seed=2)
+    given = np.random.default_rng(3).normal(size=(len(task), outputs)).astype(np.float32)
+    targets = (given > 0).astype(np.float32) if kind == "multi-label" else given
+    pools = external, replace(task, labels=np.zeros_like(task.labels), targets=targets)
+    batch = Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL).batch(0)
+    model = build_model(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=outputs, seed=7, kind=kind)
+    packed = PackedBatch.of(batch)
+    labelled = packed.task_labels >= 0
+    assert labelled.tolist() == (~packed.external).tolist()
+    logits = model.task_logits(model.hidden(packed), packed)[labelled]
+    reference = {"multi-label": torch.nn.BCEWithLogitsLoss(), "regression": torch.nn.MSELoss()}[kind]
+    expected = float(reference(logits, packed.targets[labelled]).detach())
+    result = losses(model, packed, phase)
+    assert result.task is not None
+    assert float(result.task) == pytest.approx(expected, rel=1e-5)
+    counts = Counts.of(batch, phase)
+    shares = [losses(model, PackedBatch.of(share(batch, rank, 3)), phase, counts).total for rank in range(3)]
+    assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
+
+
+def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer() -> None:
+    model = build_model(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=1, seed=7, kind="regression")
+    batch = first_batch(make_phase())
+    with torch.no_grad():
+        before = model.task_logits(model.hidden(batch), batch)
+        model.take_unit(Scale(2000.0, 10.0))
+        torch.testing.assert_close(model.task_logits(model.hidden(batch), batch), 2000 + 10 * before)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = model.task_logits(model.hidden(batch), batch)
+    assert rough.dtype == torch.float32
+    assert float((rough - (2000 + 10 * before)).abs().max()) < 0.5  # bf16 itself knows 2000 and 2008

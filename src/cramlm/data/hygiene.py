@@ -158,7 +158,7 @@ class TaskCheck:
         if self.repeated_train:
             lines.append(f"{self.repeated_train:,} training rows repeat the text of an earlier row")
         if self.conflicting_train:
-            lines.append(f"{self.conflicting_train:,} training texts carry more than one label")
+            lines.append(f"{self.conflicting_train:,} training texts stand there with different labels")
         for split, (same, other) in (("dev", self.dev_in_train), ("test", self.test_in_train)):
             if same + other:
                 lines.append(f"{same + other:,} {split} rows are also in train ({other:,} with another label)")

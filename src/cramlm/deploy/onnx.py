@@ -28,10 +28,9 @@ from torch import Tensor, nn
 
 from cramlm.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 from cramlm.deploy.onnx_predictor import FACTS_FILE, GRAPH_FILE, OnnxPredictor
-from cramlm.deploy.runs import held_out, model_of, run_of
+from cramlm.deploy.runs import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
-from cramlm.evaluation.kinds import only_one_label
 from cramlm.model.dropout import no_dropout
 from cramlm.model.hf import LoadedModel, load_classifier
 from cramlm.model.model import Model
@@ -80,6 +79,7 @@ def export_onnx(
     """
     _require_packages()
     folder, run = model_of(path), run_of(path)
+    refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     if texts is None:
         if run is None:
             raise UsageError(f"{path}: lies in no run, so there are no texts to check its ONNX form on; pass --texts FILE")
@@ -90,7 +90,6 @@ def export_onnx(
     name = "onnx-int8" if int8 else "onnx"
     target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
     loaded = load_classifier(folder)
-    only_one_label(loaded.model.kind, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     if loaded.model.encoder_config.shape == "moe":
         raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
     if loaded.model.prompt is not None:

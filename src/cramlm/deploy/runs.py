@@ -7,6 +7,9 @@ from pathlib import Path
 from cramlm.config import load_config, read_toml
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, CramError, UsageError
+from cramlm.evaluation.kinds import only_one_label
+from cramlm.model.folders import CONFIG_FILE, read_json
+from cramlm.model.native_config import kind_of
 from cramlm.records import Example
 
 
@@ -20,6 +23,13 @@ def model_of(path: Path) -> Path:
         if (folder / "config.json").is_file():
             return folder
     raise ArtifactError(f"{path}: holds no exported model; pass the folder of a finished run, or of a model")
+
+
+def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:
+    """Raises UsageError if the model in `folder` is of a kind of task that `what` is not made for."""
+    path = folder / CONFIG_FILE
+    if path.is_file():  # else it is an ONNX folder, or nothing at all, which is said elsewhere
+        only_one_label(kind_of(read_json(path), path), what, instead)
 
 
 def run_of(path: Path) -> Path | None:

@@ -20,11 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cramlm.deploy.runs import refuse_other_kinds
 from cramlm.deploy.server_limits import Limits, check_reach
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.evaluation.kinds import only_one_label
-from cramlm.model.folders import CONFIG_FILE, read_json
-from cramlm.model.native_config import kind_of
 
 STOP_SECONDS = 1.0  # after draining, for answers that are being written and the thread to end
 
@@ -50,8 +48,7 @@ def serve(
             missing or the port is taken. ArtifactError: if the folder holds no model that can be loaded safely.
     """
     check_reach(host, token)
-    if (folder / CONFIG_FILE).is_file():
-        only_one_label(kind_of(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE), "cramlm serve", "use cramlm predict")
+    refuse_other_kinds(folder, "cramlm serve", "use cramlm predict")
     try:
         import httptools  # noqa: F401
         import uvicorn

@@ -161,7 +161,7 @@ def metric_of(kind: TaskKind) -> str:
 def only_one_label(kind: TaskKind, what: str, instead: str) -> None:
     """Raises UsageError where `what` is made for texts of one label each and this is another kind of task."""
     if kind != "classification":
-        raise UsageError(f"{what} is for models that give a text one label; this one is of the kind {kind}: {instead}")
+        raise UsageError(f"{what} is for texts of one label each, and this is a {kind} task; {instead}")
 
 
 def is_percent(metric: str) -> bool:

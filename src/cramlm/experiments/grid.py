@@ -16,6 +16,7 @@ from typing import Any
 from cramlm.artifacts import hash_json
 from cramlm.config import RunConfig, load_config, read_toml
 from cramlm.errors import UsageError
+from cramlm.evaluation.kinds import only_one_label
 from cramlm.experiments.draws import draw_labels
 from cramlm.options import resolve_run
 from cramlm.recipes import RECIPES
@@ -143,8 +144,11 @@ def cells_of(question: Question, out: Path) -> list[Cell]:
     """Every cell, seed by seed (so that early results compare all arms); draws of labels are written to `out`.
 
     Raises:
-        UsageError, DataError: if an arm cannot be run on this data.
+        UsageError, DataError: if an arm cannot be run on this data; UsageError, if its texts do not have one label each.
     """
+    for arm in question.arms:
+        kind = _config(question, arm, dict(question.task), question.seeds[0]).task.kind
+        only_one_label(kind, "an experiment of several runs", "run cramlm fit for each recipe and look at them with cramlm report RUN RUN")
     return list(_cells(question, out))
 
 

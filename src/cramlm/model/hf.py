@@ -82,9 +82,14 @@ def load_classifier(folder: Path) -> LoadedModel:
     loaded = _read(folder, "classifier")
     settings = loaded.settings
     labels = _labels(settings, folder / CONFIG_FILE)
+    kind = kind_of(settings, folder / CONFIG_FILE)
+    if kind == "regression" and len(labels) != 1:
+        raise ArtifactError(
+            f"{folder / CONFIG_FILE}: a regression of {len(labels)} numbers, expected one in id2label; export the model again"
+        )
     head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
     sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
-    model = empty_model(loaded.encoder, head, **sizes, kind=kind_of(settings, folder / CONFIG_FILE))
+    model = empty_model(loaded.encoder, head, **sizes, kind=kind)
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
     initialise_all(model, seed=0)
     _fill(model, folder / WEIGHTS_FILE, "classifier")

@@ -125,7 +125,7 @@ def _length_chart(words: Sequence[int]) -> str:
 def _repetitions(repeated: int, conflicting: int, seen: dict[str, tuple[int, int]], splits: dict[str, tuple[Example, ...]]) -> str:
     lines = [
         f"{repeated:,} training rows repeat an earlier text" if repeated else "no training text stands there twice",
-        f"{conflicting:,} training texts carry more than one label" if conflicting else "no training text carries two labels",
+        f"{conflicting:,} training texts stand there with different labels" if conflicting else "no training text has two labels",
     ]
     for split in ("dev", "test"):
         if split in splits:

@@ -1,0 +1,162 @@
+"""Labels of the three kinds of task: what files may write, what is refused and how, and what training is told of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cramlm.config import TaskConfig, load_config
+from cramlm.data.checkup import check_files, describe, labelled_of, read_labelled
+from cramlm.data.hygiene import check_task
+from cramlm.data.labels import RULES
+from cramlm.data.task import read_examples, read_task, split_dev
+from cramlm.errors import DataError, UsageError
+from cramlm.records import Scale
+
+
+def jsonl(path: Path, labels: list[Any]) -> str:
+    path.write_text("".join(json.dumps({"text": f"text {number}", "label": label}) + "\n" for number, label in enumerate(labels)))
+    return str(path)
+
+
+def labels_of(path: str | Path, kind: str, **options: Any) -> list[str | None]:
+    return [example.label for example in read_examples(str(path), label_column="label", kind=kind, **options)]  # type: ignore[arg-type]
+
+
+def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -> None:
+    expected = ['["b", "ä"]', "[]", '["b"]']
+    assert labels_of(jsonl(tmp_path / "a.jsonl", [["ä", "b"], [], ["b"]]), "multi-label") == expected
+    (tmp_path / "a.csv").write_text("text,label\none,ä | b\ntwo,\nthree,b\n", "utf-8")
+    assert labels_of(tmp_path / "a.csv", "multi-label") == expected
+    (tmp_path / "a.tsv").write_text("text\tlabel\none\tä;b\ntwo\t\nthree\tb\n", "utf-8")
+    assert labels_of(tmp_path / "a.tsv", "multi-label", label_separator=";") == expected
+    texts = ["one", "two", "three"]
+    pq.write_table(pa.table({"text": texts, "label": [["ä", "b"], [], ["b"]]}), tmp_path / "lists.parquet")
+    pq.write_table(pa.table({"text": texts, "label": ["b|ä", "", "b"]}), tmp_path / "cells.parquet")
+    assert labels_of(tmp_path / "lists.parquet", "multi-label") == labels_of(tmp_path / "cells.parquet", "multi-label") == expected
+
+
+def test_a_number_is_the_same_however_it_is_spelled(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,3\ntwo, -1e3\nthree,.5\nfour,-0.0\n", "utf-8")
+    assert labels_of(tmp_path / "a.csv", "regression") == ["3.0", "-1000.0", "0.5", "0.0"]
+    assert labels_of(jsonl(tmp_path / "a.jsonl", [3, -1e3, 0.5]), "regression") == ["3.0", "-1000.0", "0.5"]
+    pq.write_table(pa.table({"text": ["one", "two"], "label": [3, -1000]}), tmp_path / "a.parquet")
+    assert labels_of(tmp_path / "a.parquet", "regression") == ["3.0", "-1000.0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "reason"),
+    [
+        ("classification", ["a"], r"a list \(\['a'\]\); for several labels per text --set task.kind=multi-label; fix it, or pass --on-bad"),
+        ("multi-label", "a", r"'label' is not a list of labels but a string \('a'\); write \[\"a\", \"b\"\], or \[\] for a text without"),
+        ("multi-label", None, "not a list of labels but null"),
+        ("multi-label", ["a", " "], "holds an empty label among 'a,  '"),
+        ("multi-label", ["a", "b", "a"], "holds the label 'a' twice"),
+        ("multi-label", ["a", ["b"]], "neither string, number nor boolean but a list"),
+        ("regression", "3.5", r"'label' is not a number but a string \('3.5'\); write it like 3.5"),
+        ("regression", ["3.5"], "not a number but a list"),
+        ("regression", True, "not a number but a boolean"),
+        ("regression", 1e31, "its size is over 1e.30"),
+    ],
+)
+def test_what_is_no_label_of_the_kind_is_refused_by_file_and_line(kind: str, label: Any, reason: str, tmp_path: Path) -> None:
+    good: Any = {"classification": "a", "multi-label": ["a"], "regression": 1.5}[kind]
+    path = jsonl(tmp_path / "bad.jsonl", [good, label, good])
+    with pytest.raises(DataError, match=rf"bad\.jsonl:2: .*{reason}"):
+        labels_of(path, kind)
+    assert len(labels_of(path, kind, on_bad_row="skip")) == 2
+
+
+@pytest.mark.parametrize("cell", ["n/a", "nan", "inf", '"3,5"', "1_000", "", "0x10", "１"])
+def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(f"text,label\none,1\ntwo,{cell}\n", "utf-8")
+    with pytest.raises(DataError, match=r"bad\.csv:3: 'label' is not a number .*; write it like 3.5 or -1e3; fix it"):
+        labels_of(tmp_path / "bad.csv", "regression")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "reason"),
+    [
+        ("multi-label", [[], [], []], "no row has a label"),
+        ("multi-label", [["a|b"], ["b|c"], ["c"]], "less than twice each; is task.label_separator the file's"),
+        ("multi-label", [["a"]], "1 training row"),
+        ("regression", [2, 2.0, 2], "every row has the number 2.0"),
+        ("regression", [2], "1 training row; a regression needs more"),
+        ("classification", [1.5, 2.5, 3.5], "learn numbers with --set task.kind=regression"),
+    ],
+)
+def test_training_rows_that_teach_nothing_are_refused(kind: Any, labels: list[Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=reason):
+        read_task(TaskConfig(train=jsonl(tmp_path / "train.jsonl", labels), kind=kind), seed=1)
+
+
+def test_a_task_of_several_labels_knows_those_of_train_and_refuses_others(tmp_path: Path) -> None:
+    train, test = jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["a"]] * 3), jsonl(tmp_path / "test.jsonl", [["a", "c"], []])
+    config = TaskConfig(train=train, test=test, kind="multi-label")
+    with pytest.raises(DataError, match=r"test\.jsonl:1: label 'c' is not among the training labels \('a', 'b'\), 1 such rows"):
+        read_task(config, seed=1)
+    task = read_task(config.model_copy(update={"unseen_labels": "ignore"}), seed=1)
+    assert (task.kind, task.labels, len(task.dev)) == ("multi-label", ("a", "b"), 1)
+    rules = RULES["multi-label"]
+    ids, targets = rules.targets(['["a", "b"]', "[]", '["b"]'], task.labels, task.scale)
+    assert ids.tolist() == [0, 0, 0]
+    assert targets.tolist() == [[1, 1], [0, 0], [0, 1]]
+    assert rules.plain('["a", "b"]') == ["a", "b"]
+
+
+def test_numbers_are_learnt_in_spreads_of_the_training_rows_alone(tmp_path: Path) -> None:
+    values = [1.0, 2.5, 7.0, 100.0]
+    train, dev = jsonl(tmp_path / "train.jsonl", values), jsonl(tmp_path / "dev.jsonl", [1e6])
+    task = read_task(TaskConfig(train=train, dev=dev, kind="regression"), seed=1)
+    assert (task.labels, task.scale) == (("label",), Scale(float(np.mean(values)), float(np.std(values))))
+    _, targets = RULES["regression"].targets([str(each.label) for each in task.train], task.labels, task.scale)
+    np.testing.assert_allclose(targets[:, 0], (np.array(values) - np.mean(values)) / np.std(values), rtol=1e-6)
+
+
+def test_without_strata_a_dev_split_is_a_plain_seeded_draw_that_keeps_equal_texts_together(tmp_path: Path) -> None:
+    examples = read_examples(jsonl(tmp_path / "a.jsonl", [number / 7 for number in range(40)]), label_column="label", kind="regression")
+    twice = [*examples, *examples]
+    train, dev = split_dev(twice, fraction=0.2, seed=1, stratum=RULES["regression"].stratum)
+    assert len(dev) == 16
+    assert not {example.text for example in train} & {example.text for example in dev}
+    assert dev != split_dev(twice, fraction=0.2, seed=2, stratum=RULES["regression"].stratum)[1]
+
+
+def test_check_tells_what_is_odd_about_labels_and_numbers(tmp_path: Path) -> None:
+    train = read_labelled(jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["b"], ["b"], ["b"]]), kind="multi-label")
+    test = read_labelled(jsonl(tmp_path / "test.jsonl", [["c"]]), kind="multi-label")
+    assert describe(train).labels == {"b": 5, "a": 1}
+    rules = {finding.rule for finding in check_files(train, [test])}
+    assert rules >= {"rare-label", "unseen-label", "missing-label", "leak"}
+    numbers = read_labelled(jsonl(tmp_path / "numbers.jsonl", [1, 2, 4]), kind="regression")
+    far = read_labelled(jsonl(tmp_path / "far.jsonl", [9]), kind="regression")
+    assert (describe(numbers).labels, describe(numbers).numbers) == ({}, (1.0, 2.0, 4.0))
+    assert "number 9.0 is outside those of the training rows (1 to 4)" in [finding.message for finding in check_files(numbers, [far])]
+
+
+def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\nsame,1\nsame,1.0\nother,2\nother,3\nthird,4\n", "utf-8")
+    task = read_task(TaskConfig(train=str(path), dev=str(path), kind="regression"), seed=1)
+    found = check_task(task)
+    assert (found.repeated_train, found.conflicting_train) == (2, 1)
+    assert labelled_of(task)[0].kind == "regression"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"choose_by": "accuracy"}, "choose_by 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
+        ({"phases": [{"name": "a", "teacher_weight": 1.0}]}, "a teacher knows texts of one label only; set teacher_weight = 0"),
+        ({"phases": [{"name": "a", "label_smoothing": 0.1}]}, "set label_smoothing = 0"),
+    ],
+)
+def test_a_config_that_asks_what_the_kind_does_not_have_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        load_config({"task": {"train": "a", "kind": "regression"}, "phases": [{"name": "a"}], **changes})

@@ -1,0 +1,183 @@
+"""Texts with several labels, and with numbers, through the public command: fit, evaluate, predict, and what transformers makes of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cramlm import Predictor, recipes
+from cramlm.cli import app
+from cramlm.config import RunConfig, TaskConfig, load_config, to_toml
+from cramlm.deploy.report.page import comparison_page, report_page
+from cramlm.errors import ArtifactError, CramError, UsageError
+from cramlm.estimator import CramClassifier
+from cramlm.model.folders import CONFIG_FILE
+from cramlm.model.hf import load_classifier
+from cramlm.records import LabelsPrediction, NumberPrediction
+from cramlm.stages.start import start_from
+from tiny_task import COMMON, TOPICS, tiny_config, write_task
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside transformers while it loads
+
+KINDS = ("multi-label", "regression")
+SEA, HILL = (" ".join(TOPICS[topic][:6]) for topic in ("sea", "hill"))
+
+
+def cramlm(*arguments: str | Path) -> str:
+    """What a command prints; its error, if it ends in one."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def rows_of(kind: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Texts of either topic, of both or of none; years that grow with the words of the sea."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        topics = [topic for topic in TOPICS if generator.random() < 0.5]
+        words = [generator.choice(TOPICS[generator.choice(topics)] if topics and generator.random() < 0.5 else COMMON) for _ in range(14)]
+        number = 2000 + 10 * sum(word in TOPICS["sea"] for word in words)
+        yield {"text": " ".join(words), "label": topics if kind == "multi-label" else number}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A kind of task, and a folder with data/, run.toml and what `cramlm fit --config` left in run/."""
+    kind, folder = request.param, tmp_path_factory.mktemp("kind")
+    paths = write_task(folder / "data", documents=10)
+    for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):
+        Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, seed)), "utf-8")
+    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", baseline={"c": [3.0]})
+    config["encoder"]["embedding_init"] = "drawn"
+    config["task"]["kind"] = kind
+    config["phases"] = [{**config["phases"][1], "steps": 40, "teacher_weight": None, "evaluate_every": 20, "keep": "best"}]
+    (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
+    printed = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
+    metric, baseline = {"multi-label": ("macro-F1", "one-vs-rest logistic"), "regression": ("Pearson", "ridge")}[kind]
+    assert f"on dev ({metric} " in printed
+    assert baseline in printed
+    return kind, folder
+
+
+def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
+    reported = scores["models"]["tlm"]["test"]
+    assert scores["kind"] == kind
+    assert reported["macro_f1" if kind == "multi-label" else "pearson"] > 0.7
+    again = json.loads(cramlm("evaluate", folder / "run/export", folder / "data/test.jsonl", "--json"))
+    for name in ("subset_accuracy", "macro_f1", "micro_f1") if kind == "multi-label" else ("pearson", "spearman", "rmse", "r2"):
+        assert again[name] == pytest.approx(reported[name], abs=1e-5), name
+    words = cramlm("evaluate", folder / "run/export", folder / "data/test.jsonl").splitlines()[-1]
+    assert words.startswith("subset accuracy " if kind == "multi-label" else "RMSE ")
+
+
+def test_predict_and_predictor_answer_with_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    (tmp_path / "new.txt").write_text(f"{SEA}\n{HILL}\n", "utf-8")
+    lines = [json.loads(line) for line in cramlm("predict", folder / "run/export", tmp_path / "new.txt").splitlines()]
+    answers = Predictor.load(folder / "run/export").predict([SEA, HILL])
+    if kind == "multi-label":
+        assert ["sea" in lines[0]["labels"], "hill" in lines[1]["labels"]] == [True, True]
+        assert all(isinstance(each, LabelsPrediction) and set(each.probabilities) == {"sea", "hill"} for each in answers)
+        assert [list(each.labels) for each in answers] == [line["labels"] for line in lines]  # type: ignore[union-attr]
+    else:
+        assert [line.keys() for line in lines] == [{"id", "value"}] * 2
+        assert lines[0]["value"] > lines[1]["value"]
+        assert answers == [NumberPrediction(line["value"]) for line in lines]
+        with pytest.raises(UsageError, match="a number, which has no probability"):
+            Predictor.load(folder / "run/export").probabilities([SEA])
+
+
+def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_answers(fitted: tuple[str, Path]) -> None:
+    import transformers
+
+    kind, folder = fitted
+    export = folder / "run/export"
+    native = transformers.AutoModelForSequenceClassification.from_pretrained(export)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    assert native.config.problem_type == {"multi-label": "multi_label_classification", "regression": "regression"}[kind]
+    with torch.no_grad():
+        theirs = native(**tokenizer([SEA, HILL], return_tensors="pt", padding=True)).logits.numpy()
+    answers = Predictor.load(export).predict([SEA, HILL])
+    pipeline = transformers.pipeline("text-classification", model=native, tokenizer=tokenizer, device="cpu", top_k=None)
+    if kind == "multi-label":
+        ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in answers]  # type: ignore[union-attr]
+        np.testing.assert_allclose(1 / (1 + np.exp(-theirs)), ours, atol=1e-5)
+        said = [{each["label"]: each["score"] for each in row} for row in pipeline([SEA, HILL])]
+        assert said == [pytest.approx(dict(each.probabilities), abs=1e-5) for each in answers]  # type: ignore[union-attr]
+    else:
+        ours = [[each.value] for each in answers]  # type: ignore[union-attr]
+        np.testing.assert_allclose(theirs, ours, rtol=1e-6)
+        assert [row[0] for row in pipeline([SEA, HILL])] == [{"label": "label", "score": pytest.approx(row[0], rel=1e-6)} for row in ours]
+
+
+def test_the_report_and_the_card_tell_the_kinds_own_figures(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    page, card = report_page(folder / "run"), (folder / "run/export/README.md").read_text("utf-8")
+    name = {"multi-label": "macro-F1", "regression": "Pearson"}[kind]
+    assert f"dev {name}" in page
+    assert f"this is a {kind} task" in page
+    assert f"dev {name}" in card
+    assert name in comparison_page([folder / "run", folder / "run"])
+
+
+def test_what_a_kind_does_not_have_says_so_in_one_line(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    data, export = folder / "data", folder / "run/export"
+    refused = f"is for texts of one label each, and this is a {kind} task; "
+    for command in (
+        ("explain", export, SEA),
+        ("serve", export),
+        ("export", folder / "run"),
+        ("compare", "--train", data / "train.jsonl", "--recipes", "labels-only", "--kind", kind, "--labels", "20", "--out", folder / "c"),
+    ):
+        with pytest.raises(UsageError, match=refused) as error:
+            cramlm(*command)
+        assert error.value.exit_code == 2
+    with pytest.raises(UsageError, match=refused):
+        CramClassifier(settings={"task.kind": kind}).fit(["a", "b"], ["x", "y"])
+    with pytest.raises(ValueError, match="objective 'marks' asks which words matter to a text's one label"):
+        recipes.selective_masking(train="t.jsonl", corpus="c.jsonl", kind=kind)
+
+
+def test_a_foreign_problem_type_or_a_regression_of_several_numbers_is_refused(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    for file in (folder / "run/export").iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / CONFIG_FILE).read_bytes())
+    wrong = {"multi-label": "regression", "regression": "ranking"}[kind]
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(settings | {"problem_type": wrong}))
+    with pytest.raises(ArtifactError, match="a regression of 2 numbers" if kind == "multi-label" else "problem_type is 'ranking'"):
+        load_classifier(tmp_path)
+
+
+def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "a", "label": ["x"]}\n{"text": "b", "label": []}\n')
+    fit = ("fit", "--recipe", "labels-only", "--train", tmp_path / "train.jsonl", "--out", tmp_path / "run")
+    with pytest.raises(CramError, match=r"train.jsonl:1: .*--set task.kind=multi-label") as error:
+        cramlm(*fit)
+    assert error.value.exit_code == 3
+    with pytest.raises(UsageError, match=r"task\.kind: Input should be 'classification', 'multi-label' or 'regression'"):
+        cramlm(*fit, "--kind", "tagging")
+    with pytest.raises(CramError, match=r"train.jsonl:1: 'label' is not a number but a list"):
+        cramlm(*fit, "--set", "task.kind=regression")
+
+
+def test_a_recipe_for_another_kind_is_planned_without_a_teacher() -> None:
+    config = recipes.labels_only(train="t.jsonl", kind="regression")
+    assert isinstance(config, RunConfig)
+    assert config.task == TaskConfig(train="t.jsonl", kind="regression")
+    resolved, _ = start_from(config)
+    assert {phase.teacher_weight for phase in resolved.phases} == {0.0}
+    assert resolved.dev_metric == "pearson"
