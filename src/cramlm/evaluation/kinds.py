@@ -10,11 +10,13 @@ Answers are compared as `Example.label` spells them (data/labels.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from cramlm.config import CHOOSING
 from cramlm.data.labels import RULES, spell_labels, spell_number
@@ -59,16 +61,22 @@ class AnyScores(Protocol):
 
 
 class Kind(Protocol):
-    """metrics: of a table of models, in order. baseline: what every model is compared with (evaluation/linear.py)."""
+    """metrics: of a table of models, in order. baseline: what every model is compared with (evaluation/linear.py). has_prior: whether how
+    often training shows an answer sways it.
+    """
 
     metrics: tuple[str, ...]
     baseline: str
+    has_prior: bool
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         """Finite logits (n, labels) as probabilities, or as numbers; float32."""
 
     def unsure(self, logits: FloatArray) -> BoolArray:
         """Which rows of bf16's logits could be answered otherwise in fp32, (n,)."""
+
+    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """What added to the logits takes away how often training texts, whose labels are `trained_on`, have each label, (labels,)."""
 
     def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         """For the user."""
@@ -83,6 +91,7 @@ class Kind(Protocol):
 class OneLabelKind:
     metrics: tuple[str, ...] = ("accuracy", "micro_f1", "macro_f1")
     baseline: str = "TF-IDF + logistic regression"
+    has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -95,6 +104,13 @@ class OneLabelKind:
         best = np.partition(logits, -2, axis=1)[:, -2:]
         close: BoolArray = best[:, 1] - best[:, 0] < CLOSE
         return close
+
+    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        found = Counter(trained_on)
+        counts = np.array([1 + found[name] for name in names], dtype=np.float64)
+        rarity = -np.log(counts / counts.sum())
+        centred: npt.NDArray[np.float64] = rarity - rarity.mean()
+        return centred
 
     def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -110,6 +126,7 @@ class OneLabelKind:
 class SeveralLabelsKind:
     metrics: tuple[str, ...] = ("subset_accuracy", "micro_f1", "macro_f1")
     baseline: str = "TF-IDF + one-vs-rest logistic regression"
+    has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         probabilities: FloatArray = (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
@@ -118,6 +135,12 @@ class SeveralLabelsKind:
     def unsure(self, logits: FloatArray) -> BoolArray:
         close: BoolArray = np.asarray((np.abs(logits) < CLOSE).any(axis=1))
         return close
+
+    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        found = Counter(name for label in trained_on for name in RULES["multi-label"].names(label))
+        shares = np.array([1 + found[name] for name in names], dtype=np.float64) / (2 + len(trained_on))
+        odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
+        return odds
 
     def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         return [LabelsPrediction(_chosen(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -133,12 +156,16 @@ class SeveralLabelsKind:
 class NumberKind:
     metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
     baseline: str = "TF-IDF + ridge regression"
+    has_prior: bool = False
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         return logits
 
     def unsure(self, logits: FloatArray) -> BoolArray:
         return np.zeros(len(logits), dtype=np.bool_)
+
+    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        return np.zeros(len(names))
 
     def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         return [NumberPrediction(float(row[0])) for row in outputs]

@@ -2,7 +2,8 @@
 
 Training asks about every text alike, so that a model prefers frequent labels; macro-F1 asks about every label alike. A share of the log of
 each label's frequency in training is taken from its logit, and dev says which share is best: none, all, or between. One number, chosen as
-the checkpoint is chosen; it moves into the classifier's bias, so that an exported model needs nothing but its weights.
+the checkpoint is chosen; it moves into the classifier's bias, so that an exported model needs nothing but its weights. Where a text has
+several labels it is the log-odds of each (kinds.py), which moves the threshold of rare ones down.
 
 Source: Menon et al. 2021, "Long-tail learning via logit adjustment", post-hoc adjustment; the share is their tau.
 """
@@ -15,15 +16,17 @@ from typing import Final
 
 import numpy as np
 
-from cramlm.evaluation.metrics import score
-from cramlm.records import FloatArray
+from cramlm.evaluation.kinds import KINDS
+from cramlm.records import FloatArray, TaskKind
 
 SHARES: Final = tuple(tenth / 10 for tenth in range(11))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PriorShift:
-    """What is added to the logits, float32 (labels,), its mean 0. before, after: the dev score with share 0 and with `share`."""
+    """What is added to the logits, float32 (labels,); in a classification its mean is 0. before, after: the dev score with share 0 and with
+    `share`.
+    """
 
     share: float
     shift: FloatArray
@@ -32,20 +35,24 @@ class PriorShift:
 
 
 def choose_shift(
-    logits: FloatArray, true: Sequence[str], labels: Sequence[str], *, trained_on: Sequence[str], choose_by: str
+    logits: FloatArray,
+    true: Sequence[str],
+    labels: Sequence[str],
+    *,
+    trained_on: Sequence[str],
+    choose_by: str,
+    kind: TaskKind = "classification",
 ) -> PriorShift:
     """The share that gives dev's highest `choose_by`, the smallest of equal ones.
 
     logits: (n, labels) of dev, whose labels are `true`. trained_on: the labels of the training texts; one more of each label is counted.
     """
-    counts = np.array([1 + sum(label == each for each in trained_on) for label in labels], dtype=np.float64)
-    rarity = -np.log(counts / counts.sum())
-    rarity -= rarity.mean()
+    judge = KINDS[kind]
+    rarity = judge.rarity(trained_on, labels)
 
     def reached(share: float) -> float:
-        answers = (logits + share * rarity).argmax(axis=1)
-        found: float = getattr(score(true, [labels[answer] for answer in answers], labels), choose_by)
-        return found
+        outputs = judge.outputs((logits + share * rarity).astype(np.float32))
+        return judge.score(true, judge.spelled(outputs, labels), labels).figures[choose_by]
 
     scores = [reached(share) for share in SHARES]
     best = int(np.argmax(scores))

@@ -12,6 +12,7 @@ from cramlm.artifacts import stage
 from cramlm.config import RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.label_prior import choose_shift
 from cramlm.model.tokenization import Tokenizer
 from cramlm.records import Emit, Event, Task
@@ -23,7 +24,7 @@ def settle_label_prior(
     config: RunConfig, plan: Plan, trained: Trained, tokenizer: Tokenizer, task: Task, folder: Path, *, emit: Emit
 ) -> Trained:
     """The model with the shift that dev chose in its classifier's bias; as it came where the config keeps what was trained."""
-    if config.label_prior == "trained" or not any(phase.uses_labels for phase in trained.phases):
+    if config.label_prior == "trained" or not KINDS[task.kind].has_prior or not any(phase.uses_labels for phase in trained.phases):
         return trained
 
     def write(target: Path) -> None:
@@ -31,15 +32,15 @@ def settle_label_prior(
         sequences = sequences_of(tokenizer, task.dev, max_length=trained.max_length, prompt=trained.model.prompt)
         logits = predict_logits(trained.model, sequences, precision=plan.precision, pad_id=tokenizer.pad_id)
         true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
-        chosen = choose_shift(logits, true, task.labels, trained_on=trained_on, choose_by=config.choose_by)
+        chosen = choose_shift(logits, true, task.labels, trained_on=trained_on, choose_by=config.dev_metric, kind=task.kind)
         shift = dict(zip(task.labels, map(float, chosen.shift), strict=True))
         facts = {"share": chosen.share, "before": chosen.before, "after": chosen.after}
-        write_json(target / "label-prior.json", {**facts, "choose_by": config.choose_by, "shift": shift})
-        scores = f"dev {config.choose_by} {chosen.before:.4f} -> {chosen.after:.4f}"
+        write_json(target / "label-prior.json", {**facts, "choose_by": config.dev_metric, "shift": shift})
+        scores = f"dev {config.dev_metric} {chosen.before:.4f} -> {chosen.after:.4f}"
         emit(Event("done", "label-prior", f"{chosen.share:g} of how rare a label is counts for it: {scores}", data=facts))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(task)}
-    key = {"format": 1, **inputs, "precision": plan.precision, "choose_by": config.choose_by}
+    key = {"format": 1, **inputs, "precision": plan.precision, "choose_by": config.dev_metric}
     artifact = stage(folder / "label-prior", kind="label-prior", key=key, write=write, emit=emit)
     shift = json.loads((artifact.path / "label-prior.json").read_bytes())["shift"]
     trained.model.shift_labels(np.array([shift[label] for label in task.labels], dtype=np.float32))
