@@ -59,7 +59,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", baseline={"c": [3.0]})
     config["encoder"]["embedding_init"] = "drawn"
     config["task"]["kind"] = kind
-    config["phases"] = [{**config["phases"][1], "steps": 40, "teacher_weight": None, "evaluate_every": 20, "keep": "best"}]
+    config["phases"] = [{**config["phases"][1], "steps": 30, "teacher_weight": None, "evaluate_every": 30, "keep": "best"}]
     (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
     printed = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
     metric, baseline = {"multi-label": ("macro-F1", "one-vs-rest logistic"), "regression": ("Pearson", "ridge")}[kind]
@@ -168,7 +168,9 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
     with pytest.raises(CramError, match=r"train.jsonl:1: .*--set task.kind=multi-label") as error:
         cramlm(*fit)
     assert error.value.exit_code == 3
-    with pytest.raises(UsageError, match=r"task\.kind: Input should be 'classification', 'multi-label' or 'regression'"):
+    with pytest.raises(CramError, match=r"all 2 were rejected, line 1: .*--set task.kind=multi-label"):
+        cramlm("check", tmp_path / "train.jsonl")
+    with pytest.raises(UsageError, match=r"kind: Input should be 'classification', 'multi-label' or 'regression'"):
         cramlm(*fit, "--kind", "tagging")
     with pytest.raises(CramError, match=r"train.jsonl:1: 'label' is not a number but a list"):
         cramlm(*fit, "--set", "task.kind=regression")

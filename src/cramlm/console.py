@@ -167,7 +167,8 @@ def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *
         print(
             f"{file['name']}: {file['rows']:,} rows, {f'{len(labels)} labels' if labels else 'numbers'} ({ends}), words {words}, {scripts}"
         )
-    print("labels: the largest and the smallest; words: 5 %, half, 95 % and all of the rows have at most so many")
+    ends = "numbers: the least, the middle one and the largest" if files[0].get("numbers") else "labels: the largest and the smallest"
+    print(f"{ends}; words: 5 %, half, 95 % and all of the rows have at most so many")
     shown: dict[str, int] = {}
     for finding in findings:
         shown[finding.rule] = shown.get(finding.rule, 0) + 1

@@ -84,7 +84,7 @@ def read_examples(
     """
     stamps = stamp_input(path)
     examples: list[Example] = []
-    read = 0
+    read, why = 0, ""
     for stamp in stamps:
         columns = [Column(stamp.text_column or text_column)]
         columns += (
@@ -112,9 +112,10 @@ def read_examples(
                     continue
                 examples.append(Example(f"{prefix}{row.line}", text, pair, read_label))
         read += reader.rows_read
+        why = why or "".join(f", line {row.line}: {row.reason}" for row in reader.rejected[:1])
     if not examples:
         where = "standard input" if path == STDIN else path
-        raise DataError(f"{where}: no rows left, all {read:,} were rejected; fix them")
+        raise DataError(f"{where}: no rows left, all {read:,} were rejected{why}; fix them")
     return examples
 
 
