@@ -44,7 +44,7 @@ def rows_of(kind: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
     generator = random.Random(seed)
     for _ in range(count):
         topics = [topic for topic in TOPICS if generator.random() < 0.5]
-        words = [generator.choice(TOPICS[generator.choice(topics)] if topics and generator.random() < 0.5 else COMMON) for _ in range(14)]
+        words = [generator.choice(TOPICS[generator.choice(topics)] if topics and generator.random() < 0.8 else COMMON) for _ in range(14)]
         number = 2000 + 10 * sum(word in TOPICS["sea"] for word in words)
         yield {"text": " ".join(words), "label": topics if kind == "multi-label" else number}
 
@@ -56,7 +56,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     paths = write_task(folder / "data", documents=10)
     for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):
         Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, seed)), "utf-8")
-    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", baseline={"c": [3.0]})
+    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
     config["encoder"]["embedding_init"] = "drawn"
     config["task"]["kind"] = kind
     config["phases"] = [{**config["phases"][1], "steps": 30, "teacher_weight": None, "evaluate_every": 30, "keep": "best"}]
