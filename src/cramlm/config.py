@@ -200,12 +200,14 @@ class RunConfig(FrozenModel):
         kind = self.task.kind
         if self.dev_metric not in CHOOSING[kind]:
             raise ValueError(f"choose_by {self.choose_by!r} is no score of task.kind {kind!r}; take one of {', '.join(CHOOSING[kind])}")
+        if kind != "classification" and self.head.kind != "classifier":
+            raise ValueError(f"head.kind {self.head.kind!r} gives a text one label; with task.kind {kind!r} set head.kind = 'classifier'")
         for phase in self.phases if kind != "classification" else ():
             where = f"phase {phase.name!r} with task.kind {kind!r}"
             if phase.objective == "marks":
                 raise ValueError(f"{where}: objective 'marks' asks which words matter to a text's one label; take another recipe")
-            if phase.teacher_weight:
-                raise ValueError(f"{where}: a teacher knows texts of one label only; set teacher_weight = 0")
+            if phase.teacher_weight or phase.teacher_from:
+                raise ValueError(f"{where}: a teacher knows texts of one label only; set teacher_weight = 0, without teacher_from")
             if phase.label_smoothing:
                 raise ValueError(f"{where}: labels are smoothed only where a text has one; set label_smoothing = 0")
         return self

@@ -153,6 +153,7 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"choose_by": "accuracy"}, "choose_by 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
+        ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' gives a text one label; with task.kind 'regression' set"),
         ({"phases": [{"name": "a", "teacher_weight": 1.0}]}, "a teacher knows texts of one label only; set teacher_weight = 0"),
         ({"phases": [{"name": "a", "label_smoothing": 0.1}]}, "set label_smoothing = 0"),
     ],
