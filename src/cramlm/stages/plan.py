@@ -112,11 +112,11 @@ def foresee_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[PlannedRun
 
     A config whose training file is "" is planned for `TYPICAL` texts, one whose corpus is "" for a typical corpus.
     """
-    machines: dict[tuple[Any, ...], Machine] = {}
+    machines: dict[str, Machine] = {}
     planned = []
     for config in (start_from(each)[0] for each in configs):
         given = Budget() if config.budget is None else parse_budget(config.budget)
-        size = (config.encoder, config.head, config.tokenizer, config.phases, config.threads, config.tokens_per_second, config.precision)
+        size = config.model_dump_json(include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision"})
         if size not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             machines[size] = machine = measure_machine(config, Budget(seconds=_TRIED_FOR), resolve_precision(config.precision))
