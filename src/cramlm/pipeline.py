@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`. The only file that knows the order.
 
     task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> prompt -> embedding -> teacher -> schedule -> phases
-    -> evaluation -> export -> report
+    -> label prior -> evaluation -> export -> report
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
 killed one began, says "fresh" where nothing changed, and names the knob that makes a stage run again. Corpus and index are shared

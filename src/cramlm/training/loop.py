@@ -263,7 +263,7 @@ class _Phase:
             lambda: str(save_checkpoint(self.work, self.progress, weights=weights, moments=moments, best=best, fingerprint=fingerprint))
         )
         self.saved_step = self.progress.step
-        trim()  # batches of many sizes scatter what they free: half a gigabyte an hour
+        trim()  # batches of many sizes scatter what they free: 0.3 to 0.6 GB an hour (docs/log.md)
 
     def check_weights(self) -> None:
         """An update can overflow a weight although loss and gradient were finite; such weights are neither scored nor saved."""
