@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def failures(world: World, scratch: Path, *, workloads: tuple[str, ...], most: i
         figure.notes.append(f"of {len(cases)} in {', '.join(workloads)}")
         for workload, ends, number, code in cases if len(cases) <= most else random.Random(seed).sample(cases, most):
             _one(figure, outcomes, workload, ends, scratch / "trial", number, code)
+            if figure.trials % 100 == 0:  # thousands take an hour
+                so_far = f"R2: {figure.trials:,} of {min(most, len(cases)):,} ({workload.name}), {len(figure.failures)} failures so far"
+                print(so_far, file=sys.stderr, flush=True)
     figure.notes.append(", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())))
     return figure
 
