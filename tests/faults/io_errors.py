@@ -1,4 +1,7 @@
-"""R2: each call on files fails once, as on a full disk and on a broken one; the command says so, and the next one finishes."""
+"""R2: each call on files fails once, as on a full disk and on a broken one; the command says so, and the next one finishes.
+
+The calls of a whole run are those of its stages one after the other, each begun where the one before has ended.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def _calls(workload: Workload, folder: Path) -> list[Call]:
     workload.prepare(folder)
     assert supervise(workload.body(folder), lambda call: _note(call, folder, seen), names=NAMES) == 0
     shutil.rmtree(folder)
-    return seen
+    if workload.until is None:
+        return seen
+    return seen[: next(number for number, call in enumerate(seen) if workload.until in call.path)]
 
 
 def _note(call: Call, folder: Path, seen: list[Call]) -> None:

@@ -1,9 +1,7 @@
 """`make faults`: the figures of the fault list at the size for a release, as a Markdown table and a last line of JSON.
 
-    python tests/faults/run.py [R1 R2 ...] [--size ci|release]
-    python tests/faults/run.py fuzz [--minutes 60] [--out runs/fuzz]
-
-R7 is tests/deploy/test_server_load.py, R10 tests/faults/test_ranks.py.
+python tests/faults/run.py [R1 R2 ...] [--size ci|release]
+python tests/faults/run.py fuzz [--minutes 60] [--out runs/fuzz]
 """
 
 from __future__ import annotations
@@ -27,7 +25,9 @@ import determinism
 import fuzzing
 import hostile
 import io_errors
+import lost_ranks
 import power_loss
+import server_load
 import workloads
 from figures import Figure
 from workloads import World
@@ -45,8 +45,13 @@ FIGURES: dict[str, Callable[[World, Path, bool], list[Figure]]] = {
     ],
     "R5": lambda world, scratch, release: [bad_inputs.bad_inputs(world, scratch)],
     "R6": lambda world, scratch, release: [determinism.repeats(world, scratch, runs=10 if release else 3)],
-    "R8": lambda world, scratch, release: [crashes.signals(world, scratch, times=50 if release else 10)],
+    "R7": lambda world, scratch, release: [server_load.clients(world, scratch, seconds=600 if release else 30)],
+    "R8": lambda world, scratch, release: [
+        crashes.signals(world, scratch, times=50 if release else 10),
+        server_load.stops(world, scratch, times=50 if release else 10),
+    ],
     "R9": lambda world, scratch, release: [crashes.races(world, scratch, times=200 if release else 50)],
+    "R10": lambda world, scratch, release: [lost_ranks.losses(scratch, times=20 if release else 3)],
     "R11": lambda world, scratch, release: [hostile.hostile(world, scratch)],
 }
 

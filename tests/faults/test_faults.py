@@ -16,6 +16,7 @@ import hostile
 import io_errors
 import power_loss
 import pytest
+import server_load
 import syscalls
 import workloads
 from figures import Figure
@@ -69,6 +70,14 @@ def test_of_two_index_builders_one_builds_whenever_the_other_comes(world: worklo
 
 def test_sigterm_at_any_moment_is_saved_and_gone_on_from(world: workloads.World, scratch: Path) -> None:
     assert_holds(crashes.signals(world, scratch, times=1))
+
+
+def test_64_clients_a_fifth_of_whose_requests_are_wrong_get_right_answers_or_a_line(world: workloads.World, scratch: Path) -> None:
+    assert_holds(server_load.clients(world, scratch, seconds=4))
+
+
+def test_a_server_stopped_while_it_loads_or_after_ends_with_0(world: workloads.World, scratch: Path) -> None:
+    assert_holds(server_load.stops(world, scratch, times=2))
 
 
 def test_a_flipped_byte_or_a_cut_is_noticed_by_verify_and_by_opening_in_every_kind_of_folder(world: workloads.World) -> None:

@@ -1,38 +1,29 @@
-"""torchrun with two ranks on this machine (R10): killed, stopped, asked to stop, on two nodes; nobody is left behind, and the bits are
-those of two ranks that nobody disturbed. What happens inside a phase is in training/test_distributed.py, without torchrun's ten seconds.
+"""torchrun with two ranks on this machine: killed, stopped, asked to stop, on two nodes; nobody is left behind, and the bits are
+those of two ranks that nobody disturbed. At drawn moments: R10 of `make faults` (lost_ranks.py). What happens inside a phase is in
+training/test_distributed.py, without torchrun's ten seconds.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from lost_ranks import PATIENCE, TIMEOUT, error_lines, launch, losses, output, ranks_of, write_config
 from test_kill import results
 
 from cramlm.artifacts import verify
-from cramlm.config import RunConfig, to_toml
 from ranks import free_port
-from tiny_task import tiny_config, write_task
 
 pytestmark = pytest.mark.slow
-TIMEOUT = 20.0
-PATIENCE = 300  # seconds for a whole run on a busy machine
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    data = tiny_config(write_task(folder / "data"), baseline={"enabled": False}, tokens_per_second=10_000, distributed={"timeout": TIMEOUT})
-    data["phases"][0] |= {"steps": 150, "checkpoint_every": 10}
-    file = folder / "run.toml"
-    file.write_text(to_toml(RunConfig.model_validate(data)), "utf-8")
-    return file
+    return write_config(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -41,38 +32,6 @@ def undisturbed(config: Path) -> dict[str, str]:
     process = launch(config, config.parent / "undisturbed")
     assert process.wait(PATIENCE) == 0, output(config.parent / "undisturbed")
     return results(config.parent / "undisturbed")
-
-
-def launch(config: Path, folder: Path, *flags: str, log: str = "output") -> subprocess.Popen[bytes]:
-    """torchrun over `cramlm fit` into `folder`/run; what all say goes to `folder`/`log`."""
-    folder.mkdir(exist_ok=True)
-    flags = flags or ("--nproc-per-node", "2")
-    fit = ("-m", "cramlm", "fit", "--config", str(config), "--out", str(folder / "run"), "--store", str(folder / "store"))
-    with (folder / log).open("wb") as file:
-        return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *flags, *fit], stdout=file, stderr=file)
-
-
-def output(folder: Path) -> str:
-    return "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("output*")))
-
-
-def error_lines(folder: Path) -> list[str]:
-    return [line for line in output(folder).splitlines() if line.startswith("cramlm: error")]
-
-
-def ranks_of(folder: Path) -> dict[int, int]:
-    """rank -> pid of every process that trains into `folder`."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                arguments, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            rank = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
-            if rank and str(folder / "run").encode() in arguments:
-                found[rank[0]] = int(process.name)
-    return found
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[bytes]) -> None:
@@ -102,20 +61,6 @@ def test_r10_a_rank_that_is_killed_or_stopped_leaves_nobody_behind_and_the_rerun
     (line,) = error_lines(tmp_path)
     assert line.endswith("run the same command again to continue"), line
     assert "exitcode  : 4" in output(tmp_path)
-    assert_finishes(config, tmp_path, undisturbed)
-
-
-def test_r10_kills_at_random_moments_of_the_whole_run(config: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    draw = random.Random(7)
-    for _ in range(3):
-        process = launch(config, tmp_path)
-        while not ranks_of(tmp_path) and process.poll() is None:
-            time.sleep(0.1)
-        time.sleep(draw.uniform(1, 20))
-        for pid in draw.sample(list(ranks_of(tmp_path).values()), k=1) if process.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
-        process.wait(TIMEOUT + 90)
-        assert ranks_of(tmp_path) == {}
     assert_finishes(config, tmp_path, undisturbed)
 
 
@@ -169,3 +114,9 @@ def test_the_death_of_a_node_ends_the_other_within_the_timeout(config: Path, und
     assert all(node.wait(TIMEOUT + 60) != 0 for node in nodes)
     assert ranks_of(tmp_path) == {}
     assert_finishes(config, tmp_path, undisturbed)
+
+
+def test_a_fault_at_any_moment_leaves_nobody_behind_and_the_rerun_has_the_same_bits(tmp_path: Path) -> None:
+    figure = losses(tmp_path, times=3)
+    assert figure.trials == 3
+    assert not figure.failures, "\n".join(figure.failures)

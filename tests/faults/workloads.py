@@ -6,6 +6,7 @@ Only forked children work; this process imports torch, compiles kernels and buil
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import shutil
@@ -44,12 +45,15 @@ TIMED = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """do: the stage, into a folder. older: makes an earlier version of the same, for it to replace. before: makes what it goes on from."""
+    """do: the stage, into a folder. older: makes an earlier version of the same, for it to replace. before: makes what it goes on from.
+    until: the result with which another workload begins, which is disturbed there.
+    """
 
     name: str
     do: Action
     older: Action | None = None
     before: Action | None = None
+    until: str | None = None
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -102,6 +106,8 @@ class World:
         torch.set_num_threads(1)
         assert config.corpus is not None
         build_catalog(config.corpus, folder / "catalog", workers=1)
+        gc.collect()
+        gc.freeze()  # a child's collection would copy every page of this process: two thirds of its time
         return World(folder, config, read_task(config.task, seed=config.seed))
 
     def workloads(self) -> dict[str, Workload]:
@@ -112,7 +118,9 @@ class World:
         all_ = (
             Workload("index", self.index, older=lambda folder: void(build_catalog(fewer, folder, workers=1))),
             Workload("select", self.select, older=functools.partial(self.select, top_k=5)),
-            Workload("train", self.fit, before=functools.partial(self.copy_run, without=("phase-*", *after_training))),
+            Workload(
+                "train", self.fit, before=functools.partial(self.copy_run, without=("phase-*", *after_training)), until=after_training[0]
+            ),
             Workload("finish", self.fit, before=functools.partial(self.copy_run, without=after_training)),
             Workload("fit", self.fit_anew),
         )

@@ -1,0 +1,127 @@
+"""R10: two ranks under torchrun, one of them killed, stopped, or computing NaN; all are gone in time, and the rerun has the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from figures import Figure
+from workloads import results
+
+from cramlm.config import RunConfig, to_toml
+from tiny_task import tiny_config, write_task
+
+STEPS = 150
+TIMEOUT = 20.0  # of the ranks for one another; torchrun gives a stopped one half a minute more before it kills it
+PATIENCE = 300  # seconds for a whole run on a busy machine
+POISONED = Path(__file__).with_name("poisoned_fit.py")
+
+
+def write_config(folder: Path) -> Path:
+    """A run of some seconds of training with fifteen checkpoints."""
+    data = tiny_config(write_task(folder / "data"), baseline={"enabled": False}, tokens_per_second=10_000, distributed={"timeout": TIMEOUT})
+    data["phases"][0] |= {"steps": STEPS, "checkpoint_every": 10}
+    file = folder / "run.toml"
+    file.write_text(to_toml(RunConfig.model_validate(data)), "utf-8")
+    return file
+
+
+def launch(
+    config: Path, folder: Path, *flags: str, log: str = "output", fit: tuple[str, ...] = ("-m", "cramlm")
+) -> subprocess.Popen[bytes]:
+    """torchrun over `cramlm fit` into `folder`/run; what all say goes to `folder`/`log`."""
+    folder.mkdir(exist_ok=True)
+    flags = flags or ("--nproc-per-node", "2")
+    command = (*fit, "fit", "--config", str(config), "--out", str(folder / "run"), "--store", str(folder / "store"))
+    with (folder / log).open("wb") as file:
+        return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *flags, *command], stdout=file, stderr=file)
+
+
+def output(folder: Path) -> str:
+    """What all launchers and ranks said."""
+    return "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("output*")))
+
+
+def error_lines(folder: Path) -> list[str]:
+    """Those that a user is to read."""
+    return [line for line in output(folder).splitlines() if line.startswith("cramlm: error")]
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """rank -> pid of every process that trains into `folder`."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                arguments, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            rank = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
+            if rank and str(folder / "run").encode() in arguments:
+                found[rank[0]] = int(process.name)
+    return found
+
+
+def losses(scratch: Path, *, times: int, seed: int = 7) -> Figure:
+    """`times` faults, in turn a rank that is killed, one that is stopped, one that computes NaN; which rank and when are drawn."""
+    figure = Figure("R10", "one of 2 ranks under torchrun killed, stopped, or at NaN: nobody left in time, the rerun with the same bits")
+    draw = random.Random(seed)
+    with figure.timed():
+        config = write_config(scratch)
+        began = time.monotonic()
+        assert launch(config, scratch / "undisturbed").wait(PATIENCE) == 0, output(scratch / "undisturbed")
+        duration, end = time.monotonic() - began, results(scratch / "undisturbed")
+        done, slowest = 0, 0.0
+        for trial in range(times):
+            kind, rank, folder = ("killed", "stopped", "NaN")[trial % 3], draw.randrange(2), scratch / "trial"
+            where = f"trial {trial}, rank {rank} {kind}"
+            if kind == "NaN":
+                seconds = _poison(figure, where, config, folder, rank, draw.randrange(STEPS))
+            else:
+                number = signal.SIGKILL if kind == "killed" else signal.SIGSTOP
+                seconds = _strike(figure, where, config, folder, rank, number, draw.uniform(0.1, 0.9) * duration)
+            if seconds is None:
+                done += 1
+            else:
+                slowest = max(slowest, seconds)
+            figure.check(not (left := ranks_of(folder)), f"{where}: ranks {sorted(left)} are left")
+            figure.check(launch(config, folder).wait(PATIENCE) == 0, f"{where}: the next run fails: {output(folder)[-300:]}")
+            figure.check(results(folder) == end, f"{where}: the end differs from the undisturbed one")
+            figure.trials += 1
+            print(f"R10: {figure.trials} of {times}, {len(figure.failures)} failures so far", file=sys.stderr, flush=True)
+            shutil.rmtree(folder)
+        figure.check(slowest < TIMEOUT + 60, f"{slowest:.0f} s until all were gone")
+        figure.notes.append(f"at most {slowest:.0f} s until all were gone, {done} times the run had ended before")
+    return figure
+
+
+def _strike(figure: Figure, where: str, config: Path, folder: Path, rank: int, number: signal.Signals, after: float) -> float | None:
+    """Send a signal to a rank so many seconds into the run; seconds until all have ended, None if it came too late."""
+    process = launch(config, folder)
+    deadline = time.monotonic() + after
+    while (rank not in ranks_of(folder) or time.monotonic() < deadline) and process.poll() is None:
+        time.sleep(0.05)
+    if process.poll() is not None:
+        figure.check(process.returncode == 0, f"{where}: ended by itself with {process.returncode}: {output(folder)[-300:]}")
+        return None
+    os.kill(ranks_of(folder)[rank], number)
+    began = time.monotonic()
+    code = process.wait(TIMEOUT + 90)
+    figure.check(code != 0, f"{where}: torchrun exits with 0")
+    return time.monotonic() - began
+
+
+def _poison(figure: Figure, where: str, config: Path, folder: Path, rank: int, step: int) -> float:
+    """The loss of a rank is NaN after so many steps; seconds for the whole of it."""
+    began = time.monotonic()
+    code = launch(config, folder, fit=(str(POISONED), str(rank), str(step))).wait(PATIENCE)
+    figure.check(code != 0, f"{where} after {step} steps: torchrun exits with 0")
+    said = error_lines(folder)
+    figure.check(len(said) == 1 and "the loss is nan" in said[0], f"{where} after {step} steps: said {said}")
+    return time.monotonic() - began
