@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),
     *("reduces", "pain", "river", "bank", "water", "ọ̀rọ̀", "ilé"),
 )
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives to the end: no collection needs to look at it, and no forked child to copy it for that."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
