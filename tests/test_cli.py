@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,3 +174,16 @@ def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> No
     assert five_minutes["disk"] > 0
     assert "60m" in cramlm("plan", "60m", "--set", "tokens_per_second=40000", "--set", "threads=1", "--preset", "tiny").stdout
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
+
+
+@pytest.mark.parametrize(("gigabytes", "needle"), [(1, "needs at least 2 GB to load torch"), (3, "out of memory")])
+def test_a_run_that_does_not_fit_a_limit_on_memory_gets_one_line_and_exit_4(
+    fitted: Path, tmp_path: Path, gigabytes: float, needle: str
+) -> None:
+    config = fitted / "run.toml"
+    limit = f"ulimit -v {int(gigabytes * 1e6)} && exec " + shlex.join(
+        [*COMMAND, "fit", "--config", str(config), "--out", str(tmp_path / "run")]
+    )
+    large = " --set encoder.hidden=1536 --set encoder.layers=16" if gigabytes > 2 else ""  # does not even fit to be measured
+    result = subprocess.run(["bash", "-c", limit + large], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    assert_one_line(result, 4, needle)

@@ -8,6 +8,7 @@ code of its kind (errors.py); the traceback goes to the run's log, and to the te
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -34,11 +35,14 @@ from cramlm.commands.parameters import (
     StoreOption,
     TextColumn,
 )
+from cramlm.commands.room import check_address_space
 from cramlm.commands.stopping import stop_on_signals
 from cramlm.errors import CramError
 from cramlm.options import resolve_run
 from cramlm.signals import Interrupted, interrupt_at_signals
 
+_OUT_OF_MEMORY = "out of memory; choose a smaller setting or close other programs"
+_TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # its own error on CUDA only
 _STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,10 +54,11 @@ app = typer.Typer(
 
 
 @app.callback()
-def common(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+def common(context: typer.Context, debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
     """Options before the command."""
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
+    check_address_space(context.invoked_subcommand)
 
 
 @app.command()
@@ -169,10 +174,12 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: not our error
         sys.exit(0)
     except MemoryError:
-        _fail("out of memory; choose a smaller setting or close other programs", 4)
+        _fail(_OUT_OF_MEMORY, 4)
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
     except Exception as error:
+        if isinstance(error, RuntimeError) and _TORCH_OUT_OF_MEMORY.search(str(error)):
+            _fail(_OUT_OF_MEMORY, 4)
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
 
 

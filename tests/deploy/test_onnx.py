@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,25 @@ def test_a_damaged_folder_is_refused_in_one_line(exported: Path, tmp_path: Path,
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ArtifactError, match=complaint):
         OnnxPredictor.load(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["../weights.bin", "{outside}", "link.bin"])
+def test_weights_that_lie_outside_of_the_folder_are_not_read(exported: Path, tmp_path: Path, place: str) -> None:
+    folder, outside = tmp_path / "model", tmp_path / "weights.bin"
+    shutil.copytree(exported / "export-onnx", folder)
+    (folder / "manifest.json").unlink()
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    graph = onnx.load(folder / "model.onnx")
+    weights = next(each for each in graph.graph.initializer if each.raw_data)
+    outside.write_bytes(weights.raw_data)
+    (folder / "link.bin").symlink_to(outside)
+    set_external_data(weights, place.format(outside=outside))
+    weights.ClearField("raw_data")
+    (folder / "model.onnx").write_bytes(graph.SerializeToString())
+    with pytest.raises(ArtifactError, match=r"model.onnx: missing, or not an ONNX graph that runs here"):
+        OnnxPredictor.load(folder)
 
 
 def test_what_is_not_text_is_refused(exported: Path) -> None:

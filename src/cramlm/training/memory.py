@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import sys
 from pathlib import Path
 
@@ -34,12 +35,16 @@ def forget_peak() -> None:
 
 
 def available() -> int | None:
-    """Bytes that new work can take without swapping: of the machine, or of this process's control group if that allows less."""
+    """Bytes that new work can take without swapping: of the machine, or of this process's control group or address space (`ulimit -v`)
+    if that allows less; None where the system does not tell.
+    """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+    if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        free = min(free, max(0, most - (_field("VmSize:") or 0)))
     try:
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no control group, or "max"
