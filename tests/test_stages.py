@@ -12,7 +12,7 @@ import pytest
 from cramlm.artifacts import publish
 from cramlm.model.tokenization import Tokenizer
 from cramlm.recipes.phases import finetune_phase, joint_phase
-from cramlm.stages.common import Chosen
+from cramlm.stages.common import Chosen, Ended
 from cramlm.stages.model import known_score
 from cramlm.stages.pools import external_pool
 
@@ -51,8 +51,10 @@ def test_equal_weights_are_none_so_that_training_draws_as_ever(tmp_path: Path, t
     ids=["as it was", "new head", "other rows", "no labels before", "not the best of before", "the last was the best"],
 )
 def test_a_phase_takes_the_score_of_the_weights_it_starts_from_only_where_it_would_find_the_same(
-    joint: dict[str, Any], finetune: dict[str, Any], known: float | None
+    tmp_path: Path, joint: dict[str, Any], finetune: dict[str, Any], known: float | None
 ) -> None:
     before = joint_phase().model_copy(update={"max_length": 128, "keep": "best", "steps": 9, **joint})
     phase = finetune_phase().model_copy(update={"max_length": 128, **finetune})
-    assert known_score(phase, before, {"best_score": 0.4, "best_step": 5, "steps": before.steps}) == known
+    artifact = publish_selection(tmp_path / "selection", ["any"], [1.0]).artifact
+    ended = Ended(before, artifact, {"best_score": 0.4, "best_step": 5, "steps": before.steps})
+    assert known_score(phase, ended) == known

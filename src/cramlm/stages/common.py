@@ -68,6 +68,15 @@ class Chosen:
         return None if (weights == weights[0]).all() else weights
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finished phase: as it was run, what it published, and what it reported (its phase.json)."""
+
+    phase: PhaseConfig
+    artifact: Artifact
+    report: Mapping[str, Any]
+
+
 def fingerprint(chosen: Chosen | None) -> str | None:
     """The selection's fingerprint, None where nothing is retrieved."""
     return None if chosen is None else chosen.artifact.fingerprint

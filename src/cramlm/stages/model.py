@@ -27,7 +27,7 @@ from cramlm.model.starting_weights import take_weights
 from cramlm.model.tokenization import Tokenizer
 from cramlm.model.weights import read_tensors, save_tensors
 from cramlm.records import Emit, Event, Example, FloatArray, Task, TaskKind
-from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, write_json
+from cramlm.stages.common import Chosen, Clock, Ended, Plan, fingerprint, write_json
 from cramlm.stages.marking import tell, with_told
 from cramlm.stages.pools import external_pool, task_pool
 from cramlm.stages.ranks import Order, Size, give_order
@@ -42,17 +42,23 @@ from cramlm.training.units import with_words
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The model (a number in the user's unit), the phases as they were run, and what each reported (its phase.json). fingerprint: of what
-    the model's weights are.
-    """
+    """The model (a number in the user's unit) and the phases that made it. fingerprint: of what its weights are."""
 
     model: Model
-    phases: tuple[PhaseConfig, ...]
-    artifacts: tuple[Artifact, ...]
-    reports: tuple[Mapping[str, Any], ...]
+    ended: tuple[Ended, ...]
     max_length: int
     has_mlm: bool
     fingerprint: str
+
+    @property
+    def phases(self) -> tuple[PhaseConfig, ...]:
+        """As they were run."""
+        return tuple(each.phase for each in self.ended)
+
+    @property
+    def reports(self) -> tuple[Mapping[str, Any], ...]:
+        """What each phase reported (its phase.json)."""
+        return tuple(each.report for each in self.ended)
 
 
 def train(
@@ -105,16 +111,16 @@ def train(
     sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head")} | {"choose_by": config.dev_metric}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
-    trained: dict[str, Artifact] = {}  # the phases so far, by name
+    ended: dict[str, Ended] = {}  # the phases so far, by name and in order
     answers: dict[str, Artifact] = {}  # by phase, where another's model is its teacher
 
-    def run_phase(number: int, phase: PhaseConfig, before: Artifact | None, incoming: float | None) -> Artifact:
+    def run_phase(number: int, phase: PhaseConfig, before: Ended | None) -> Ended:
         key = {"format": 2, **sections, **inputs, "precision": plan.precision, "threads": plan.threads}
-        key |= {"phase": phase.model_dump(mode="json"), "before": before.fingerprint if before else None, **ranks.settings}
+        key |= {"phase": phase.model_dump(mode="json"), "before": before.artifact.fingerprint if before else None, **ranks.settings}
         if prompt is not None:
             key["prompt"] = asdict(prompt)
         if phase.uses_teacher and phase.teacher_from is not None and selection is not None:
-            judge_of = trained[phase.teacher_from]
+            judge_of = ended[phase.teacher_from].artifact
             answers[phase.name] = ask_model(
                 model,
                 selection,
@@ -134,7 +140,7 @@ def train(
             key["init"] = pretrained.fingerprint
         name = f"phase-{number + 1}-{phase.name}"
         work = folder / ".work" / name
-        scorer = trained[phase.masking.scores_of] if phase.uses_scores and phase.masking.scores_of else None
+        scorer = ended[phase.masking.scores_of].artifact if phase.uses_scores and phase.masking.scores_of else None
 
         def pools() -> tuple[TokenPool | None, TokenPool | None]:
             vocabulary = [*tokenizer.vocabulary, *["[V]"] * config.head.vectors] if phase.needs_words else ()
@@ -142,7 +148,7 @@ def train(
 
         def begin() -> Model:
             if before is not None:
-                load_weights(model, before.path)
+                load_weights(model, before.artifact.path)
                 return model
             if number:  # another phase has trained since
                 initialise_all(model, seed=config.seed)
@@ -161,7 +167,12 @@ def train(
             phase,
             folder,
             name=name.removeprefix("phase-"),
-            key={**sections, **inputs, "weights": (scorer or before or tokenizer).fingerprint, "length": phase.text_length},
+            key={
+                **sections,
+                **inputs,
+                "weights": (scorer or (before.artifact if before else tokenizer)).fingerprint,
+                "length": phase.text_length,
+            },
             pools=pools,
             weights=judge,
             tokenizer=tokenizer,
@@ -190,7 +201,7 @@ def train(
                 emit=emit,
                 evaluate=lambda model: _dev_scores(model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
                 choose_by=config.dev_metric,
-                incoming=incoming,
+                incoming=None if before is None else known_score(phase, before),
                 stop=stop,
                 fingerprint=key,
                 ranks=ranks,
@@ -200,27 +211,20 @@ def train(
 
         artifact = stage(folder / name, kind="phase", key=key, write=write, emit=emit, name=name)
         shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
-        return artifact
+        return Ended(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
 
-    done: list[tuple[Artifact, Mapping[str, Any]]] = []
-    ends: dict[str, tuple[PhaseConfig, Mapping[str, Any]]] = {}
-    phases = planned.phases
+    phases, last = planned.phases, None
     for number in range(len(phases)):
-        if done:
-            phases = replan(config, planned, done, folder, clock=clock, emit=emit)
+        if last is not None:
+            phases = replan(config, planned, tuple(ended.values()), folder, clock=clock, emit=emit)
         phase = phases[number]
-        before = done[-1][0] if done else None
-        if phase.start_from is not None:
-            before = trained.get(phase.start_from)  # None for 'start'
-        incoming = ends.get(phase.start_from or phases[number - 1].name)
-        artifact = trained[phase.name] = run_phase(number, phase, before, known_score(phase, *incoming) if incoming else None)
-        done.append((artifact, json.loads((artifact.path / "phase.json").read_bytes())))
-        ends[phase.name] = (phase, done[-1][1])
-    artifacts, reports = zip(*done, strict=True)
-    load_weights(model, artifacts[-1].path)
+        before = last if phase.start_from is None else ended.get(phase.start_from)  # None for 'start'
+        last = ended[phase.name] = run_phase(number, phase, before)
+    assert last is not None, "a config has at least one phase"
+    load_weights(model, last.artifact.path)
     model.take_unit(task.scale)
     has_mlm = any(phase.fills_masks for phase in phases)
-    return Trained(model, phases, artifacts, reports, phases[-1].row_length, has_mlm, artifacts[-1].fingerprint)
+    return Trained(model, tuple(ended.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
 
 
 def evaluate(
@@ -322,10 +326,11 @@ def export(
     )
 
 
-def known_score(phase: PhaseConfig, before: PhaseConfig, report: Mapping[str, Any]) -> float | None:
+def known_score(phase: PhaseConfig, before: Ended) -> float | None:
     """The dev score of what `before` handed on, where `phase` goes on learning the same labels with that head and in such rows."""
-    comparable = phase.uses_labels and before.uses_labels and not phase.reset_task_head and phase.row_length == before.row_length
-    handed_on = before.keep == "best" or report["best_step"] == report["steps"]
+    earlier, report = before.phase, before.report
+    comparable = phase.uses_labels and earlier.uses_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
+    handed_on = earlier.keep == "best" or report["best_step"] == report["steps"]
     score: float | None = report["best_score"] if comparable and handed_on else None
     return score
 

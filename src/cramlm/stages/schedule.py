@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from cramlm.model.prompts import Prompt
 from cramlm.model.tokenization import UNCUT, Tokenizer
 from cramlm.records import Emit, Event, Example, IntArray, Task
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
-from cramlm.stages.common import Chosen, Clock, Plan, fingerprint, phases_by_name, write_json
+from cramlm.stages.common import Chosen, Clock, Ended, Plan, fingerprint, phases_by_name, write_json
 from cramlm.stages.cost import finishing_seconds
 from cramlm.training import budget
 from cramlm.training.measuring import count_step, measure
@@ -101,19 +101,19 @@ def schedule(
 
 
 def replan(
-    config: RunConfig, planned: Schedule, done: Sequence[tuple[Artifact, Mapping[str, Any]]], folder: Path, *, clock: Clock, emit: Emit
+    config: RunConfig, planned: Schedule, ended: Sequence[Ended], folder: Path, *, clock: Clock, emit: Emit
 ) -> tuple[PhaseConfig, ...]:
     """The phases again, those after the finished ones planned anew: from what is left, at the speed that the last one reached.
 
-    done: the finished phases with their reports. An artifact like every plan, so that a run that is started again keeps it; in a run
+    An artifact like every plan, so that a run that is started again keeps it; in a run
     without a budget, or where nothing is open any more, the plan stays as it is. What is left is a pure function of what is published
     (the amount that was planned with, less what the reports say), or less, where this process saw more time pass.
     """
-    number = len(done)
+    number = len(ended)
     if planned.amount is None or not any(budget.is_open(phase) for phase in config.phases[number:]):
         return planned.phases
     name = f"schedule-{number + 1}-{config.phases[number].name}"
-    reports = [report for _, report in done]
+    reports = [each.report for each in ended]
 
     def write(target: Path) -> None:
         sizes, speed = planned.sizes, planned.speed
@@ -138,7 +138,7 @@ def replan(
                 seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
                 emit(Event("plan", name, f"{before.steps:,} steps -> {budget.describe(phase, sizes, seconds=seconds)}"))
 
-    key = {"format": 1, "schedule": planned.artifact.fingerprint, "done": done[-1][0].fingerprint}
+    key = {"format": 1, "schedule": planned.artifact.fingerprint, "done": ended[-1].artifact.fingerprint}
     return _read(stage(folder / name, kind="schedule", key=key, write=write, emit=emit, name=name)).phases
 
 
