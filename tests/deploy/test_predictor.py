@@ -12,7 +12,7 @@ import torch
 
 from cramlm.deploy.predictor import Predictor
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.evaluation.evaluate import predict_logits_fast, predict_probabilities, probabilities_of
+from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities
 from cramlm.model.hf import save_classifier
 from cramlm.model.model import Model
 from cramlm.model.tokenization import Tokenizer
@@ -46,7 +46,10 @@ def test_answers_are_those_of_the_model_that_was_saved(predictor: Predictor, mod
 def test_the_fast_way_gives_the_labels_of_fp32_and_nearly_its_probabilities(folder: Path, predictor: Predictor, texts: list[str]) -> None:
     model, tokenizer = predictor._loaded.model, predictor._loaded.tokenizer
     tokens = tokenizer.sequences(texts * 3, max_length=48, cut="truncate")
-    exact, fast = predictor.probabilities(texts * 3), probabilities_of(predict_logits_fast(model, tokens, pad_id=tokenizer.pad_id))
+    exact, fast = (
+        predictor.probabilities(texts * 3),
+        outputs_of("classification", predict_logits_fast(model, tokens, pad_id=tokenizer.pad_id)),
+    )
     np.testing.assert_array_equal(fast.argmax(axis=1), exact.argmax(axis=1))
     np.testing.assert_allclose(fast, exact, atol=0.05)
     auto = Predictor.load(folder, precision="auto").predict(texts)

@@ -89,7 +89,7 @@ def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]
     Raises:
         DivergedError: if a logit is not finite.
     """
-    from cramlm.evaluation.evaluate import predict_logits, probabilities_of, sequences_of_texts
+    from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
     from cramlm.model.tokenization import UNCUT
 
     tokenizer, longest, prompt = model.tokenizer, model.max_length, model.model.prompt
@@ -101,4 +101,4 @@ def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]
         asked, others = [texts[index] for index in full], [pairs[index] for index in full]
         whole = sequences_of_texts(tokenizer, asked, others, max_length=UNCUT, prompt=prompt).lengths
         lengths[full] = whole.reshape(len(full), -1).max(axis=1)
-    return Answers(logits, probabilities_of(logits), lengths)
+    return Answers(logits, outputs_of(model.model.kind, logits), lengths)

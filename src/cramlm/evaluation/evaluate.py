@@ -93,15 +93,6 @@ def predict_probabilities(
     return outputs_of(model.kind, predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
 
 
-def probabilities_of(logits: FloatArray) -> FloatArray:
-    """Softmax of logits (n, labels), computed in float64; float32, (n, labels).
-
-    Raises:
-        DivergedError: if a logit is not finite.
-    """
-    return outputs_of("classification", logits)
-
-
 def outputs_of(kind: TaskKind, logits: FloatArray) -> FloatArray:
     """What logits (n, labels) say in a task of this kind (kinds.py).
 

@@ -12,7 +12,7 @@ from cramlm.artifacts import Artifact, stage
 from cramlm.config import PhaseConfig, RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.baselines import fit_baselines
-from cramlm.evaluation.evaluate import predict_logits, probabilities_of, sequences_of, sequences_of_texts
+from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of, sequences_of_texts
 from cramlm.evaluation.teacher import Vectors, soft_labels
 from cramlm.model.device import Precision
 from cramlm.model.model import Model
@@ -97,7 +97,7 @@ def ask_model(
         weights()
         sequences = sequences_of_texts(tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=model.prompt)
         logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
-        answers = probabilities_of(logits / TEMPERATURE)
+        answers = outputs_of(model.kind, logits / TEMPERATURE)
         save_array(target / "passages.npy", answers)
         told = f"{answers.max(1).mean():.0%} sure on the mean"
         emit(Event("done", name, f"{len(answers):,} passages labelled by the model of {phase.teacher_from}, {told}"))
