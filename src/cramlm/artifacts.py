@@ -31,6 +31,7 @@ from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedErro
 from cramlm.locks import environment_faults as environment_faults
 from cramlm.locks import fsync, leftovers, make_folder
 from cramlm.locks import lock as lock
+from cramlm.locks import raise_if_refused as raise_if_refused
 from cramlm.locks import remove_leftovers as remove_leftovers
 from cramlm.locks import wait_while_locked as wait_while_locked
 from cramlm.records import Emit, Event

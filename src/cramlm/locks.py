@@ -75,10 +75,22 @@ def environment_faults(path: object) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, CramError):
             raise
-        where = error.filename or path
-        raise EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again") from error
+        raise _fault(error, path) from error
     except MemoryError as error:
         raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
+
+
+def raise_if_refused(error: Exception, path: object) -> None:
+    """For a handler that takes an OSError for a missing or damaged file, as libraries mean it: raises EnvironmentFault if it is the
+    operating system's own refusal, which says nothing about the file.
+    """
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        raise _fault(error, path) from error
+
+
+def _fault(error: OSError, path: object) -> EnvironmentFault:
+    where = error.filename or path
+    return EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again")
 
 
 def leftovers(target: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from figures import Figure
@@ -19,8 +20,16 @@ from workloads import Workload, World, check_states, leftovers, results
 NAMES = tuple(dict.fromkeys((*CHANGES, *READS)))
 
 
-def failures(world: World, scratch: Path, *, workloads: tuple[str, ...], most: int, reads: bool = True, seed: int = 3) -> Figure:
-    """ENOSPC where a call writes, EIO at every call (without `reads`: where it writes)."""
+def failures(
+    world: World,
+    scratch: Path,
+    *,
+    workloads: tuple[str, ...],
+    most: int,
+    concerning: Callable[[Call], bool] = lambda call: True,
+    seed: int = 3,
+) -> Figure:
+    """ENOSPC where a call writes, EIO at every call; of the calls that are `concerning`."""
     figure = Figure("R2", "a call on a file fails once, with ENOSPC (if it writes) and with EIO: exit 4, then the same command again")
     outcomes: Counter[str] = Counter()
     with figure.timed():
@@ -30,8 +39,8 @@ def failures(world: World, scratch: Path, *, workloads: tuple[str, ...], most: i
             ends = workload.states(scratch / f"{name}-end")
             calls = _calls(workload, scratch / "count")
             for number, call in enumerate(calls):
-                codes = (errno.ENOSPC, errno.EIO) if call.changes else (errno.EIO,) if reads else ()
-                cases += [(workload, ends, number, code) for code in codes]
+                codes = (errno.ENOSPC, errno.EIO) if call.changes else (errno.EIO,)
+                cases += [(workload, ends, number, code) for code in codes if concerning(call)]
         figure.notes.append(f"of {len(cases)} in {', '.join(workloads)}")
         for workload, ends, number, code in cases if len(cases) <= most else random.Random(seed).sample(cases, most):
             _one(figure, outcomes, workload, ends, scratch / "trial", number, code)

@@ -59,6 +59,15 @@ def test_a_call_on_files_that_fails_once_is_told_and_nothing_is_half(world: work
 
 
 @watched
+def test_an_export_that_cannot_be_listed_when_it_is_read_back_is_the_fault_of_the_disk(world: workloads.World, scratch: Path) -> None:
+    def opens_folder(call: syscalls.Call) -> bool:
+        name = Path(call.path).name
+        return call.name == "openat" and (name.startswith(".export.tmp-") or name == "mlm")
+
+    assert_holds(io_errors.failures(world, scratch, workloads=("finish",), most=100, concerning=opens_folder))
+
+
+@watched
 def test_after_a_power_loss_every_result_is_old_or_new(world: workloads.World, scratch: Path) -> None:
     assert_holds(power_loss.losses(world, scratch, most=60, rerun_every=60))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import environment_faults, hash_file
+from cramlm.artifacts import environment_faults, hash_file, raise_if_refused
 from cramlm.data.remote import RemoteFile
 from cramlm.data.rows import Column, Row, Tally, find_columns, from_cell, in_list
 from cramlm.data.streams import FileStamp, check_unchanged, look_like
@@ -65,6 +65,7 @@ class ParquetFile:
                     self.raw_bytes = self.stamp.bytes * tally.rows_read // total
         except (pa.ArrowException, OSError) as error:
             check_unchanged(self.stamp)
+            raise_if_refused(error, path)
             what = " ".join(str(error).split())[:120]
             raise DataError(f"{path}: damaged, row {tally.rows_read + 1} cannot be read ({what}); copy or write it again") from error
         check_unchanged(self.stamp)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cramlm.artifacts import check_files
+from cramlm.artifacts import check_files, raise_if_refused
 from cramlm.deploy.texts import STREAM_BATCH, check_texts, predict_stream, predictions
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.records import FloatArray, IntArray, Prediction, TaskKind
@@ -211,6 +211,7 @@ def _facts(folder: Path) -> Facts:
         values = json.loads(path.read_bytes())
         facts = Facts(tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
     except OSError as error:
+        raise_if_refused(error, path)
         raise ArtifactError(f"{path}: {error.strerror}; pass a folder that `cramlm export --format onnx` wrote") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{path}: damaged, not the facts of an ONNX export; export the model again") from error

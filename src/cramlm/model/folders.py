@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from cramlm.artifacts import environment_faults
+from cramlm.artifacts import environment_faults, raise_if_refused
 from cramlm.errors import ArtifactError, EnvironmentFault
 
 CONFIG_FILE: Final = "config.json"
@@ -21,10 +21,13 @@ _LARGEST_JSON: Final = 64_000_000  # bytes
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raises ArtifactError if there is no such folder, or one of its files can hold pickled objects; none is opened."""
+    """Raises ArtifactError if there is no such folder, or one of its files can hold pickled objects; none is opened. EnvironmentFault: if
+    the disk fails.
+    """
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
+        raise_if_refused(error, folder)
         raise ArtifactError(f"{folder}: {error.strerror}; pass a folder that holds an exported model") from error
     for path in files:
         suffixes = {suffix.lower() for suffix in path.suffixes}

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from cramlm.artifacts import environment_faults
+from cramlm.artifacts import environment_faults, raise_if_refused
 from cramlm.config import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.folders import CONFIG_FILE as CONFIG_FILE
@@ -142,6 +142,7 @@ def open_native_encoder(folder: Path) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise_if_refused(error, folder)
         raise ArtifactError(
             f"{folder}: transformers cannot read it ({' '.join(str(error).split())[:200]}); pass an encoder's folder"
         ) from error

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.arrays import save_array
-from cramlm.artifacts import hash_json, stage
+from cramlm.artifacts import hash_json, raise_if_refused, stage
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
@@ -114,6 +114,7 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
     try:
         vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
     except (ValueError, OSError) as error:
+        raise_if_refused(error, path)
         raise ArtifactError(f"{path}: damaged vectors ({error}); delete the folder and run again") from error
     return vectors
 

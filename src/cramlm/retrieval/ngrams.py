@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.arrays import read_array, save_array
-from cramlm.artifacts import hash_json, stage
+from cramlm.artifacts import hash_json, raise_if_refused, stage
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.data.words import SPACELESS
@@ -132,6 +132,7 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
         found = np.memmap(path / "buckets.bin", dtype="<u2", mode="r") if offsets[-1] else np.zeros(0, np.uint16)
         counts = read_array(path / "counts.npy")
     except (ValueError, OSError) as error:
+        raise_if_refused(error, path)
         raise ArtifactError(f"{path}: damaged n-grams ({error}); delete the folder and run again") from error
     return Ngrams(found, offsets), counts
 
