@@ -31,8 +31,12 @@ PRESETS: Mapping[str, EncoderConfig] = {
 
 
 def encoder_for_budget(seconds: float) -> EncoderConfig:
-    """tiny under 2 minutes, mini up to an hour, small beyond."""
-    return TINY if seconds < 120 else MINI if seconds <= 3600 else SMALL
+    """tiny up to 5 minutes, mini up to an hour, small beyond.
+
+    At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
+    of two cores and ten of one, they are even (docs/log.md).
+    """
+    return TINY if seconds <= 300 else MINI if seconds <= 3600 else SMALL
 
 
 def encoder_for(budget: str | None) -> EncoderConfig:
