@@ -3,7 +3,8 @@
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
 One `cramlm compare` for each task, with the paths of its data; what runs share, draws, tables and tests are those of that command
-(docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality.json.
+(docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json, where tasks of
+earlier calls stay.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def plain(found: dict[str, Experiment]) -> dict[str, Any]:
 
 def write_results(arguments: argparse.Namespace, found: dict[str, Experiment]) -> None:
     """What is known so far, for tables and pictures."""
-    target = Path(__file__).parent / "results" / "quality.json"
+    target = Path(__file__).parent / "results" / f"quality-{arguments.budget}.json"
     target.parent.mkdir(exist_ok=True)
-    content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": plain(found)}
+    earlier = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
+    content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": earlier | plain(found)}
     target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
