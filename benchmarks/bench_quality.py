@@ -3,8 +3,8 @@
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
 One `cramlm compare` for each task, with the paths of its data; what runs share, draws, tables and tests are those of that command
-(docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json, where tasks of
-earlier calls stay.
+(docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json, where the
+tasks of earlier calls stay.
 """
 
 from __future__ import annotations
