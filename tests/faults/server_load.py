@@ -100,16 +100,15 @@ async def storm(server: Server, expected: dict[str, list[float]], *, seconds: fl
     return outcome
 
 
-async def stopped(server: Server, expected: dict[str, list[float]]) -> tuple[Outcome, float]:
-    """SIGTERM in the midst of it; what the clients saw, and the seconds until the last of them was answered or turned away."""
+async def stopped(server: Server, expected: dict[str, list[float]]) -> Outcome:
+    """SIGTERM in the midst of it: nobody gets half an answer."""
     outcome = Outcome()
     until = time.monotonic() + 15
     asking = [asyncio.create_task(client(server, expected, outcome, seed=seed, until=until)) for seed in range(CLIENTS)]
     await asyncio.sleep(0.3)
     server.process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     await asyncio.gather(*asking)
-    return outcome, time.monotonic() - began
+    return outcome
 
 
 def model_of(world: World, folder: Path) -> tuple[Path, dict[str, list[float]]]:
@@ -131,14 +130,18 @@ def clients(world: World, scratch: Path, *, seconds: float) -> Figure:
         p99 = float(np.quantile(outcome.seconds, 0.99)) if outcome.seconds else float("inf")
         figure.trials = sum(outcome.statuses.values())
         _check_answers(figure, outcome)
+        figure.check(not [status for status in outcome.statuses if status >= 500], f"statuses {dict(outcome.statuses)}")
+        figure.check(outcome.statuses[200] > 100, f"only {outcome.statuses[200]} answered")
+        figure.check(outcome.statuses[422] > 0, "no malformed request was asked")
         figure.check(outcome.dropped == 0, f"{outcome.dropped} connections dropped")
         figure.check(p99 < WAIT_SECONDS + 1, f"99 % answered within {p99:.2f} s")
         figure.check(grown < 60, f"memory grew by {grown:.0f} MB")
         figure.notes.append(f"{outcome.statuses[200]:,} answered, p99 {p99:.2f} s, {grown:+.0f} MB")
-        late, waited = asyncio.run(stopped(server, expected))
+        began = time.monotonic()
+        late = asyncio.run(stopped(server, expected))
         _check_answers(figure, late)
         figure.check(server.process.wait(timeout=10) == 0, f"exit {server.process.returncode} at SIGTERM")
-        figure.check(waited < 10, f"{waited:.1f} s until the last client was told")
+        figure.check((waited := time.monotonic() - began) < 10, f"{waited:.1f} s until it had ended")
         figure.check(len(server.lines) == 2, f"said {server.lines}")
     return figure
 
@@ -146,7 +149,7 @@ def clients(world: World, scratch: Path, *, seconds: float) -> Figure:
 def _check_answers(figure: Figure, outcome: Outcome) -> None:
     figure.check(outcome.wrong_answers == 0, f"{outcome.wrong_answers} wrong answers")
     figure.check(set(outcome.statuses) <= {200, 400, 413, 422, 429, 503}, f"statuses {dict(outcome.statuses)}")
-    figure.check(outcome.statuses[200] > 0 and outcome.statuses[422] > 0, f"not both sorts were asked: {dict(outcome.statuses)}")
+    figure.check(outcome.statuses[200] > 0, "nothing was answered")
     figure.failures += outcome.unexpected[:20]
 
 
