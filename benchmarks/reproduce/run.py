@@ -28,7 +28,7 @@ def main() -> None:
     """Run what is asked, then write the page."""
     arguments = parse_arguments()
     twin = None if arguments.paper else arguments.scale
-    for number in arguments.tables:
+    for number in TABLES if "all" in arguments.tables else arguments.tables:
         table = TABLES[number]
         for task in [task for task in table.here if not arguments.tasks or task in arguments.tasks]:
             if arguments.print:
@@ -62,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "tables", nargs="*", default=list(TABLES), choices=list(TABLES), metavar="TABLE", help="numbers, like 3 4 (default: all)"
+        "tables", nargs="*", default="all", choices=["all", *TABLES], metavar="TABLE", help="numbers, like 3 4 (default: all)"
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))

@@ -80,6 +80,8 @@ _BLIND, _ONE, _ALL = (
     'corpus.files=["{data}/corpus/general-0000.jsonl.zst"]',
     'corpus.files=["{data}/corpus/*.jsonl.zst"]',
 )
+_PLM_TWIN = "budget=2e13flops"
+"""A checkpoint has no twin with fewer steps: it is fine-tuned for as many operations as a twin of TLM takes."""
 _MUCH, _LITTLE = "retriever.max_documents=1000000", "retriever.max_documents=20000"
 
 TABLES: Final[Mapping[str, Table]] = {
@@ -90,7 +92,10 @@ TABLES: Final[Mapping[str, Table]] = {
             "TLM at three scales beside a pretrained model",
             "test",
             TASKS,
-            tuple(Line(name, _figures(TASKS, values), source=source) for name, (source, values) in _MAIN.items()),
+            tuple(
+                Line(name, _figures(TASKS, values), twin=(_PLM_TWIN,) if source == "plm" else (), source=source)
+                for name, (source, values) in _MAIN.items()
+            ),
         ),
         Table(
             "3",
