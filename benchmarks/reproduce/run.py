@@ -1,11 +1,12 @@
-"""Run a table of the paper, or its scaled-down twin, and write docs/reproduction.md anew.
+"""Run tables of the paper, or their twins, and write docs/reproduction.md anew.
 
     python benchmarks/reproduce/run.py 4 --data ../shared/data                 # the twin of table 4, on the tasks that are here
-    python benchmarks/reproduce/run.py 4 --tasks scierc --seeds 1 2 3 --scale 0.05
+    python benchmarks/reproduce/run.py 3 4 --tasks scierc --seeds 1 2 3
     python benchmarks/reproduce/run.py 4 --paper                               # at the paper's size: GPUs, days
     python benchmarks/reproduce/run.py 4 --print                               # only say the commands
 
-Each task of a table is an experiment of `cramlm compare`, so a stopped one goes on. Results: benchmarks/results/reproduce/.
+A task is one experiment of `cramlm compare` over the rows of all the tables that are asked, so that a stopped one goes on and a row that
+stands in several tables is run once. Results: benchmarks/results/reproduce/.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,41 +25,49 @@ from cramlm.console import console_events
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Question
 from reproduce.page import PAGE, RESULTS, page
-from reproduce.tables import FOLDERS, TABLES, TWIN_SCALE, Table, arms_of_table, command
+from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arms_of, command
+
+KEPT: Final = ("arm", "seeds", "is_baseline", "scores", "cpu_minutes", "paper_flops", "executed_flops", "passages", "parameters")
+"""What of a row of the comparison is kept in the repository."""
 
 
 def main() -> None:
     """Run what is asked, then write the page."""
     arguments = parse_arguments()
-    twin = None if arguments.paper else arguments.scale
-    for number in TABLES if "all" in arguments.tables else arguments.tables:
-        table = TABLES[number]
-        for task in [task for task in table.here if not arguments.tasks or task in arguments.tasks]:
-            if arguments.print:
-                print(f"table {number}, {task}: {command(table, task, twin=twin)}")
-            else:
-                run(arguments, table, task, twin)
+    tables = [TABLES[number] for number in (TABLES if "all" in arguments.tables else arguments.tables)]
+    for task in [task for task in FOLDERS if not arguments.tasks or task in arguments.tasks]:
+        asked = [table for table in tables if task in table.here]
+        if arguments.print:
+            print(*(f"table {table.number}, {task}: {command(table, task, paper=arguments.paper)}" for table in asked), sep="\n")
+        elif asked:
+            run(arguments, asked, task)
     if not arguments.print:
         PAGE.write_text(page(), "utf-8")
         print(PAGE)
 
 
-def run(arguments: argparse.Namespace, table: Table, task: str, twin: float | None) -> None:
-    """One task of a table; its rows go into the results."""
-    size = "paper" if twin is None else f"twin-{twin:g}"
-    out, folder = arguments.out / f"table-{table.number}" / f"{task}-{size}", arguments.data / "tasks" / FOLDERS[task]
-    arms = arms_of_table(table, task, twin=twin, data=arguments.data, out=out, init=arguments.init)
+def run(arguments: argparse.Namespace, tables: Sequence[Table], task: str) -> None:
+    """One task in all the tables asked; its rows go into the results beside those of other tables."""
+    size = "paper" if arguments.paper else "twin"
+    out, folder = arguments.out / f"{task}-{size}", arguments.data / "tasks" / FOLDERS[task]
+    arms = arms_of(tables, task, paper=arguments.paper, data=arguments.data, out=out, init=arguments.init)
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}
     settings = () if arguments.threads is None else (f"threads={arguments.threads}",)
-    corpus = (f"{arguments.data}/corpus/*.jsonl.zst",)
-    question = Question(arms, tuple(arguments.seeds), ("all",), files, corpus=corpus, init=arguments.init, settings=settings)
+    corpus, budget = (f"{arguments.data}/corpus/*.jsonl.zst",), None if arguments.paper else TWIN_BUDGET
+    question = Question(arms, tuple(arguments.seeds), ("all",), files, corpus, arguments.init, budget, settings=settings)
     with console_events() as emit:
-        found = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"table {table.number}, {task}", emit=emit)
+        found = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"the paper's tables, {task}", emit=emit)
     print(found.table)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    told = {key: value for key, value in found.as_dict().items() if key in ("rows", "pairs", "totals", "failed")}
-    name = f"table-{table.number}-{task}{'-paper' if twin is None else ''}.json"
-    (RESULTS / name).write_text(json.dumps({"scale": twin, **told}, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    keep(RESULTS / f"{task}-{size}.json", [asdict(row) for row in found.rows])
+
+
+def keep(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The rows into the file, in place of older ones of the same arm."""
+    older = json.loads(path.read_bytes()) if path.is_file() else []
+    told = [{name: row[name] for name in KEPT} for row in rows]
+    new = {row["arm"] for row in told}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([*(row for row in older if row["arm"] not in new), *told], ensure_ascii=False, indent=1) + "\n", "utf-8")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -69,7 +81,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=None)
     parser.add_argument("--tasks", nargs="+", default=None, choices=list(FOLDERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--scale", type=float, default=TWIN_SCALE, help="of the twin: share of the paper's steps")
     parser.add_argument("--paper", action="store_true", help="the paper's size instead of a twin")
     parser.add_argument("--init", default=None, help="checkpoint for the row of the pretrained model in table 2")
     parser.add_argument("--threads", type=int, default=None)

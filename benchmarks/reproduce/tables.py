@@ -1,11 +1,15 @@
 """The paper's tables: what each row changes, at the paper's size and in the twin that runs on two cores, and the figures it reports.
 
+The twin of a row asks the same of `tlm`, this repository's own recipe, with so many operations that two cores can run it. The paper's
+recipe made smaller (`tlm-small:chemprot:0.005`) learns nothing in as many minutes: it answers with the most frequent label whatever a row
+changes (docs/log.md).
+
 Source of the figures: Yao et al. 2022 (arXiv 2111.04130), tables 1 to 7; the ablations are by all signs dev scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +18,7 @@ from cramlm.config import load_config, to_toml
 from cramlm.experiments.grid import Arm
 from cramlm.options import resolve_run
 
-TWIN_SCALE: Final = 0.02
+TWIN_BUDGET: Final = "1e13flops"
 FOLDERS: Final[Mapping[str, str]] = {"chemprot": "chemprot", "scierc": "sciie", "acl-arc": "citation_intent", "agnews": "agnews_small"}
 """Where the paper's tasks lie here; agnews is a part of it. The other four are not here."""
 TASKS: Final = ("agnews", "hyperpartisan", "helpfulness", "imdb", "acl-arc", "scierc", "chemprot", "rct")
@@ -24,13 +28,17 @@ NO_STAGE_2: Final = "without-stage-2.toml"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row. paper, twin: its settings, as `--set` writes them. figures: task -> what the paper reports, in percent."""
+    """A row. figures: task -> what the paper reports, in percent. paper, twin: its settings, as `--set` writes them, of `source` and of
+    `twin_source`, which are recipes; none, for what the recipe sets anyway. told: what the twin sets, where that is not to be read off.
+    """
 
     name: str
     figures: Mapping[str, float]
     paper: tuple[str, ...] = ()
     twin: tuple[str, ...] = ()
     source: str = "tlm-small"
+    twin_source: str = "tlm"
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +61,19 @@ def _figures(tasks: tuple[str, ...], values: tuple[float, ...]) -> dict[str, flo
     return dict(zip(tasks, values, strict=True))
 
 
-def _varied(key: str, names: Mapping[str, tuple[float, ...]], tasks: tuple[str, ...], twin: tuple[int, ...]) -> tuple[Line, ...]:
-    """A line for each value of a setting; the value is the last word of its name."""
+def _varied(
+    key: str, names: Mapping[str, tuple[float, ...]], tasks: tuple[str, ...], twin: tuple[float, ...], *, default: float
+) -> tuple[Line, ...]:
+    """A line for each value of a setting; the value is the last word of its name. default: the twin's own, which need not be set."""
     lines = []
     for (name, values), small in zip(names.items(), twin, strict=True):
         value = name.rpartition(" ")[2] if name[-1].isdigit() else "0"
-        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), (f"{key}={small}",)))
+        setting = f"{key}={small:g}"
+        told = setting.removeprefix("retriever.").removeprefix("phases[0].")
+        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), () if small == default else (setting,), told=told))
     return tuple(lines)
 
 
-_MAIN = {
-    "BERT-base (plm)": ("plm", (93.50, 91.93, 69.11, 93.77, 69.45, 80.98, 81.94, 87.00)),
-    "TLM small": ("tlm-small", (93.74, 93.53, 70.54, 93.08, 69.84, 80.51, 81.99, 86.99)),
-    "TLM medium": ("tlm-medium", (93.96, 94.05, 70.90, 93.97, 72.37, 81.88, 83.24, 87.28)),
-    "TLM large": ("tlm-large", (94.34, 95.16, 72.49, 95.77, 72.19, 83.29, 85.12, 87.50)),
-}
 _R, _K, _RHO_1, _RHO_2 = (
     ("imdb", "scierc", "chemprot"),
     ("agnews", "scierc", "chemprot"),
@@ -75,14 +81,9 @@ _R, _K, _RHO_1, _RHO_2 = (
     ("rct", "scierc"),
 )
 _S2 = ("chemprot", "acl-arc", "imdb", "agnews")
-_BLIND, _ONE, _ALL = (
-    "retriever.kind=random",
-    'corpus.files=["{data}/corpus/general-0000.jsonl.zst"]',
-    'corpus.files=["{data}/corpus/*.jsonl.zst"]',
-)
-_PLM_TWIN = "budget=2e13flops"
-"""A checkpoint has no twin with fewer steps: it is fine-tuned for as many operations as a twin of TLM takes."""
-_MUCH, _LITTLE = "retriever.max_documents=1000000", "retriever.max_documents=20000"
+_ONE, _ALL = 'corpus.files=["{data}/corpus/general-0000.jsonl.zst"]', 'corpus.files=["{data}/corpus/*.jsonl.zst"]'
+_BLIND, _MUCH = "retriever.kind=random", "retriever.max_documents=1000000"
+_RANDOM = "random-retrieval"
 
 TABLES: Final[Mapping[str, Table]] = {
     table.number: table
@@ -92,9 +93,34 @@ TABLES: Final[Mapping[str, Table]] = {
             "TLM at three scales beside a pretrained model",
             "test",
             TASKS,
-            tuple(
-                Line(name, _figures(TASKS, values), twin=(_PLM_TWIN,) if source == "plm" else (), source=source)
-                for name, (source, values) in _MAIN.items()
+            (
+                Line(
+                    "BERT-base (plm)",
+                    _figures(TASKS, (93.50, 91.93, 69.11, 93.77, 69.45, 80.98, 81.94, 87.00)),
+                    twin=("budget=2e13flops",),
+                    source="plm",
+                    twin_source="plm",
+                    told="MiniLM fine-tuned, 2e13 operations",
+                ),
+                Line(
+                    "TLM small",
+                    _figures(TASKS, (93.74, 93.53, 70.54, 93.08, 69.84, 80.51, 81.99, 86.99)),
+                    twin=("budget=5e12flops",),
+                    told="5e12 operations",
+                ),
+                Line(
+                    "TLM medium",
+                    _figures(TASKS, (93.96, 94.05, 70.90, 93.97, 72.37, 81.88, 83.24, 87.28)),
+                    source="tlm-medium",
+                    told="1e13 operations",
+                ),
+                Line(
+                    "TLM large",
+                    _figures(TASKS, (94.34, 95.16, 72.49, 95.77, 72.19, 83.29, 85.12, 87.50)),
+                    twin=("budget=3e13flops",),
+                    source="tlm-large",
+                    told="3e13 operations",
+                ),
             ),
         ),
         Table(
@@ -103,10 +129,23 @@ TABLES: Final[Mapping[str, Table]] = {
             "dev",
             _R,
             (
-                Line("random, small corpus", _figures(_R, (93.65, 83.80, 80.65)), (_BLIND, _MUCH, _ONE), (_BLIND, _LITTLE, _ONE)),
-                Line("random, 10x corpus", _figures(_R, (94.04, 83.10, 80.73)), (_BLIND, _MUCH, _ALL), (_BLIND, _LITTLE, _ALL)),
-                Line("BM25, small corpus", _figures(_R, (94.40, 86.07, 83.64)), (_ONE,), (_LITTLE, _ONE)),
-                Line("BM25, 10x corpus", _figures(_R, (94.90, 87.41, 84.99)), (_ALL,), (_LITTLE, _ALL)),
+                Line(
+                    "random, small corpus",
+                    _figures(_R, (93.65, 83.80, 80.65)),
+                    (_BLIND, _MUCH, _ONE),
+                    (_ONE,),
+                    twin_source=_RANDOM,
+                    told="`random-retrieval`, 1 of 13 files",
+                ),
+                Line(
+                    "random, 10x corpus",
+                    _figures(_R, (94.04, 83.10, 80.73)),
+                    (_BLIND, _MUCH, _ALL),
+                    twin_source=_RANDOM,
+                    told="`random-retrieval`",
+                ),
+                Line("BM25, small corpus", _figures(_R, (94.40, 86.07, 83.64)), (_ONE,), (_ONE,), told="`tlm`, 1 of 13 files"),
+                Line("BM25, 10x corpus", _figures(_R, (94.90, 87.41, 84.99)), (_ALL,), told="`tlm`"),
             ),
         ),
         Table(
@@ -124,6 +163,7 @@ TABLES: Final[Mapping[str, Table]] = {
                 },
                 _K,
                 (0, 5, 50, 500),
+                default=50,
             ),
         ),
         Table(
@@ -140,7 +180,8 @@ TABLES: Final[Mapping[str, Table]] = {
                     "rho1 = 999": (69.35, 86.07, 83.64),
                 },
                 _RHO_1,
-                (1, 3, 19, 99),
+                (1, 4, 19, 99),
+                default=4,
             ),
         ),
         Table(
@@ -152,7 +193,8 @@ TABLES: Final[Mapping[str, Table]] = {
                 "phases[0].mlm_weight",
                 {"rho2 = 0": (85.75, 83.31), "rho2 = 20": (88.08, 86.07), "rho2 = 100": (88.16, 85.48), "rho2 = 1000": (88.02, 85.29)},
                 _RHO_2,
-                (0, 20, 100, 1000),
+                (0, 0.25, 1, 4),
+                default=0.25,
             ),
         ),
         Table(
@@ -161,27 +203,42 @@ TABLES: Final[Mapping[str, Table]] = {
             "dev",
             _S2,
             (
-                Line("two stages", _figures(_S2, (83.64, 76.37, 94.40, 94.51))),
-                Line("stage 1 only", _figures(_S2, (69.30, 57.00, 92.23, 93.98)), source=NO_STAGE_2),
+                Line("two stages", _figures(_S2, (83.64, 76.37, 94.40, 94.51)), told="`tlm`"),
+                Line(
+                    "stage 1 only",
+                    _figures(_S2, (69.30, 57.00, 92.23, 93.98)),
+                    source=NO_STAGE_2,
+                    twin_source="no-stage-2",
+                    told="`no-stage-2`",
+                ),
             ),
         ),
     )
 }
 
 
-def arms_of_table(table: Table, task: str, *, twin: float | None, data: Path, out: Path, init: str | None) -> tuple[Arm, ...]:
-    """The rows as arms of one task. twin: the scale, None = at the paper's size. Without `init` the row that starts from it is left out."""
-    arms = []
-    for line in table.lines:
-        settings = tuple(each.replace("{data}", str(data)) for each in (line.paper if twin is None else line.twin))
-        scaled = "" if twin is None else f":{twin:g}"
-        if line.source == NO_STAGE_2:
-            arms.append(Arm(line.name, str(_without_stage_2(f"tlm-small:{task}{scaled}", data, out)), settings))
-        elif line.source != "plm":
-            arms.append(Arm(line.name, f"{line.source}:{task}{scaled}", settings))
-        elif init is not None:
-            arms.append(Arm(line.name, line.source, settings))
-    return tuple(arms)
+def arms_of(tables: Iterable[Table], task: str, *, paper: bool, data: Path, out: Path, init: str | None) -> tuple[Arm, ...]:
+    """The rows of the tables as arms of one task, those that several tables share once. Without `init` the row that starts from it is left
+    out.
+    """
+    arms: dict[str, Arm] = {}
+    for line in (line for table in tables if task in table.here for line in table.lines):
+        settings = tuple(each.replace("{data}", str(data)) for each in (line.paper if paper else line.twin))
+        source = line.source if paper else line.twin_source
+        if source == NO_STAGE_2:
+            source = str(_without_stage_2(f"tlm-small:{task}", data, out))
+        elif source.startswith("tlm-"):
+            source = f"{source}:{task}"
+        if source != "plm" or init is not None:
+            arms.setdefault(arm_name(line, paper=paper), Arm(arm_name(line, paper=paper), source, settings))
+    return tuple(arms.values())
+
+
+def arm_name(line: Line, *, paper: bool) -> str:
+    """What the run of a row is called: its recipe and what it sets, so that equal rows are one run."""
+    settings = line.paper if paper else line.twin
+    files = {_ONE: "1 file", _ALL: "all files"}
+    return ", ".join((line.source if paper else line.twin_source, *(files.get(setting, setting) for setting in settings)))
 
 
 def _without_stage_2(recipe: str, data: Path, out: Path) -> Path:
@@ -195,18 +252,18 @@ def _without_stage_2(recipe: str, data: Path, out: Path) -> Path:
     return path
 
 
-def command(table: Table, task: str, *, twin: float | None) -> str:
+def command(table: Table, task: str, *, paper: bool) -> str:
     """The same as a command line, without the files, `--seeds` and `--out`."""
-    recipe = f"tlm-small:{task}{'' if twin is None else f':{twin:g}'}"
+    recipe, budget = (f"tlm-small:{task}", "") if paper else ("tlm", f" --budget {TWIN_BUDGET}")
     if table.number == "2":
-        names = (line.source for line in table.lines)
-        sources = (name if name == "plm" else recipe.replace("tlm-small", name) for name in names)
-        return f"cramlm compare --recipes {','.join(sources)} --init CHECKPOINT"
+        sources = (line.source if line.source == "plm" else f"{line.source}:{task}" for line in table.lines)
+        return f"cramlm compare --recipes {','.join(sources) if paper else 'plm,tlm'} --init CHECKPOINT{budget}"
     if table.number == "7":
-        return f"cramlm compare --recipes {recipe},{NO_STAGE_2}"
+        return f"cramlm compare --recipes {recipe},{NO_STAGE_2 if paper else 'no-stage-2'}{budget}"
     if table.number == "3":
-        bound = _MUCH if twin is None else _LITTLE
-        over = """--over retriever.kind=random,bm25 --over 'corpus.files=["SMALL"],["LARGE"]'"""
-        return f"cramlm ablate --recipe {recipe} {over} --set {bound}"
-    settings = [(line.paper if twin is None else line.twin)[0].partition("=") for line in table.lines]
-    return f"cramlm ablate --recipe {recipe} --over {settings[0][0]}={','.join(value for _, _, value in settings)}"
+        corpora = """--over 'corpus.files=["SMALL"],["LARGE"]'"""
+        over = f"--over retriever.kind=random,bm25 {corpora} --set {_MUCH}" if paper else corpora
+        return f"cramlm ablate --recipe {recipe} {over}{budget}"
+    settings = [told.partition("=") for told in (line.paper[0] for line in table.lines)]
+    values = (value if paper else line.told.partition("=")[2] for (_, _, value), line in zip(settings, table.lines, strict=True))
+    return f"cramlm ablate --recipe {recipe} --over {settings[0][0]}={','.join(values)}{budget}"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cramlm.experiments.grid import Question, cells_of
+from cramlm.experiments.grid import Cell, Question, cells_of
 from reproduce import page as pages
-from reproduce.tables import FOLDERS, TABLES, TWIN_SCALE, Table, arms_of_table, command
+from reproduce.run import KEPT, keep
+from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arm_name, arms_of, command
 
 TABLE_OF = {number: pytest.param(table, id=f"table {number}") for number, table in TABLES.items()}
 
@@ -29,23 +30,37 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("table", TABLE_OF.values())
-@pytest.mark.parametrize("twin", [None, TWIN_SCALE], ids=["paper", "twin"])
-def test_every_row_is_a_run_of_its_own(table: Table, twin: float | None, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("paper", [True, False], ids=["paper", "twin"])
+def test_every_row_is_a_run_of_its_own(table: Table, paper: bool, data: Path, tmp_path: Path) -> None:
     for task in table.here:
-        arms = arms_of_table(table, task, twin=twin, data=data, out=tmp_path, init=None)
-        files = {"train": str(data / "tasks" / FOLDERS[task] / "train.jsonl")}
-        question = Question(arms, (1,), ("all",), files, corpus=(f"{data}/corpus/*.jsonl.zst",))
-        cells = cells_of(question, tmp_path / task)
-        assert [cell.arm.name for cell in cells] == [line.name for line in table.lines if line.source != "plm"]
+        cells = _cells([table], task, paper=paper, data=data, out=tmp_path / task)
+        assert [cell.arm.name for cell in cells] == [arm_name(line, paper=paper) for line in table.lines if line.source != "plm"]
         made = {cell.config.model_copy(update={"name": "same"}).model_dump_json() for cell in cells}
         assert len(made) == len(cells)
-        assert all(cell.config.task.train == files["train"] for cell in cells)
+        assert all(cell.config.task.train == str(data / "tasks" / FOLDERS[task] / "train.jsonl") for cell in cells)
+
+
+@pytest.mark.parametrize("task", FOLDERS)
+def test_a_row_that_stands_in_several_tables_is_one_run(task: str, data: Path, tmp_path: Path) -> None:
+    cells = _cells(list(TABLES.values()), task, paper=False, data=data, out=tmp_path)
+    assert len({cell.arm.folder for cell in cells}) == len(cells)
+    lines = [line for table in TABLES.values() if task in table.here for line in table.lines if line.source != "plm"]
+    assert {cell.arm.name for cell in cells} == {arm_name(line, paper=False) for line in lines}
+    made = {cell.config.model_copy(update={"name": "same"}).model_dump_json() for cell in cells}
+    assert len(made) == len(cells) < len(lines)
+
+
+def _cells(tables: list[Table], task: str, *, paper: bool, data: Path, out: Path) -> list[Cell]:
+    arms = arms_of(tables, task, paper=paper, data=data, out=out, init=None)
+    files = {"train": str(data / "tasks" / FOLDERS[task] / "train.jsonl")}
+    budget = None if paper else TWIN_BUDGET
+    return cells_of(Question(arms, (1,), ("all",), files, corpus=(f"{data}/corpus/*.jsonl.zst",), budget=budget), out)
 
 
 @pytest.mark.parametrize("table", TABLE_OF.values())
 def test_every_row_has_a_figure_of_the_paper_for_every_task(table: Table) -> None:
     assert all(set(line.figures) == set(table.tasks) for line in table.lines)
-    assert command(table, table.here[0], twin=None).startswith("cramlm ")
+    assert all(command(table, table.here[0], paper=paper).startswith("cramlm ") for paper in (True, False))
 
 
 def test_the_page_is_that_of_the_results_in_the_repository() -> None:
@@ -57,10 +72,12 @@ def test_the_page_is_that_of_the_results_in_the_repository() -> None:
 def test_a_result_takes_the_place_of_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     cells = pages.page().count(pages.NOT_RUN)
-    score = {"mean": 0.5, "deviation": 0.01, "values": [0.49, 0.51]}
-    rows = [{"arm": "K = 500", "scores": {"dev micro_f1": score, "dev macro_f1": score}}]
-    (tmp_path / "table-4-chemprot.json").write_text(json.dumps({"scale": 0.05, "rows": rows}), "utf-8")
+    row = dict.fromkeys(KEPT) | {"arm": "tlm, retriever.top_k=500", "is_baseline": False}
+    scores = {"dev micro_f1": {"mean": 0.5, "deviation": 0.01, "values": [0.49, 0.51]}}
+    keep(tmp_path / "chemprot-twin.json", [row | {"scores": {"dev micro_f1": {"mean": 0.1, "deviation": None, "values": [0.1]}}}])
+    keep(tmp_path / "chemprot-twin.json", [row | {"scores": scores}])
+    keep(tmp_path / "chemprot-twin.json", [row | {"arm": "tlm, phases[0].external=1", "scores": scores}])
     told = pages.page()
-    assert told.count(pages.NOT_RUN) == cells - 1
-    assert re.search(r"\| K = 500 \|.*\| 81\.44 / \*\*50\.0\*\* ± 1\.0 \|", told)
-    assert "Scale of the twins: 0.05." in told
+    assert told.count(pages.NOT_RUN) == cells - 2
+    assert re.search(r"\| K = 5000 \| top_k=500 \|.*\| 83\.64 / \*\*50\.0\*\* ± 1\.0 \|", told)
+    assert re.search(r"\| rho1 = 1 \| external=1 \|.*\| 73\.27 / \*\*50\.0\*\* ± 1\.0 \|", told)
