@@ -71,27 +71,34 @@ class Scores:
 
 def score(true: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Scores:
     """Compare two parallel lists of labels; `predicted` are all among `labels`, `true` need not be."""
-    from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support  # a second to import
-
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted labels"
     assert set(predicted) <= set(labels)
     names = [*labels, *sorted(set(true) - set(labels))]
     codes = {label: code for code, label in enumerate(names)}
-    truth = np.array([codes[label] for label in true], dtype=np.int64)
-    answers = np.array([codes[label] for label in predicted], dtype=np.int64)
-    columns = precision_recall_fscore_support(truth, answers, labels=range(len(names)), zero_division=0)
-    per_class = {
-        name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
-        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
-    }
+    cells = [codes[label] * len(names) + codes[answer] for label, answer in zip(true, predicted, strict=True)]
+    return _scores_of(np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names)), names)
+
+
+def _scores_of(confusion: IntArray, names: Sequence[str]) -> Scores:
+    hits, support, answered = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall, f1 = (_share(hits, answered), _share(hits, support), _share(2 * hits, support + answered))
+    right = int(hits.sum()) / int(support.sum())
     return Scores(
-        rows=len(truth),
-        accuracy=float(accuracy_score(truth, answers)),
-        macro_f1=float(f1_score(truth, answers, average="macro", zero_division=0)),
-        micro_f1=float(f1_score(truth, answers, average="micro", zero_division=0)),
-        per_class=per_class,
-        confusion=np.asarray(confusion_matrix(truth, answers, labels=range(len(names))), dtype=np.int64),
+        rows=int(support.sum()),
+        accuracy=right,
+        macro_f1=float(f1[support + answered > 0].mean()),
+        micro_f1=right,
+        per_class={
+            name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
+            for row, name in enumerate(names)
+        },
+        confusion=confusion,
     )
+
+
+def _share(part: IntArray, whole: IntArray) -> npt.NDArray[np.float64]:
+    """Of the whole; 0 where there is none."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
 def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int = RESAMPLES) -> dict[str, Interval]:
