@@ -226,6 +226,8 @@ def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_
     np.testing.assert_allclose(exported - trained, [told["shift"]["hill"], told["shift"]["sea"]], atol=1e-6)
     scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(told["after"])
+    phase = json.loads((tmp_path / "run/phase-2-finetune/phase.json").read_bytes())
+    assert phase["best_score"] == pytest.approx(told["after"])  # looks at dev score what would be handed on
 
     run(load_config({**config, "label_prior": "trained"}), out=tmp_path / "as trained", store=tmp_path / "store")
     assert not (tmp_path / "as trained/label-prior").exists()

@@ -5,19 +5,26 @@ each label's frequency in training is taken from its logit, and dev says which s
 the checkpoint is chosen; it moves into the classifier's bias, so that an exported model needs nothing but its weights. Where a text has
 several labels it is the log-odds of each (kinds.py), which moves the threshold of rare ones down.
 
+The same choice is made at every look at dev while labels are learnt: what is scored are the weights as they would be handed on. Scored
+without it, the weights that prefer frequent labels least would win, whatever the others know (docs/log.md).
+
 Source: Menon et al. 2021, "Long-tail learning via logit adjustment", post-hoc adjustment; the share is their tau.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
-from cramlm.records import FloatArray, TaskKind
+from cramlm.model.device import Precision
+from cramlm.model.model import Model
+from cramlm.model.tokenization import Tokenizer
+from cramlm.records import FloatArray, Task, TaskKind
 
 SHARES: Final = tuple(tenth / 10 for tenth in range(11))
 
@@ -25,13 +32,26 @@ SHARES: Final = tuple(tenth / 10 for tenth in range(11))
 @dataclass(frozen=True, slots=True, eq=False)
 class PriorShift:
     """What is added to the logits, float32 (labels,); in a classification its mean is 0. before, after: the dev score with share 0 and with
-    `share`.
+    `share`. figures: all of dev's with `share`, by name.
     """
 
     share: float
     shift: FloatArray
     before: float
     after: float
+    figures: Mapping[str, float]
+
+
+def shift_on_dev(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision, choose_by: str) -> PriorShift:
+    """As `choose_shift`, for what `model` makes of the task's dev texts.
+
+    Raises:
+        DivergedError: if the model's numbers are not finite.
+    """
+    sequences = sequences_of(tokenizer, task.dev, max_length=max_length, prompt=model.prompt)
+    logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
+    true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
+    return choose_shift(logits, true, task.labels, trained_on=trained_on, choose_by=choose_by, kind=task.kind)
 
 
 def choose_shift(
@@ -50,10 +70,11 @@ def choose_shift(
     judge = KINDS[kind]
     rarity = judge.rarity(trained_on, labels)
 
-    def reached(share: float) -> float:
+    def reached(share: float) -> Mapping[str, float]:
         outputs = judge.outputs((logits + share * rarity).astype(np.float32))
-        return judge.score(true, judge.spelled(outputs, labels), labels).figures[choose_by]
+        return judge.score(true, judge.spelled(outputs, labels), labels).figures
 
-    scores = [reached(share) for share in SHARES]
+    figures = [reached(share) for share in SHARES]
+    scores = [each[choose_by] for each in figures]
     best = int(np.argmax(scores))
-    return PriorShift(SHARES[best], (SHARES[best] * rarity).astype(np.float32), scores[0], scores[best])
+    return PriorShift(SHARES[best], (SHARES[best] * rarity).astype(np.float32), scores[0], scores[best], figures[best])

@@ -5,34 +5,31 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cramlm.artifacts import stage
 from cramlm.config import RunConfig
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.evaluate import predict_logits, sequences_of
-from cramlm.evaluation.kinds import KINDS
-from cramlm.evaluation.label_prior import choose_shift
+from cramlm.evaluation.label_prior import shift_on_dev
 from cramlm.model.tokenization import Tokenizer
 from cramlm.records import Emit, Event, Task
 from cramlm.stages.common import Plan, write_json
-from cramlm.stages.model import Trained
+from cramlm.stages.model import Trained, chooses_prior
 
 
 def settle_label_prior(
     config: RunConfig, plan: Plan, trained: Trained, tokenizer: Tokenizer, task: Task, folder: Path, *, emit: Emit
 ) -> Trained:
     """The model with the shift that dev chose in its classifier's bias; as it came where the config keeps what was trained."""
-    if config.label_prior == "trained" or not KINDS[task.kind].has_prior or not any(phase.uses_labels for phase in trained.phases):
+    if not chooses_prior(config) or not any(phase.uses_labels for phase in trained.phases):
         return trained
 
     def write(target: Path) -> None:
         emit(Event("start", "label-prior"))
-        sequences = sequences_of(tokenizer, task.dev, max_length=trained.max_length, prompt=trained.model.prompt)
-        logits = predict_logits(trained.model, sequences, precision=plan.precision, pad_id=tokenizer.pad_id)
-        true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
-        chosen = choose_shift(logits, true, task.labels, trained_on=trained_on, choose_by=config.dev_metric, kind=task.kind)
+        asked: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": config.dev_metric}
+        chosen = shift_on_dev(trained.model, tokenizer, task, **asked)
         shift = dict(zip(task.labels, map(float, chosen.shift), strict=True))
         facts = {"share": chosen.share, "before": chosen.before, "after": chosen.after}
         write_json(target / "label-prior.json", {**facts, "choose_by": config.dev_metric, "shift": shift})

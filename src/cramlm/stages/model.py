@@ -18,6 +18,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.deploy.export import export_run
 from cramlm.evaluation.evaluate import evaluate_examples
 from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of
+from cramlm.evaluation.label_prior import shift_on_dev
 from cramlm.evaluation.leaks import score_test
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, initialise_all
@@ -108,7 +109,8 @@ def train(
         source = answers.get(phase.name, teacher)
         return read_array(source.path / f"{about}.npy") if source and phase.uses_teacher else None
 
-    sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head")} | {"choose_by": config.dev_metric}
+    sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "label_prior")}
+    sections["choose_by"] = config.dev_metric
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
 
     ended: dict[str, Ended] = {}  # the phases so far, by name and in order
@@ -199,7 +201,7 @@ def train(
                 work=work,
                 precision=plan.precision,
                 emit=emit,
-                evaluate=lambda model: _dev_scores(model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
+                evaluate=lambda model: _dev_scores(config, model, tokenizer, task, max_length=phase.row_length, precision=plan.precision),
                 choose_by=config.dev_metric,
                 incoming=None if before is None else known_score(phase, before),
                 stop=stop,
@@ -350,9 +352,19 @@ def load_weights(model: Model, folder: Path) -> None:
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
 
 
-def _dev_scores(model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision) -> Mapping[str, float]:
-    settings: dict[str, Any] = {"max_length": max_length, "precision": precision, "scale": task.scale}
-    return evaluate_examples(model, tokenizer, task.dev, task.labels, **settings)[0].figures
+def chooses_prior(config: RunConfig) -> bool:
+    """Whether dev says how much the frequency of labels counts."""
+    return config.label_prior == "dev" and KINDS[config.task.kind].has_prior
+
+
+def _dev_scores(
+    config: RunConfig, model: Model, tokenizer: Tokenizer, task: Task, *, max_length: int, precision: Precision
+) -> Mapping[str, float]:
+    """Of the weights as they would be handed on."""
+    asked: dict[str, Any] = {"max_length": max_length, "precision": precision}
+    if chooses_prior(config):
+        return shift_on_dev(model, tokenizer, task, choose_by=config.dev_metric, **asked).figures
+    return evaluate_examples(model, tokenizer, task.dev, task.labels, scale=task.scale, **asked)[0].figures
 
 
 def _write_predictions(path: Path, examples: Sequence[Example], outputs: FloatArray, task: Task) -> None:
