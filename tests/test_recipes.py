@@ -197,8 +197,8 @@ def test_another_task_gets_the_papers_settings_by_its_number_of_labels(labelled:
     assert config.phases[0].max_length == 128
 
 
-@pytest.mark.parametrize(("width", "rate"), [(32, 5e-5), (768, 2e-5)])
-def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature(width: int, rate: float) -> None:
+@pytest.mark.parametrize(("width", "rate"), [(32, 1e-4), (768, 2e-5)])
+def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_at_more(width: int, rate: float) -> None:
     encoder = EncoderConfig(shape="bert", hidden=width)
     tuned, near = (from_checkpoint(phase, encoder) for phase in recipes.tlm.phases[::-1])
     assert (tuned.optimizer.kind, tuned.optimizer.learning_rate, tuned.batch_size, tuned.batch_unit) == ("adamw", rate, 16, "sequences")

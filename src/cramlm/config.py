@@ -180,13 +180,13 @@ class RunConfig(FrozenModel):
     baseline: BaselineConfig = BaselineConfig()
     choose_by: Metric | None = Field(
         None,
-        description="dev score that picks the checkpoint; None = macro_f1, or pearson in a regression. A classification "
-        "also has micro_f1 and accuracy, a multi-label task micro_f1 and subset_accuracy, a regression spearman and r2",
+        description="dev score that picks the checkpoint, with the label_prior that suits it; None = macro_f1, or pearson in a regression. "
+        "A classification also has micro_f1 and accuracy, a multi-label task micro_f1 and subset_accuracy, a regression spearman and r2",
     )
     label_prior: Literal["dev", "trained"] = Field(
         "dev",
-        description="how much the frequency of labels counts in the finished model's answers. dev: what scores best there (choose_by), "
-        "from as trained to not at all; trained: as trained",
+        description="how much the frequency of labels counts in answers, at every look at dev and of the finished model. dev: what scores "
+        "best there (choose_by), from as trained to not at all; trained: as trained",
     )
     distributed: DistributedConfig = DistributedConfig()
 

@@ -69,7 +69,7 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     """The phase as it is run on pretrained weights: AdamW at the rates of the literature, BERT's masks, dropout 0.1, no linear teacher.
 
     Continued MLM at 1e-4, fine-tuning at 2e-5 in batches of 16, warm-up over 6 % of the steps (Gururangan et al. 2020); encoders
-    narrower than 768 are tuned at 5e-5, as small ones stand and need more.
+    narrower than 768 are tuned at 1e-4, as small ones stand and need more (docs/log.md).
     """
     if phase.trains == "vectors":
         return phase
@@ -78,6 +78,6 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     if phase.uses_mlm and phase.objective != "marks":
         masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
         return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
-    rate = 2e-5 if encoder.hidden >= 768 else 5e-5
+    rate = 2e-5 if encoder.hidden >= 768 else 1e-4
     tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "most_passes": TUNING_PASSES}
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})

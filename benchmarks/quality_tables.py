@@ -1,0 +1,62 @@
+"""The README's tables of scores, from what bench_quality.py measured.
+
+    python benchmarks/quality_tables.py 2e13flops
+
+A table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+RESULTS: Final = Path(__file__).parent / "results"
+SURE: Final = 0.05
+FIRST: Final = "tlm"
+
+
+def tables(measured: Mapping[str, Any]) -> str:
+    """Markdown; a star where a score differs from that of `tlm` with p < 0.05, corrected for all arms of the task."""
+    tasks = measured["tasks"]
+    counts = list(dict.fromkeys(row["labels"] for task in tasks.values() for row in task["rows"]))
+    return "\n\n".join("\n".join(_table(tasks, labels)) for labels in counts)
+
+
+def _table(tasks: Mapping[str, Any], labels: str) -> Iterator[str]:
+    rows = {(task, row["arm"]): row for task in tasks for row in tasks[task]["rows"] if row["labels"] == labels}
+    here = [task for task in tasks if (task, FIRST) in rows]
+    arms = [arm for task, arm in rows if task == here[0]]
+    seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
+    told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {seeds[task]} seed{'s' * (seeds[task] > 1)}" for task in here}
+    yield f"| {'all' if labels == 'all' else labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
+    yield "|---" * (len(here) + 4) + "|"
+    for arm in sorted(arms, key=lambda arm: rows[here[0], arm]["is_baseline"]):
+        found = [rows[task, arm] for task in here]
+        cells = [f"{_score(row)}{_star(tasks[task], arm, labels)}" for task, row in zip(here, found, strict=True)]
+        mean = f"{100 * fmean(row['scores']['test macro_f1']['mean'] for row in found):.1f}"
+        yield f"| {arm} | {' | '.join([*cells, mean, *_cost(found)])} |"
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    score = row["scores"]["test macro_f1"]
+    return f"{100 * score['mean']:.1f}" + ("" if score["deviation"] is None else f" ± {100 * score['deviation']:.1f}")
+
+
+def _star(task: Mapping[str, Any], arm: str, labels: str) -> str:
+    sure = (pair for pair in task["pairs"] if pair["labels"] == labels and {pair["arm"], pair["other"]} == {arm, FIRST})
+    return "*" if any(pair["p_holm"] < SURE for pair in sure) else ""
+
+
+def _cost(rows: list[Mapping[str, Any]]) -> tuple[str, str]:
+    """Of a run, on the mean."""
+    if any(row["cpu_minutes"] is None for row in rows):
+        return "", ""
+    return f"{fmean(row['cpu_minutes'] for row in rows):.1f}", f"{fmean(row['executed_flops'] for row in rows):.1e}".replace("+", "")
+
+
+if __name__ == "__main__":
+    print(tables(json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())))
