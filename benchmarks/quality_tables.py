@@ -29,16 +29,31 @@ def tables(measured: Mapping[str, Any]) -> str:
 def _table(tasks: Mapping[str, Any], labels: str) -> Iterator[str]:
     rows = {(task, row["arm"]): row for task in tasks for row in tasks[task]["rows"] if row["labels"] == labels}
     here = [task for task in tasks if (task, FIRST) in rows]
-    arms = [arm for task, arm in rows if task == here[0]]
+    arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
     seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
     told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {seeds[task]} seed{'s' * (seeds[task] > 1)}" for task in here}
     yield f"| {'all' if labels == 'all' else labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
     yield "|---" * (len(here) + 4) + "|"
-    for arm in sorted(arms, key=lambda arm: rows[here[0], arm]["is_baseline"]):
-        found = [rows[task, arm] for task in here]
-        cells = [f"{_score(row)}{_star(tasks[task], arm, labels)}" for task, row in zip(here, found, strict=True)]
-        mean = f"{100 * fmean(row['scores']['test macro_f1']['mean'] for row in found):.1f}"
-        yield f"| {arm} | {' | '.join([*cells, mean, *_cost(found)])} |"
+    for arm in arms:
+        found = [(task, rows.get((task, arm))) for task in here]
+        cells = ["" if row is None else f"{_score(row)}{_star(tasks[task], arm, labels)}" for task, row in found]
+        yield f"| {arm} | {' | '.join([*cells, *_means([row for _, row in found])])} |"
+
+
+def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) -> bool:
+    return any(row["is_baseline"] for (_, name), row in rows.items() if name == arm)
+
+
+def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
+    """Score, minutes and operations over the tasks; nothing where one is missing."""
+    whole = [row for row in rows if row is not None]
+    if len(whole) < len(rows):
+        return "", "", ""
+    score = f"{100 * fmean(row['scores']['test macro_f1']['mean'] for row in whole):.1f}"
+    if any(row["cpu_minutes"] is None for row in whole):
+        return score, "", ""
+    operations = f"{fmean(row['executed_flops'] for row in whole):.1e}".replace("+", "")
+    return score, f"{fmean(row['cpu_minutes'] for row in whole):.1f}", operations
 
 
 def _score(row: Mapping[str, Any]) -> str:
@@ -49,13 +64,6 @@ def _score(row: Mapping[str, Any]) -> str:
 def _star(task: Mapping[str, Any], arm: str, labels: str) -> str:
     sure = (pair for pair in task["pairs"] if pair["labels"] == labels and {pair["arm"], pair["other"]} == {arm, FIRST})
     return "*" if any(pair["p_holm"] < SURE for pair in sure) else ""
-
-
-def _cost(rows: list[Mapping[str, Any]]) -> tuple[str, str]:
-    """Of a run, on the mean."""
-    if any(row["cpu_minutes"] is None for row in rows):
-        return "", ""
-    return f"{fmean(row['cpu_minutes'] for row in rows):.1f}", f"{fmean(row['executed_flops'] for row in rows):.1e}".replace("+", "")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""The README's scores are those that were measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quality_tables import RESULTS, tables
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def row(arm: str, *values: float, labels: str = "500", minutes: float | None = 2.0) -> dict[str, Any]:
+    mean = sum(values) / len(values)
+    deviation = abs(values[0] - values[1]) / 2**0.5 if len(values) > 1 else None
+    costs = {"cpu_minutes": minutes, "executed_flops": None if minutes is None else 1.84e13}
+    score = {"test macro_f1": {"mean": mean, "deviation": deviation, "values": list(values)}}
+    return {"arm": arm, "labels": labels, "seeds": [*range(1, len(values) + 1)], "is_baseline": minutes is None, "scores": score, **costs}
+
+
+def test_an_arm_is_a_line_a_task_a_column_and_what_differs_from_tlm_has_a_star() -> None:
+    pair = {"arm": "plm", "other": "tlm", "labels": "500", "p_holm": 0.003}
+    measured = {
+        "tasks": {
+            "news": {"rows": [row("tlm", 0.8, 0.82), row("TF-IDF", 0.7, 0.7, minutes=None), row("plm", 0.9, 0.9)], "pairs": [pair]},
+            "films": {
+                "rows": [row("tlm", 0.7), row("plm", 0.75, minutes=4.0), row("TF-IDF", 0.6, minutes=None)],
+                "pairs": [pair | {"p_holm": 0.2}],
+            },
+        }
+    }
+    assert tables(measured).splitlines() == [
+        "| 500 labels | news, 2 seeds | films, 1 seed | mean | CPU minutes | operations |",
+        "|---|---|---|---|---|---|",
+        "| tlm | 81.0 ± 1.4 | 70.0 | 75.5 | 2.0 | 1.8e13 |",
+        "| plm | 90.0 ± 0.0* | 75.0 | 82.5 | 3.0 | 1.8e13 |",
+        "| TF-IDF | 70.0 ± 0.0 | 60.0 | 65.0 |  |  |",
+    ]
+
+
+def test_what_was_not_run_is_an_empty_cell_and_no_mean() -> None:
+    measured = {"tasks": {"news": {"rows": [row("tlm", 0.8), row("plm", 0.9)], "pairs": []}}}
+    measured["tasks"]["films"] = {"rows": [row("tlm", 0.7)], "pairs": []}
+    assert tables(measured).splitlines()[-1] == "| plm | 90.0 |  |  |  |  |"
+
+
+def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it() -> None:
+    measured = {"tasks": {"news": {"rows": [row("tlm", 0.8), row("tlm", 0.9, labels="all")], "pairs": []}}}
+    measured["tasks"]["films"] = {"rows": [row("tlm", 0.7, labels="all")], "pairs": []}
+    few, every = tables(measured).split("\n\n")
+    assert few.startswith("| 500 labels | news | mean |")
+    assert every.startswith("| all labels | news | films | mean |")
+
+
+@pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
+def test_the_readme_shows_what_was_measured_with_500_labels() -> None:
+    measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
+    assert tables(measured) in README.read_text("utf-8"), "python benchmarks/quality_tables.py 2e13flops"
