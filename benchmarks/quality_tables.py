@@ -14,6 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from cramlm.experiments.results import Summary
+from cramlm.experiments.tables import score_text
+
 RESULTS: Final = Path(__file__).parent / "results"
 SURE: Final = 0.05
 FIRST: Final = "tlm"
@@ -36,7 +39,10 @@ def _table(tasks: Mapping[str, Any], labels: str) -> Iterator[str]:
     yield "|---" * (len(here) + 4) + "|"
     for arm in arms:
         found = [(task, rows.get((task, arm))) for task in here]
-        cells = ["" if row is None else f"{_score(row)}{_star(tasks[task], arm, labels)}" for task, row in found]
+        cells = [
+            "" if row is None else f"{score_text(Summary(**row['scores']['test macro_f1']))}{_star(tasks[task], arm, labels)}"
+            for task, row in found
+        ]
         yield f"| {arm} | {' | '.join([*cells, *_means([row for _, row in found])])} |"
 
 
@@ -54,11 +60,6 @@ def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
         return score, "", ""
     operations = f"{fmean(row['executed_flops'] for row in whole):.1e}".replace("+", "")
     return score, f"{fmean(row['cpu_minutes'] for row in whole):.1f}", operations
-
-
-def _score(row: Mapping[str, Any]) -> str:
-    score = row["scores"]["test macro_f1"]
-    return f"{100 * score['mean']:.1f}" + ("" if score["deviation"] is None else f" ± {100 * score['deviation']:.1f}")
 
 
 def _star(task: Mapping[str, Any], arm: str, labels: str) -> str:

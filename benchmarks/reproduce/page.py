@@ -10,6 +10,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cramlm.experiments.results import Summary
+from cramlm.experiments.tables import score_text
 from reproduce.tables import FOLDERS, METRIC, TABLES, TWIN_BUDGET, Line, Table, arm_name, command
 
 RESULTS = Path(__file__).parents[1] / "results" / "reproduce"
@@ -63,9 +65,8 @@ def _baseline(table: Table) -> str:
 
 
 def _score(row: Mapping[str, Any], table: Table, task: str) -> str:
-    score = row["scores"][f"{table.split} {METRIC[task]}"]
-    spread = "" if score["deviation"] is None else f" ± {100 * score['deviation']:.1f}"
-    return f"**{100 * score['mean']:.1f}**{spread}"
+    mean, *spread = score_text(Summary(**row["scores"][f"{table.split} {METRIC[task]}"])).split(" ", 1)
+    return " ".join([f"**{mean}**", *spread])
 
 
 def _rows(task: str) -> Any:

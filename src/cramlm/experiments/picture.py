@@ -10,6 +10,7 @@ from cramlm.deploy.report.charts import ticks
 from cramlm.deploy.report.markup import clean
 from cramlm.experiments.grid import ALL
 from cramlm.experiments.results import Row, Summary
+from cramlm.experiments.tables import score_text
 
 STYLE = """
 :root { --ink: #1c2024; --quiet: #5c646d; --rule: #dedbd4; --paper: #ffffff; --one: #1763ad; --two: #b4500a; }
@@ -58,7 +59,7 @@ def draw(rows: Sequence[Row], *, title: str) -> str:
         for row in group:
             parts += _line(row, row.scores[metric], y + _STEP / 2, x_of)
             y += _STEP
-    told = "; ".join(f"{row.arm} ({row.labels} labels) {_figure(row.scores[metric])}" for row in shown)
+    told = "; ".join(f"{row.arm} ({row.labels} labels) {score_text(row.scores[metric])}" for row in shown)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="title told">'
     naming = f'<title id="title">{_escape(title)}</title><desc id="told">{_escape(told)}</desc>'
     page = f'<rect class="page" width="{_WIDTH}" height="{height}"/>'
@@ -77,14 +78,9 @@ def _line(row: Row, summary: Summary, y: float, x_of: Callable[[float], float]) 
     name = row.arm if len(row.arm) <= 32 else row.arm[:31] + "…"
     words = [
         _text(12, y + 4, name, "start", "quiet" if row.is_baseline else ""),
-        _text(_WIDTH - 8, y + 4, _figure(summary), "end", "strong"),
+        _text(_WIDTH - 8, y + 4, score_text(summary), "end", "strong"),
     ]
     return [f'<g class="{"two" if row.is_baseline else "one"}">', *parts, *words, "</g>"]
-
-
-def _figure(summary: Summary) -> str:
-    spread = "" if summary.deviation is None else f" ± {100 * summary.deviation:.1f}"
-    return f"{100 * summary.mean:.1f}{spread}"
 
 
 def _text(x: float, y: float, words: str, anchor: str, style: str) -> str:
