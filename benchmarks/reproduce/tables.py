@@ -253,17 +253,22 @@ def _without_stage_2(recipe: str, data: Path, out: Path) -> Path:
 
 
 def command(table: Table, task: str, *, paper: bool) -> str:
-    """The same as a command line, without the files, `--seeds` and `--out`."""
+    """The same as command lines, without the files, `--seeds` and `--out`."""
     recipe, budget = (f"tlm-small:{task}", "") if paper else ("tlm", f" --budget {TWIN_BUDGET}")
-    if table.number == "2":
+    if table.number == "2" and paper:
         sources = (line.source if line.source == "plm" else f"{line.source}:{task}" for line in table.lines)
-        return f"cramlm compare --recipes {','.join(sources) if paper else 'plm,tlm'} --init CHECKPOINT{budget}"
+        return f"cramlm compare --recipes {','.join(sources)} --init CHECKPOINT"
+    if table.number == "2":
+        budgets = [setting.partition("=")[2] for line in table.lines for setting in (line.twin or (f"budget={TWIN_BUDGET}",))]
+        over = f"cramlm ablate --recipe tlm --over budget={','.join(budgets[1:])}{budget}"
+        return f"cramlm fit --recipe plm --init CHECKPOINT --budget {budgets[0]}\n{over}"
     if table.number == "7":
         return f"cramlm compare --recipes {recipe},{NO_STAGE_2 if paper else 'no-stage-2'}{budget}"
     if table.number == "3":
         corpora = """--over 'corpus.files=["SMALL"],["LARGE"]'"""
-        over = f"--over retriever.kind=random,bm25 {corpora} --set {_MUCH}" if paper else corpora
-        return f"cramlm ablate --recipe {recipe} {over}{budget}"
+        if paper:
+            return f"cramlm ablate --recipe {recipe} --over retriever.kind=random,bm25 {corpora} --set {_MUCH}"
+        return "\n".join(f"cramlm ablate --recipe {name} {corpora}{budget}" for name in (_RANDOM, recipe))
     settings = [told.partition("=") for told in (line.paper[0] for line in table.lines)]
     values = (value if paper else line.told.partition("=")[2] for (_, _, value), line in zip(settings, table.lines, strict=True))
     return f"cramlm ablate --recipe {recipe} --over {settings[0][0]}={','.join(values)}{budget}"
