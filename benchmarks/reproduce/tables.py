@@ -81,7 +81,7 @@ _R, _K, _RHO_1, _RHO_2 = (
     ("rct", "scierc"),
 )
 _S2 = ("chemprot", "acl-arc", "imdb", "agnews")
-_ONE, _ALL = 'corpus.files=["{data}/corpus/general-0000.jsonl.zst"]', 'corpus.files=["{data}/corpus/*.jsonl.zst"]'
+_ONE, _ALL = 'corpus.files=["{data}/corpus/general-0001.jsonl.zst"]', 'corpus.files=["{data}/corpus/*.jsonl.zst"]'
 _BLIND, _MUCH = "retriever.kind=random", "retriever.max_documents=1000000"
 _RANDOM = "random-retrieval"
 

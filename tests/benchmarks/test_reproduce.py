@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as ../shared/data, with next to nothing in it."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "general-0000.jsonl.zst").touch()
+    (folder / "corpus" / "general-0001.jsonl.zst").touch()
     for name in FOLDERS.values():
         (folder / "tasks" / name).mkdir(parents=True)
         rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(20)]
