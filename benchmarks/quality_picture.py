@@ -1,0 +1,136 @@
+"""The README's picture of scores: over the number of labels at one budget, and over minutes with all labels; a colour for each task.
+
+    python benchmarks/quality_picture.py 2e13flops
+
+Drawn from what is in benchmarks/results/: bench_quality.py wrote quality-BUDGET.json, reproduce/run.py the runs of other budgets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reproduce.tables import FOLDERS, TWIN_BUDGET
+
+RESULTS: Final = Path(__file__).parent / "results"
+PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
+METRIC: Final = "test macro_f1"
+COUNTS: Final = ("100", "500", "all")
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Scores of `tlm` or, where there is no budget, of TF-IDF + logistic regression. mean, deviation: percent; minutes: of one core."""
+
+    task: str
+    labels: str
+    budget: str | None
+    minutes: float | None
+    mean: float
+    deviation: float
+
+
+def points(results: Path = RESULTS) -> Iterator[Point]:
+    """Everything that was measured with `tlm` as it is by default, and its baselines."""
+    for path in sorted(results.glob("quality-*.json")):
+        measured = json.loads(path.read_bytes())
+        for task, found in measured["tasks"].items():
+            for row in found["rows"]:
+                if row["is_baseline"] or row["arm"] == "tlm":
+                    yield _point(task, row["labels"], measured["budget"], row)
+    for path in sorted(results.glob("reproduce/*-twin.json")):
+        task = FOLDERS[path.stem.removesuffix("-twin")]
+        for row in json.loads(path.read_bytes()):
+            budget = re.fullmatch(r"tlm(?:, budget=(\w+))?", row["arm"])
+            if budget or row["is_baseline"]:
+                yield _point(task, "all", budget[1] or TWIN_BUDGET if budget else "", row)
+
+
+def _point(task: str, labels: str, budget: str, row: Mapping[str, Any]) -> Point:
+    score = row["scores"][METRIC]
+    spread = 100 * (score["deviation"] or 0.0)
+    return Point(task, labels, None if row["is_baseline"] else budget, row["cpu_minutes"], 100 * score["mean"], spread)
+
+
+def over_labels(measured: Iterable[Point], budget: str) -> dict[str, tuple[list[Point], list[Point]]]:
+    """Task -> its points at that budget, by number of labels, and TF-IDF's at the same numbers; tasks that have two numbers at least."""
+    known = list(measured)
+    curves = {}
+    for task in dict.fromkeys(point.task for point in known):
+        mine = {point.labels: point for point in known if point.task == task and point.budget == budget}
+        rival = {point.labels: point for point in known if point.task == task and point.budget is None}
+        shared = [labels for labels in COUNTS if labels in mine and labels in rival]
+        if len(shared) > 1:
+            curves[task] = [mine[labels] for labels in shared], [rival[labels] for labels in shared]
+    return curves
+
+
+def over_minutes(measured: Iterable[Point]) -> dict[str, tuple[list[Point], list[Point]]]:
+    """Task -> its points with all labels, by minutes, and TF-IDF's one; tasks that were run with two budgets at least."""
+    known = [point for point in measured if point.labels == "all"]
+    curves = {}
+    for task in dict.fromkeys(point.task for point in known):
+        mine = {point.budget: point for point in known if point.task == task and point.minutes is not None}
+        rival = [point for point in known if point.task == task and point.budget is None]
+        if len(mine) > 1 and rival:
+            curves[task] = sorted(mine.values(), key=lambda point: point.minutes or 0.0), rival[:1]
+    return curves
+
+
+def draw(measured: list[Point], budget: str, target: Path) -> None:
+    """The panels that have a curve, as SVG.
+
+    Raises:
+        ValueError: if none has.
+    """
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "quality"
+    from matplotlib import pyplot
+
+    left, right = over_labels(measured, budget), over_minutes(measured)
+    colour = dict(zip(dict.fromkeys([*left, *right]), COLOURS, strict=False))
+    shown = [kind for kind, curves in (("labels", left), ("minutes", right)) if curves]
+    if not shown:
+        raise ValueError(f"nothing to draw: no task was run with two numbers of labels at {budget}, nor with two budgets")
+    figure, found = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
+    panels = dict(zip(shown, found[0], strict=True))
+    for task, (mine, rival) in left.items():
+        places = [COUNTS.index(point.labels) for point in mine]
+        for curve, style in ((mine, "o-"), (rival, "x--")):
+            means, spread = [point.mean for point in curve], [point.deviation for point in curve]
+            panels["labels"].errorbar(places, means, yerr=spread, fmt=style, color=colour[task], capsize=3, ms=5)
+    for task, (mine, rival) in right.items():
+        panels["minutes"].plot([point.minutes for point in mine], [point.mean for point in mine], "o-", color=colour[task], ms=5)
+        panels["minutes"].axhline(rival[0].mean, color=colour[task], linestyle="--", linewidth=1)
+    if left:
+        panels["labels"].set_xticks(range(len(COUNTS)), [f"{count} labels" for count in COUNTS])
+        panels["labels"].set(title=f"{budget.removesuffix('flops')} operations")
+    if right:
+        panels["minutes"].set(xlabel="minutes of one core, reading and scoring included", title="all labels", xlim=(0, None))
+    for panel in panels.values():
+        panel.set(ylabel="macro-F1 on test, percent" if panel is found[0][0] else "")
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    names = [mpl.lines.Line2D([], [], color=colour[task], label=task) for task in colour]
+    kinds = [mpl.lines.Line2D([], [], color="black", marker=mark, linestyle=line, label=name) for name, mark, line in _KINDS]
+    figure.legend(handles=[*names, *kinds], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+_KINDS: Final = (("tlm", "o", "-"), ("TF-IDF + LR", "x", "--"))
+
+if __name__ == "__main__":
+    draw(list(points()), sys.argv[1], PICTURE)
+    print(PICTURE)

@@ -1,0 +1,63 @@
+"""The picture of scores shows what was measured, and only what can be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quality_picture
+
+
+def row(arm: str, labels: str, mean: float, minutes: float | None) -> dict[str, Any]:
+    score = {"test macro_f1": {"mean": mean, "deviation": None, "values": [mean]}}
+    return {"arm": arm, "labels": labels, "scores": score, "cpu_minutes": minutes, "is_baseline": minutes is None}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two budgets of chemprot in the benchmark's files, a third among the twins, and a task that has one point."""
+    few = [row("tlm", "100", 0.3, 4.0), row("plm", "100", 0.9, 4.0), row("TF-IDF + LR", "100", 0.2, None)]
+    small = [*few, row("tlm", "all", 0.5, 4.1), row("TF-IDF + LR", "all", 0.4, None)]
+    measured = {
+        "2e13flops": {"chemprot": {"rows": small}, "sst2": {"rows": [row("tlm", "100", 0.6, 4.0)]}},
+        "3e13flops": {"chemprot": {"rows": [row("tlm", "all", 0.55, 6.0)]}},
+    }
+    for budget, tasks in measured.items():
+        (tmp_path / f"quality-{budget}.json").write_text(json.dumps({"budget": budget, "tasks": tasks}), "utf-8")
+    twins = [row("tlm, budget=5e12flops", "all", 0.35, 1.5), row("tlm, 1 file", "all", 0.1, 2.0), row("TF-IDF + LR", "all", 0.4, None)]
+    (tmp_path / "reproduce").mkdir()
+    (tmp_path / "reproduce" / "chemprot-twin.json").write_text(json.dumps(twins), "utf-8")
+    return tmp_path
+
+
+def test_scores_over_labels_are_of_one_budget_beside_the_baseline(results: Path) -> None:
+    ((task, (mine, rival)),) = quality_picture.over_labels(quality_picture.points(results), "2e13flops").items()
+    assert task == "chemprot"
+    assert [(point.labels, point.mean) for point in mine] == [("100", 30.0), ("all", 50.0)]
+    assert [point.mean for point in rival] == [20.0, 40.0]
+
+
+def test_scores_over_minutes_are_of_all_budgets_and_of_nothing_but_the_default(results: Path) -> None:
+    ((task, (mine, rival)),) = quality_picture.over_minutes(quality_picture.points(results)).items()
+    assert task == "chemprot"
+    assert [(point.minutes, point.mean) for point in mine] == [(1.5, 35.0), (4.1, 50.0), (6.0, pytest.approx(55.0))]
+    assert [point.mean for point in rival] == [40.0]
+
+
+def test_the_picture_is_the_same_for_the_same_results(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
+    pictures = [tmp_path / f"{turn}.svg" for turn in range(2)]
+    for picture in pictures:
+        quality_picture.draw(list(quality_picture.points(results)), "2e13flops", picture)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    assert b"all labels" in pictures[0].read_bytes()
+
+
+def test_where_nothing_can_be_compared_there_is_no_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
+    with pytest.raises(ValueError, match="no task was run with two numbers of labels at 2e13flops"):
+        quality_picture.draw([], "2e13flops", tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
