@@ -17,13 +17,14 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from quality_tables import FIRST, RESULTS
 from reproduce.tables import FOLDERS, TWIN_BUDGET
 
-RESULTS: Final = Path(__file__).parent / "results"
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
 METRIC: Final = "test macro_f1"
 COUNTS: Final = ("100", "500", "all")
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
+KINDS: Final = (("tlm", "o", "-"), ("TF-IDF + LR", "x", "--"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,15 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
         measured = json.loads(path.read_bytes())
         for task, found in measured["tasks"].items():
             for row in found["rows"]:
-                if row["is_baseline"] or row["arm"] == "tlm":
+                if row["is_baseline"] or row["arm"] == FIRST:
                     yield _point(task, row["labels"], measured["budget"], row)
     for path in sorted(results.glob("reproduce/*-twin.json")):
         task = FOLDERS[path.stem.removesuffix("-twin")]
         for row in json.loads(path.read_bytes()):
-            budget = re.fullmatch(r"tlm(?:, budget=(\w+))?", row["arm"])
-            if budget or row["is_baseline"]:
-                yield _point(task, "all", budget[1] or TWIN_BUDGET if budget else "", row)
+            if row["is_baseline"]:
+                yield _point(task, "all", TWIN_BUDGET, row)
+            elif named := re.fullmatch(rf"{FIRST}(?:, budget=(\w+))?", row["arm"]):
+                yield _point(task, "all", named[1] or TWIN_BUDGET, row)
 
 
 def _point(task: str, labels: str, budget: str, row: Mapping[str, Any]) -> Point:
@@ -74,14 +76,17 @@ def over_labels(measured: Iterable[Point], budget: str) -> dict[str, tuple[list[
 
 
 def over_minutes(measured: Iterable[Point]) -> dict[str, tuple[list[Point], list[Point]]]:
-    """Task -> its points with all labels, by minutes, and TF-IDF's one; tasks that were run with two budgets at least."""
+    """Task -> its points with all labels, by minutes, and TF-IDF's one; tasks that were run with two budgets at least.
+
+    What was run twice has two points.
+    """
     known = [point for point in measured if point.labels == "all"]
     curves = {}
     for task in dict.fromkeys(point.task for point in known):
-        mine = {point.budget: point for point in known if point.task == task and point.minutes is not None}
+        mine = [point for point in known if point.task == task and point.minutes is not None]
         rival = [point for point in known if point.task == task and point.budget is None]
-        if len(mine) > 1 and rival:
-            curves[task] = sorted(mine.values(), key=lambda point: point.minutes or 0.0), rival[:1]
+        if len({point.budget for point in mine}) > 1 and rival:
+            curves[task] = sorted(mine, key=lambda point: point.minutes or 0.0), rival[:1]
     return curves
 
 
@@ -122,14 +127,12 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     names = [mpl.lines.Line2D([], [], color=colour[task], label=task) for task in colour]
-    kinds = [mpl.lines.Line2D([], [], color="black", marker=mark, linestyle=line, label=name) for name, mark, line in _KINDS]
+    kinds = [mpl.lines.Line2D([], [], color="black", marker=mark, linestyle=line, label=name) for name, mark, line in KINDS]
     figure.legend(handles=[*names, *kinds], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
     pyplot.close(figure)
 
-
-_KINDS: Final = (("tlm", "o", "-"), ("TF-IDF + LR", "x", "--"))
 
 if __name__ == "__main__":
     draw(list(points()), sys.argv[1], PICTURE)
