@@ -2,15 +2,16 @@
 
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
-One `cramlm compare` for each task, with the paths of its data; what runs share, draws, tables and tests are those of that command
-(docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json, where the
-tasks of earlier calls stay.
+One `cramlm compare` for each task and number of labels, with the paths of its data; what runs share, draws, tables and tests are those of
+that command (docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json,
+where what earlier calls measured of other tasks and numbers of labels stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,21 @@ OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 def main() -> None:
     """Run what is missing, then print and write the tables."""
     arguments = parse_arguments()
-    found: dict[str, Experiment] = {}
-    for task in arguments.tasks:
-        out = arguments.out / arguments.budget / task
+    found: dict[str, dict[str, Experiment]] = {}
+    for task, labels in product(arguments.tasks, arguments.labels):
+        out = arguments.out / arguments.budget / f"{task}-{labels}"
+        question = question_of(arguments, task, labels)
         with console_events() as emit:
-            found[task] = compare(question_of(arguments, task), out=out, store=arguments.store, jobs=arguments.jobs, title=task, emit=emit)
+            experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
+        found.setdefault(task, {})[labels] = experiment
         write_results(arguments, found)
-    for task, experiment in found.items():
-        print(f"\n### {task}\n\n{experiment.table}")
+    for experiments in found.values():
+        for experiment in experiments.values():
+            print(f"\n{experiment.table}")
     print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "tasks": plain(found)}, ensure_ascii=False))
 
 
-def question_of(arguments: argparse.Namespace, task: str) -> Question:
+def question_of(arguments: argparse.Namespace, task: str, labels: str) -> Question:
     """The recipes with their defaults; nothing is chosen per task but its files."""
     folder = arguments.data / "tasks" / task
     corpus = str(arguments.data / OWN_CORPUS[task]) if task in OWN_CORPUS else f"{arguments.data}/corpus/*.jsonl.zst"
@@ -45,7 +49,7 @@ def question_of(arguments: argparse.Namespace, task: str) -> Question:
     return Question(
         arms=arms_of(arguments.arms),
         seeds=tuple(arguments.seeds),
-        labels=read_counts(",".join(arguments.labels)),
+        labels=read_counts(labels),
         task={split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")},
         corpus=(corpus,),
         init=arguments.init,
@@ -54,17 +58,19 @@ def question_of(arguments: argparse.Namespace, task: str) -> Question:
     )
 
 
-def plain(found: dict[str, Experiment]) -> dict[str, Any]:
-    """Every task's rows, pairs and runs."""
-    return {task: experiment.as_dict() for task, experiment in found.items()}
+def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
+    """Task -> number of labels -> question, rows, pairs and runs."""
+    return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in found.items()}
 
 
-def write_results(arguments: argparse.Namespace, found: dict[str, Experiment]) -> None:
+def write_results(arguments: argparse.Namespace, found: dict[str, dict[str, Experiment]]) -> None:
     """What is known so far, for tables and pictures."""
     target = Path(__file__).parent / "results" / f"quality-{arguments.budget}.json"
     target.parent.mkdir(exist_ok=True)
-    earlier = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
-    content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": earlier | plain(found)}
+    tasks = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
+    for task, experiments in plain(found).items():
+        tasks[task] = tasks.get(task, {}) | experiments
+    content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": tasks}
     target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

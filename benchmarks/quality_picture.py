@@ -17,12 +17,10 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from quality_tables import FIRST, RESULTS
+from quality_tables import COUNTS, FIRST, METRIC, RESULTS
 from reproduce.tables import FOLDERS, TWIN_BUDGET
 
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
-METRIC: Final = "test macro_f1"
-COUNTS: Final = ("100", "500", "all")
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
 KINDS: Final = (("tlm", "o", "-"), ("TF-IDF + LR", "x", "--"))
 
@@ -43,8 +41,8 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
     """Everything that was measured with `tlm` as it is by default, and its baselines."""
     for path in sorted(results.glob("quality-*.json")):
         measured = json.loads(path.read_bytes())
-        for task, found in measured["tasks"].items():
-            for row in found["rows"]:
+        for task, experiments in measured["tasks"].items():
+            for row in (row for experiment in experiments.values() for row in experiment["rows"]):
                 if row["is_baseline"] or row["arm"] == FIRST:
                     yield _point(task, row["labels"], measured["budget"], row)
     for path in sorted(results.glob("reproduce/*-twin.json")):

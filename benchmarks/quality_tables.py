@@ -19,31 +19,31 @@ from cramlm.experiments.tables import score_text
 
 RESULTS: Final = Path(__file__).parent / "results"
 SURE: Final = 0.05
+COUNTS: Final = ("100", "500", "all")
+METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-    """Markdown; a star where a score differs from that of `tlm` with p < 0.05, corrected for all arms of the task."""
+    """Markdown; a star where a score differs from that of `tlm` with p < 0.05, corrected for all arms of that task and number of labels."""
     tasks = measured["tasks"]
-    counts = list(dict.fromkeys(row["labels"] for task in tasks.values() for row in task["rows"]))
-    return "\n\n".join("\n".join(_table(tasks, labels)) for labels in counts)
+    counts = sorted({labels for experiments in tasks.values() for labels in experiments}, key=COUNTS.index)
+    of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
+    return "\n\n".join("\n".join(_table(found, labels)) for labels, found in of_count.items())
 
 
-def _table(tasks: Mapping[str, Any], labels: str) -> Iterator[str]:
-    rows = {(task, row["arm"]): row for task in tasks for row in tasks[task]["rows"] if row["labels"] == labels}
-    here = [task for task in tasks if (task, FIRST) in rows]
+def _table(found: Mapping[str, Any], labels: str) -> Iterator[str]:
+    rows = {(task, row["arm"]): row for task in found for row in found[task]["rows"]}
+    here = [task for task in found if (task, FIRST) in rows]
     arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
     seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
     told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {seeds[task]} seed{'s' * (seeds[task] > 1)}" for task in here}
     yield f"| {'all' if labels == 'all' else labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
     yield "|---" * (len(here) + 4) + "|"
     for arm in arms:
-        found = [(task, rows.get((task, arm))) for task in here]
-        cells = [
-            "" if row is None else f"{score_text(Summary(**row['scores']['test macro_f1']))}{_star(tasks[task], arm, labels)}"
-            for task, row in found
-        ]
-        yield f"| {arm} | {' | '.join([*cells, *_means([row for _, row in found])])} |"
+        across = [(task, rows.get((task, arm))) for task in here]
+        cells = ["" if row is None else f"{score_text(Summary(**row['scores'][METRIC]))}{_star(found[task], arm)}" for task, row in across]
+        yield f"| {arm} | {' | '.join([*cells, *_means([row for _, row in across])])} |"
 
 
 def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) -> bool:
@@ -55,15 +55,15 @@ def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
     whole = [row for row in rows if row is not None]
     if len(whole) < len(rows):
         return "", "", ""
-    score = f"{100 * fmean(row['scores']['test macro_f1']['mean'] for row in whole):.1f}"
+    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in whole):.1f}"
     if any(row["cpu_minutes"] is None for row in whole):
         return score, "", ""
     operations = f"{fmean(row['executed_flops'] for row in whole):.1e}".replace("+", "")
     return score, f"{fmean(row['cpu_minutes'] for row in whole):.1f}", operations
 
 
-def _star(task: Mapping[str, Any], arm: str, labels: str) -> str:
-    sure = (pair for pair in task["pairs"] if pair["labels"] == labels and {pair["arm"], pair["other"]} == {arm, FIRST})
+def _star(experiment: Mapping[str, Any], arm: str) -> str:
+    sure = (pair for pair in experiment["pairs"] if {pair["arm"], pair["other"]} == {arm, FIRST})
     return "*" if any(pair["p_holm"] < SURE for pair in sure) else ""
 
 
