@@ -8,7 +8,7 @@ union   several of them in turn                                   elasticsearch 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
@@ -37,6 +37,8 @@ def parse_count(value: Any) -> Any:
 Pooling: TypeAlias = Literal["mean", "cls"]
 QueriesOf: TypeAlias = Literal["text", "phrases"]
 Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
+
+DEPTHS: Final = (50, 200, 800, 3200)  # documents per query, one after the other, where `top_k` is open
 
 
 class _Retriever(FrozenModel):
@@ -67,7 +69,12 @@ class _Retriever(FrozenModel):
 class _Queried(_Retriever):
     """Retrievers that ask with every training text."""
 
-    top_k: int = Field(50, ge=1, description="documents per query; the paper: 50 for high-resource tasks, 500-5000 for low-resource")
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        description="documents per query; open: 50, and where these are fewer than the slice may hold 200, 800, then 3,200; "
+        "the paper: 50 for high-resource tasks, 500-5000 for low-resource",
+    )
     per_query: int | None = Field(None, ge=1, description="at most so many documents of the union are credited to one query")
     queries: QueriesOf = Field("text", description="text: the whole text; phrases: its key phrases (retrieval/phrases.py), for long texts")
     query_words: int | None = Field(None, ge=1, description="most words of a query")
@@ -117,6 +124,7 @@ class ElasticsearchConfig(_Queried):
     """
 
     kind: Literal["elasticsearch"] = "elasticsearch"
+    top_k: int = Field(DEPTHS[0], ge=1, le=10_000, description="documents per query, at most the window of an index")
     url: str = Field(description="scheme, host and port: https://host:9200", pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
     index: str = Field(min_length=1, description="one index, or an alias of one")
     text_field: str = Field("text", min_length=1, description="of type text, with _source")
@@ -133,8 +141,6 @@ class ElasticsearchConfig(_Queried):
 
     @model_validator(mode="after")
     def _fits_the_server(self) -> ElasticsearchConfig:
-        if self.top_k > 10_000:
-            raise ValueError(f"top_k {self.top_k} is over 10,000, the window of an index (index.max_result_window)")
         if self.api_key_env is not None and self.login_env is not None:
             raise ValueError("api_key_env and login_env are two ways to sign in; give one")
         return self

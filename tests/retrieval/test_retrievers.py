@@ -17,6 +17,7 @@ from cramlm.retrieval.index import Index, build_index
 from cramlm.retrieval.ranking import Proposal, Ranking, cap_per_query, one_each
 from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.union import take_turns
+from cramlm.retrieval.widening import widen
 from cramlm.retrieval.winnow import Bound, estimate_tokens, within_bound
 from cramlm.retriever_config import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 
@@ -101,6 +102,38 @@ def test_a_member_gives_no_more_than_its_own_bound(world: World) -> None:
     costs = [estimate_tokens(world[0].text(position)) for position in propose(world, Bm25Config(top_k=12), TEXTS).ranking.position.tolist()]
     assert sum(costs[: len(by_words)]) <= 500 < sum(costs[: len(by_words) + 1])
     assert set(proposal.ranking.position.tolist()) == set(by_words.position.tolist()) | set(drawn.position.tolist())
+
+
+BOUNDS: list[dict[str, int]] = [{"max_documents": 20}, {"max_documents": 150}, {"max_tokens": 3000}, {"max_documents": 10**6}]
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+def test_with_an_open_depth_the_slice_is_that_of_the_deepest_search(world: World, bound: dict[str, int]) -> None:
+    def slice_of(top_k: int | None) -> list[int]:
+        ranking = propose(world, Bm25Config(top_k=top_k, **bound), TEXTS[:2]).ranking
+        return ranking.position[: within_bound(ranking, world[0], Bound(bound.get("max_documents"), bound.get("max_tokens")))].tolist()
+
+    assert slice_of(None) == slice_of(len(world[0]))
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [({}, [50]), ({"max_documents": 20}, [50]), ({"max_documents": 150}, [50, 200]), ({"max_documents": 10**6}, [50, 200, 800])],
+)
+def test_a_query_is_asked_for_more_only_where_a_bound_is_not_filled(world: World, bound: dict[str, int], asked: list[int]) -> None:
+    config = Bm25Config(**bound)
+    depths = []
+
+    def ask(depth: int) -> Proposal:
+        depths.append(depth)
+        return propose(world, config.model_copy(update={"top_k": depth}), TEXTS[:1])
+
+    widen(ask, config.top_k, world[0], Bound(config.max_documents, config.max_tokens), emit=silent)
+    assert depths == asked
+
+
+def test_a_depth_that_is_given_is_kept(world: World) -> None:
+    assert len(propose(world, Bm25Config(top_k=7, max_documents=100), TEXTS[:1]).ranking) == 7
 
 
 def test_one_document_fits_every_bound(world: World) -> None:

@@ -43,7 +43,7 @@ def select(
     index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
     retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50, or what a bound needs).")] = None,
     dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,

@@ -168,10 +168,9 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 def _chosen_how(facts: Mapping[str, Any]) -> str:
     match facts.get("retriever"):
-        case {"kind": "bm25", "top_k": top_k}:
-            return f"the best {top_k} by BM25 for each training text"
-        case {"kind": "dense", "top_k": top_k}:
-            return f"the best {top_k} by sentence embeddings for each training text"
+        case {"kind": "bm25" | "dense" as kind, "top_k": top_k}:
+            best = "the best" if top_k is None else f"the best {top_k}"
+            return f"{best} by {'BM25' if kind == 'bm25' else 'sentence embeddings'} for each training text"
         case {"kind": "dsir"}:
             return "drawn by importance resampling towards the training texts"
         case {"kind": "union", "retrievers": members}:

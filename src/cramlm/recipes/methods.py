@@ -15,7 +15,7 @@ tlm = Recipe(
     "tlm",
     "retrieve with every training text, learn language and labels together, then the labels",
     (joint_phase(), finetune_phase()),
-    Bm25Config(top_k=50),
+    Bm25Config(),
 )
 random_retrieval = Recipe(
     "random-retrieval",
@@ -32,13 +32,13 @@ external_only = Recipe(
     "external-only",
     "control: tlm with no task batch before the fine-tuning; what joint learning adds",
     (text_phase("external", external=1, task=0, mlm_weight=0.0), finetune_phase()),
-    Bm25Config(top_k=50),
+    Bm25Config(),
 )
 no_stage_2 = Recipe(
     "no-stage-2",
     "control: tlm without the fine-tuning; what it adds",
     (joint_phase(),),
-    Bm25Config(top_k=50),
+    Bm25Config(),
 )
 task_text_only = Recipe(
     "task-text-only",

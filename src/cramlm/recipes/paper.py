@@ -206,6 +206,7 @@ def twin(config: RunConfig, shrink: float) -> RunConfig:
     if not 0.0 < shrink < 1.0:
         raise UsageError(f"a twin's scale is {shrink}, expected a number between 0 and 1, like 0.001")
     assert isinstance(config.retriever, Bm25Config)
+    assert config.retriever.top_k is not None, "the paper says K for every task"
     changed: dict[str, Any] = {
         "retriever": config.retriever.model_copy(update={"top_k": max(5, round(config.retriever.top_k * shrink))}),
         "tokenizer": config.tokenizer.model_copy(update={"vocab_size": 8_192}),

@@ -32,7 +32,7 @@ def _recipe(name: str, summary: str, kind: Literal["scored", "scored-control"]) 
         name,
         summary,
         (text, tune, scorer, selective("genept"), finetune_phase()),
-        Bm25Config(top_k=50),
+        Bm25Config(),
         phases_on_checkpoint=(tune, scorer, selective("start"), finetune_phase()),
     )
 

@@ -26,6 +26,8 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import texts_to_ask
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query
+from cramlm.retrieval.widening import widen
+from cramlm.retrieval.winnow import Bound
 from cramlm.retriever_config import DenseConfig
 
 CODE_FORMAT: Final = 1  # raise it when the same encoder would give other vectors
@@ -54,7 +56,7 @@ OpenEncoder: TypeAlias = Callable[[DenseConfig], TextEncoder]
 
 @dataclass(frozen=True, slots=True)
 class DenseRetriever:
-    """The union of the `top_k` passages nearest to every training text; the score is the cosine."""
+    """The union of the passages nearest to every training text, `top_k` of each or as many as fill the slice; the score is the cosine."""
 
     config: DenseConfig
     encoder: TextEncoder
@@ -80,9 +82,13 @@ class DenseRetriever:
         parts = [(part.first, own) for part, own in zip(corpus.parts, vectors, strict=True)]
         queries = self.encoder.encode([config.query_prefix + text for text in distinct])
         numbers = list(first_text.values())
-        hits = ((numbers[query], *unpack(keys)) for query, keys in nearest(queries, parts, limit=config.top_k, emit=emit))
-        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
-        return Proposal(ranking, counts, capped)
+
+        def ask(depth: int) -> Proposal:
+            hits = ((numbers[query], *unpack(keys)) for query, keys in nearest(queries, parts, limit=depth, emit=emit))
+            ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
+            return Proposal(ranking, counts, capped)
+
+        return widen(ask, config.top_k, corpus, Bound(config.max_documents, config.max_tokens), emit=emit)
 
 
 def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:

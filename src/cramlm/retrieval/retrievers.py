@@ -25,8 +25,10 @@ from cramlm.retrieval.random import RandomRetriever
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
 from cramlm.retrieval.server_corpus import ElasticsearchRetriever
 from cramlm.retrieval.union import UnionRetriever
+from cramlm.retrieval.widening import widen
 from cramlm.retrieval.winnow import Bound
 from cramlm.retriever_config import (
+    DEPTHS,
     Bm25Config,
     DenseConfig,
     DsirConfig,
@@ -114,7 +116,7 @@ def _member(config: MemberConfig, means: Means) -> Retriever:
 
 @dataclass(frozen=True, slots=True)
 class Bm25Retriever:
-    """The union of the best `top_k` documents of every training text."""
+    """The union of the best documents of every training text: `top_k` of each, as many as fill the slice where that is open."""
 
     config: Bm25Config
     index: Index
@@ -128,10 +130,15 @@ class Bm25Retriever:
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)
 
+        asked = _asked(self.config, corpus, texts)
+
         def tell(event: Event) -> None:
             emit(replace(event, stage=STAGE))
 
-        compiled, found = self._search(_asked(self.config, corpus, texts), tell)
+        return widen(lambda depth: self._best(corpus, asked, depth, tell), self.config.top_k, corpus, bound_of(self.config), emit=emit)
+
+    def _best(self, corpus: Corpus, texts: Sequence[str], depth: int, emit: Emit) -> Proposal:
+        compiled, found = self._search(texts, depth, emit)
         numbers, first_text = np.unique(compiled.owner, return_index=True)
         text_of = first_text[numbers >= 0]
 
@@ -143,13 +150,13 @@ class Bm25Retriever:
         counts.check()
         return Proposal(ranking, counts, capped)
 
-    def _search(self, texts: Sequence[str], emit: Emit) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
+    def _search(self, texts: Sequence[str], depth: int, emit: Emit) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
         """Distinct queries and what each found. Every byte of the index is read first: a damaged one must not choose documents."""
         if self.spread is not None:
-            return search_in_passes(_passes(self.config, self.index, texts, self.spread.folder), self.spread.executor, emit)
+            return search_in_passes(_passes(self.config, self.index, texts, depth, self.spread.folder), self.spread.executor, emit)
         self.index.verify()
         compiled, scoring = self.index.compile(texts), _scoring(self.config)
-        return compiled, self.index.search_distinct(compiled, limit=self.config.top_k, scoring=scoring, threads=self.threads, emit=emit)
+        return compiled, self.index.search_distinct(compiled, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
 
 
 def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Task, share: Share, spread: Spread, *, emit: Emit) -> str:
@@ -163,7 +170,7 @@ def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Ta
     if not members:
         raise UsageError(f"only BM25 is spread in shares, the retriever is {config.kind}; run it without --shard")
     texts = [example.whole_text for example in task.train]
-    passes = [_passes(member, index, _asked(member, corpus, texts), spread.folder) for member in members]
+    passes = [_passes(member, index, _asked(member, corpus, texts), member.top_k or DEPTHS[0], spread.folder) for member in members]
     missing, groups = sum(score_share(batch, share, spread.executor, emit) for batch in passes), sum(len(batch.groups) for batch in passes)
     if missing:
         return f"{missing} of {groups} groups of index shards are not scored yet; run the other shares, or this command without --shard"
@@ -174,8 +181,8 @@ def _asked(config: Bm25Config, corpus: Corpus, texts: Sequence[str]) -> Sequence
     return texts_to_ask(texts, corpus, of=config.queries, most_words=config.query_words)
 
 
-def _passes(config: Bm25Config, index: Index, texts: Sequence[str], folder: Path) -> Passes:
-    return publish_passes(index, texts, folder, limit=config.top_k, scoring=_scoring(config))
+def _passes(config: Bm25Config, index: Index, texts: Sequence[str], depth: int, folder: Path) -> Passes:
+    return publish_passes(index, texts, folder, limit=depth, scoring=_scoring(config))
 
 
 def _scoring(config: Bm25Config) -> Scoring:

@@ -18,7 +18,7 @@ from cramlm.config import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
-from cramlm.retriever_config import RetrieverConfig
+from cramlm.retriever_config import DEPTHS, Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.training import budget
 from cramlm.training.measuring import Measurement
 
@@ -188,10 +188,18 @@ def _external_tokens(retriever: RetrieverConfig | None, texts: Texts) -> int:
         return 0
     there = texts.corpus_bytes / CHARACTERS_PER_TOKEN if texts.corpus_bytes else math.inf
     asked = math.inf if retriever.max_tokens is None else float(retriever.max_tokens)
-    found = retriever.model_dump().get("top_k", math.inf) * texts.sizes.train_examples
+    found = _most_per_query(retriever) * texts.sizes.train_examples
     passages = found if retriever.max_documents is None else retriever.max_documents
     bound = min(there, asked, passages * _TOKENS_PER_PASSAGE)
     return 0 if bound == math.inf else int(bound)
+
+
+def _most_per_query(retriever: RetrieverConfig) -> float:
+    match retriever:
+        case Bm25Config(top_k=top_k) | DenseConfig(top_k=top_k) | ElasticsearchConfig(top_k=top_k):
+            return top_k or DEPTHS[-1 if retriever.bounded else 0]
+        case _:
+            return math.inf
 
 
 def _disk_bytes(parameters: int, sizes: budget.Sizes, corpus_bytes: int, phases: int) -> int:
