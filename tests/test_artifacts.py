@@ -1,4 +1,4 @@
-"""Publish, verify, lock: whatever happens, a name holds the old folder or the new one, whole; and damage is named."""
+"""Publish, verify: whatever happens, a name holds the old folder or the new one, whole; and damage is named."""
 
 from __future__ import annotations
 
@@ -8,87 +8,25 @@ import mmap
 import os
 import shutil
 import signal
-import socket
-import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
 from cramlm.artifacts import (
     MANIFEST,
     SMALL_FILE,
-    borrowed_seconds,
-    explain_difference,
     hash_json,
-    lock,
     open_artifact,
-    pooled,
     publish,
     publish_file,
     stage,
     verify,
 )
-from cramlm.errors import ArtifactError, EnvironmentFault, LockedError
-from cramlm.records import Event, silent
-
-OLD, NEW = {"version": 1}, {"version": 2}
-
-
-def writer(content: str) -> Callable[[Path], None]:
-    """Writes three files that all hold `content`, one of them in a subfolder with a name that is not ASCII."""
-
-    def write(folder: Path) -> None:
-        (folder / "a.txt").write_text(content)
-        (folder / "größe").mkdir()
-        (folder / "größe" / "b.txt").write_text(content)
-        (folder / "empty.txt").touch()
-
-    return write
-
-
-def publish_version(target: Path, key: dict[str, Any]) -> None:
-    publish(target, kind="thing", key=key, write=writer(f"content {key['version']}"))
-
-
-def contents(target: Path) -> set[str]:
-    return {path.read_text() for path in (target / "a.txt", target / "größe" / "b.txt")}
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process; its exit code, or minus the signal that ended it."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:  # the child must never return into pytest
-            os._exit(getattr(error, "exit_code", 99))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def fail_at_call(number: int, failure: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but its call `number` (from 0) runs `failure` first."""
-    calls = iter(range(10**6))
-
-    def counted(*arguments: Any) -> Any:
-        if next(calls) == number:
-            failure()
-        return function(*arguments)
-
-    return counted
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def break_disk() -> None:
-    raise OSError(5, "Input/output error")
+from cramlm.errors import ArtifactError, EnvironmentFault
+from cramlm.records import silent
 
 
 def test_a_published_folder_opens_and_verifies(tmp_path: Path) -> None:
@@ -361,98 +299,6 @@ def test_verify_counts_every_folder_below_and_passes_over_those_being_built(tmp_
     assert verify(tmp_path) == 3
 
 
-def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
-    with lock(tmp_path / "thing"):
-        assert in_child(lambda: publish_locked(tmp_path / "thing")) == 7
-        with pytest.raises(LockedError, match=f"pid {os.getpid()} on {socket.gethostname()}"), lock(tmp_path / "thing"):
-            pass
-    assert in_child(lambda: publish_locked(tmp_path / "thing")) == 0
-
-
-def publish_locked(target: Path) -> None:
-    stage(target, kind="thing", key=OLD, write=writer("x"), emit=silent)
-
-
-def test_of_two_builders_at_once_one_builds_and_the_other_exits_7(tmp_path: Path) -> None:
-    def slow(folder: Path) -> None:
-        writer("x")(folder)
-        time.sleep(0.5)
-
-    def build() -> None:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.001)
-        stage(tmp_path / "thing", kind="thing", key=OLD, write=slow, emit=silent)
-
-    children = []
-    for _ in range(2):
-        if (pid := os.fork()) == 0:
-            try:
-                build()
-                os._exit(0)
-            except BaseException as error:
-                os._exit(getattr(error, "exit_code", 99))
-        children.append(pid)
-    (tmp_path / "go").touch()
-    assert sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children) == [0, 7]
-    assert verify(tmp_path) == 1
-
-
-def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
-    def hold() -> None:
-        with lock(tmp_path / "thing"):
-            die()
-
-    assert in_child(hold) == -signal.SIGKILL
-    assert (tmp_path / ".thing.lock").exists()
-    publish_locked(tmp_path / "thing")
-    assert verify(tmp_path) == 1
-
-
-def test_a_fresh_stage_is_not_built_again_and_says_so(tmp_path: Path) -> None:
-    events: list[Event] = []
-    key = {"inputs": {"sha256": "ab"}, "retriever": {"k1": 1.2, "shares": [1, 2], "limit": None}}
-    built = stage(tmp_path / "thing", kind="thing", key=key, write=writer("x"), emit=events.append)
-
-    def must_not_run(folder: Path) -> None:
-        raise AssertionError("a fresh stage was built again")
-
-    again = stage(tmp_path / "thing", kind="thing", key=key, write=must_not_run, emit=events.append, name="selection")
-    assert again.fingerprint == built.fingerprint
-    assert [(event.kind, event.stage) for event in events] == [("fresh", "selection")]
-
-
-def test_a_stale_stage_says_which_knob_changed_and_is_built_again(tmp_path: Path) -> None:
-    events: list[Event] = []
-    stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.2, "b": 0.75}}, write=writer("x"), emit=events.append)
-    stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.5, "b": 0.75}}, write=writer("y"), emit=events.append)
-    assert [(event.kind, event.message) for event in events] == [("stale", "runs again: retriever.k1 1.2 -> 1.5")]
-    assert contents(tmp_path / "thing") == {"y"}
-
-
-def test_a_stage_whose_folder_is_damaged_says_so_instead_of_building_over_it(tmp_path: Path) -> None:
-    publish_version(tmp_path / "thing", OLD)
-    (tmp_path / "thing" / "a.txt").write_text("changed")
-    with pytest.raises(ArtifactError, match=r"a\.txt: damaged"):
-        stage(tmp_path / "thing", kind="thing", key=OLD, write=writer("x"), emit=silent)
-    assert contents(tmp_path / "thing") == {"changed", "content 1"}
-
-
-keys = st.dictionaries(
-    st.text(max_size=3), st.integers(0, 2) | st.dictionaries(st.text(max_size=3), st.integers(0, 2), max_size=3), max_size=3
-)
-
-
-@given(keys, keys)
-@settings(deadline=None)
-def test_reasons_are_given_exactly_when_keys_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert (explain_difference(old, new) == []) == (old == new)
-    assert explain_difference(old, old) == []
-
-
-def test_the_hash_of_json_does_not_depend_on_the_order_of_keys() -> None:
-    assert hash_json({"a": 1, "b": [1, 2]}) == hash_json({"b": [1, 2], "a": 1}) != hash_json({"a": 1, "b": [2, 1]})
-
-
 def test_a_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "run" / "run.toml"
     publish_file(target, b"old")
@@ -471,29 +317,3 @@ def test_a_folder_that_may_not_be_written_is_an_environment_fault(tmp_path: Path
         publish_version(tmp_path / "file" / "thing", OLD)
     assert caught.value.exit_code == 4
     assert str(tmp_path / "file") in str(caught.value)
-
-
-def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def run(name: str, value: int, kind: str = "words") -> Path:
-        def write(folder: Path) -> None:
-            made.append(name)
-            (folder / "sub").mkdir()
-            (folder / "sub" / "numbers.txt").write_text(str(value), "utf-8")
-
-        return stage(tmp_path / name / kind, kind=kind, key={"value": value}, write=write, emit=silent).path
-
-    borrowed = {}
-    for name, value in (("one", 1), ("two", 1), ("three", 2)):
-        with pooled(tmp_path / "pool", frozenset({"words"})) as pool:
-            assert (run(name, value) / "sub" / "numbers.txt").read_text("utf-8") == str(value)
-            run(name, value, kind="own")
-            borrowed[name] = borrowed_seconds()
-            run(name, value)  # fresh: neither made nor charged again
-            assert pool.borrowed_seconds == borrowed[name]
-    assert made == ["one", "one", "two", "three", "three"]
-    assert borrowed["two"] > 0 == borrowed["one"] == borrowed["three"]
-    assert borrowed_seconds() == 0
-    assert (tmp_path / "one/words/sub/numbers.txt").samefile(tmp_path / "two/words/sub/numbers.txt")
-    assert verify(tmp_path) == 8
