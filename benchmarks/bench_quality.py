@@ -28,16 +28,16 @@ def main() -> None:
     """Run what is missing, then print and write the tables."""
     arguments = parse_arguments()
     found: dict[str, dict[str, Experiment]] = {}
-    for task, labels in product(arguments.tasks, arguments.labels):
+    for task, labels in product(arguments.tasks, read_counts(",".join(arguments.labels))):
         out = arguments.out / arguments.budget / f"{task}-{labels}"
         question = question_of(arguments, task, labels)
         with console_events() as emit:
             experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
         write_results(arguments, found)
-    for experiments in found.values():
-        for experiment in experiments.values():
-            print(f"\n{experiment.table}")
+    for task, experiments in found.items():
+        for labels, experiment in experiments.items():
+            print(f"\n### {task}, {labels} labels\n\n{experiment.table}")
     print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "tasks": plain(found)}, ensure_ascii=False))
 
 
@@ -49,7 +49,7 @@ def question_of(arguments: argparse.Namespace, task: str, labels: str) -> Questi
     return Question(
         arms=arms_of(arguments.arms),
         seeds=tuple(arguments.seeds),
-        labels=read_counts(labels),
+        labels=(labels,),
         task={split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")},
         corpus=(corpus,),
         init=arguments.init,

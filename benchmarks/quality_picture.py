@@ -17,7 +17,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from quality_tables import COUNTS, FIRST, METRIC, RESULTS
+from quality_tables import FIRST, METRIC, RESULTS, in_order
 from reproduce.tables import FOLDERS, TWIN_BUDGET
 
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
@@ -67,7 +67,7 @@ def over_labels(measured: Iterable[Point], budget: str) -> dict[str, tuple[list[
     for task in dict.fromkeys(point.task for point in known):
         mine = {point.labels: point for point in known if point.task == task and point.budget == budget}
         rival = {point.labels: point for point in known if point.task == task and point.budget is None}
-        shared = [labels for labels in COUNTS if labels in mine and labels in rival]
+        shared = in_order(mine.keys() & rival.keys())
         if len(shared) > 1:
             curves[task] = [mine[labels] for labels in shared], [rival[labels] for labels in shared]
     return curves
@@ -107,8 +107,9 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         raise ValueError(f"nothing to draw: no task was run with two numbers of labels at {budget}, nor with two budgets")
     figure, found = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
     panels = dict(zip(shown, found[0], strict=True))
+    counts = in_order(point.labels for mine, _ in left.values() for point in mine)
     for task, (mine, rival) in left.items():
-        places = [COUNTS.index(point.labels) for point in mine]
+        places = [counts.index(point.labels) for point in mine]
         for curve, style in ((mine, "o-"), (rival, "x--")):
             means, spread = [point.mean for point in curve], [point.deviation for point in curve]
             panels["labels"].errorbar(places, means, yerr=spread, fmt=style, color=colour[task], capsize=3, ms=5)
@@ -116,7 +117,7 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         panels["minutes"].plot([point.minutes for point in mine], [point.mean for point in mine], "o-", color=colour[task], ms=5)
         panels["minutes"].axhline(rival[0].mean, color=colour[task], linestyle="--", linewidth=1)
     if left:
-        panels["labels"].set_xticks(range(len(COUNTS)), [f"{count} labels" for count in COUNTS])
+        panels["labels"].set_xticks(range(len(counts)), [f"{count} labels" for count in counts])
         panels["labels"].set(title=f"{budget.removesuffix('flops')} operations")
     if right:
         panels["minutes"].set(xlabel="minutes of one core, reading and scoring included", title="all labels", xlim=(0, None))

@@ -8,18 +8,19 @@ A table for each number of labels that was measured: rows are arms, columns task
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from cramlm.experiments.grid import ALL
 from cramlm.experiments.results import Summary
 from cramlm.experiments.tables import score_text
 
 RESULTS: Final = Path(__file__).parent / "results"
 SURE: Final = 0.05
-COUNTS: Final = ("100", "500", "all")
 METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
 
@@ -27,9 +28,14 @@ FIRST: Final = "tlm"
 def tables(measured: Mapping[str, Any]) -> str:
     """Markdown; a star where a score differs from that of `tlm` with p < 0.05, corrected for all arms of that task and number of labels."""
     tasks = measured["tasks"]
-    counts = sorted({labels for experiments in tasks.values() for labels in experiments}, key=COUNTS.index)
+    counts = in_order(labels for experiments in tasks.values() for labels in experiments)
     of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
     return "\n\n".join("\n".join(_table(found, labels)) for labels, found in of_count.items())
+
+
+def in_order(counts: Iterable[str]) -> list[str]:
+    """Different numbers of labels, fewest first, all of them last."""
+    return sorted(set(counts), key=lambda count: math.inf if count == ALL else int(count))
 
 
 def _table(found: Mapping[str, Any], labels: str) -> Iterator[str]:
@@ -38,7 +44,7 @@ def _table(found: Mapping[str, Any], labels: str) -> Iterator[str]:
     arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
     seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
     told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {seeds[task]} seed{'s' * (seeds[task] > 1)}" for task in here}
-    yield f"| {'all' if labels == 'all' else labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
+    yield f"| {labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
     yield "|---" * (len(here) + 4) + "|"
     for arm in arms:
         across = [(task, rows.get((task, arm))) for task in here]
