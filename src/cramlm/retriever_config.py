@@ -79,6 +79,13 @@ class _Queried(_Retriever):
     queries: QueriesOf = Field("text", description="text: the whole text; phrases: its key phrases (retrieval/phrases.py), for long texts")
     query_words: int | None = Field(None, ge=1, description="most words of a query")
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Documents to ask each query for: the next number where those before do not fill the slice."""
+        if self.top_k is not None:
+            return (self.top_k,)
+        return DEPTHS if self.bounded else DEPTHS[:1]
+
 
 class Bm25Config(_Queried):
     """BM25 as Lucene scores it; every training text is a query (Yao et al. 2022, section 3.1)."""
@@ -124,7 +131,7 @@ class ElasticsearchConfig(_Queried):
     """
 
     kind: Literal["elasticsearch"] = "elasticsearch"
-    top_k: int = Field(DEPTHS[0], ge=1, le=10_000, description="documents per query, at most the window of an index")
+    top_k: int = Field(DEPTHS[0], ge=1, description="documents per query, 10,000 at most")
     url: str = Field(description="scheme, host and port: https://host:9200", pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
     index: str = Field(min_length=1, description="one index, or an alias of one")
     text_field: str = Field("text", min_length=1, description="of type text, with _source")
@@ -141,6 +148,8 @@ class ElasticsearchConfig(_Queried):
 
     @model_validator(mode="after")
     def _fits_the_server(self) -> ElasticsearchConfig:
+        if self.top_k > 10_000:
+            raise ValueError(f"top_k {self.top_k} is over 10,000, the window of an index (index.max_result_window)")
         if self.api_key_env is not None and self.login_env is not None:
             raise ValueError("api_key_env and login_env are two ways to sign in; give one")
         return self

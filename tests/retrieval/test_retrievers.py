@@ -128,7 +128,7 @@ def test_a_query_is_asked_for_more_only_where_a_bound_is_not_filled(world: World
         depths.append(depth)
         return propose(world, config.model_copy(update={"top_k": depth}), TEXTS[:1])
 
-    widen(ask, config.top_k, world[0], Bound(config.max_documents, config.max_tokens), emit=silent)
+    widen(ask, config, world[0], emit=silent)
     assert depths == asked
 
 

@@ -27,7 +27,6 @@ from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import texts_to_ask
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query
 from cramlm.retrieval.widening import widen
-from cramlm.retrieval.winnow import Bound
 from cramlm.retriever_config import DenseConfig
 
 CODE_FORMAT: Final = 1  # raise it when the same encoder would give other vectors
@@ -88,7 +87,7 @@ class DenseRetriever:
             ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
             return Proposal(ranking, counts, capped)
 
-        return widen(ask, config.top_k, corpus, Bound(config.max_documents, config.max_tokens), emit=emit)
+        return widen(ask, config, corpus, emit=emit)
 
 
 def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:

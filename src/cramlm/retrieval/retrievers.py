@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 
@@ -26,9 +26,8 @@ from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, be
 from cramlm.retrieval.server_corpus import ElasticsearchRetriever
 from cramlm.retrieval.union import UnionRetriever
 from cramlm.retrieval.widening import widen
-from cramlm.retrieval.winnow import Bound
+from cramlm.retrieval.winnow import bound_of
 from cramlm.retriever_config import (
-    DEPTHS,
     Bm25Config,
     DenseConfig,
     DsirConfig,
@@ -40,6 +39,9 @@ from cramlm.retriever_config import (
     members_of,
     unbounded,
 )
+
+Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
+"""For each distinct query its number, positions and scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,6 @@ def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
             return ElasticsearchRetriever(config, means.store)
         case _:
             return _member(config, means)
-
-
-def bound_of(config: RetrieverConfig) -> Bound:
-    """How much of its list a retriever may give."""
-    return Bound(config.max_documents, config.max_tokens)
 
 
 def check_bounded(config: RetrieverConfig) -> None:
@@ -135,10 +132,10 @@ class Bm25Retriever:
         def tell(event: Event) -> None:
             emit(replace(event, stage=STAGE))
 
-        return widen(lambda depth: self._best(corpus, asked, depth, tell), self.config.top_k, corpus, bound_of(self.config), emit=emit)
+        search = self._search(asked, tell)
+        return widen(lambda depth: self._best(corpus, len(texts), *search(depth)), self.config, corpus, emit=emit)
 
-    def _best(self, corpus: Corpus, texts: Sequence[str], depth: int, emit: Emit) -> Proposal:
-        compiled, found = self._search(texts, depth, emit)
+    def _best(self, corpus: Corpus, texts: int, compiled: Queries, found: Hits) -> Proposal:
         numbers, first_text = np.unique(compiled.owner, return_index=True)
         text_of = first_text[numbers >= 0]
 
@@ -146,17 +143,21 @@ class Bm25Retriever:
         hits = ((int(text_of[number]), positions, scores) for number, positions, scores in found)
         ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), self.config.per_query)
         answered = int((compiled.owner >= 0).sum())
-        counts = QueryCounts(len(texts), len(compiled), answered, len(texts) - answered, 0)
+        counts = QueryCounts(texts, len(compiled), answered, texts - answered, 0)
         counts.check()
         return Proposal(ranking, counts, capped)
 
-    def _search(self, texts: Sequence[str], depth: int, emit: Emit) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
-        """Distinct queries and what each found. Every byte of the index is read first: a damaged one must not choose documents."""
-        if self.spread is not None:
-            return search_in_passes(_passes(self.config, self.index, texts, depth, self.spread.folder), self.spread.executor, emit)
+    def _search(self, texts: Sequence[str], emit: Emit) -> Callable[[int], tuple[Queries, Hits]]:
+        """Depth -> distinct queries and what each found. Every byte of the index is read before: damaged, it must not choose documents."""
+        if (spread := self.spread) is not None:
+            return lambda depth: search_in_passes(_passes(self.config, self.index, texts, depth, spread.folder), spread.executor, emit)
         self.index.verify()
         compiled, scoring = self.index.compile(texts), _scoring(self.config)
-        return compiled, self.index.search_distinct(compiled, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
+
+        def search(depth: int) -> tuple[Queries, Hits]:
+            return compiled, self.index.search_distinct(compiled, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
+
+        return search
 
 
 def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Task, share: Share, spread: Spread, *, emit: Emit) -> str:
@@ -170,7 +171,7 @@ def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Ta
     if not members:
         raise UsageError(f"only BM25 is spread in shares, the retriever is {config.kind}; run it without --shard")
     texts = [example.whole_text for example in task.train]
-    passes = [_passes(member, index, _asked(member, corpus, texts), member.top_k or DEPTHS[0], spread.folder) for member in members]
+    passes = [_passes(member, index, _asked(member, corpus, texts), member.depths[0], spread.folder) for member in members]
     missing, groups = sum(score_share(batch, share, spread.executor, emit) for batch in passes), sum(len(batch.groups) for batch in passes)
     if missing:
         return f"{missing} of {groups} groups of index shards are not scored yet; run the other shares, or this command without --shard"

@@ -35,8 +35,8 @@ from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
 from cramlm.retrieval.report import compare_with_corpus
-from cramlm.retrieval.retrievers import Means, Spread, bound_of, build_retriever, check_bounded
-from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, winnow
+from cramlm.retrieval.retrievers import Means, Spread, build_retriever, check_bounded
+from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, bound_of, winnow
 from cramlm.retriever_config import RetrieverConfig, members_of
 
 KIND: Final = STAGE

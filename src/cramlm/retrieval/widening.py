@@ -14,21 +14,16 @@ from itertools import pairwise
 from cramlm.data.corpus import Corpus
 from cramlm.records import Emit, Event
 from cramlm.retrieval.ranking import STAGE, Proposal
-from cramlm.retrieval.winnow import Bound, within_bound
-from cramlm.retriever_config import DEPTHS
+from cramlm.retrieval.winnow import bound_of, within_bound
+from cramlm.retriever_config import Bm25Config, DenseConfig
 
 
-def widen(ask: Callable[[int], Proposal], top_k: int | None, corpus: Corpus, bound: Bound, *, emit: Emit) -> Proposal:
-    """What `ask` finds with `top_k` documents per query; where that is open, with the fewest of `DEPTHS` that give more than `bound`.
-
-    Without a bound the first depth answers, and where the last is not enough, the last.
-    """
-    if top_k is not None or bound == Bound():
-        return ask(top_k or DEPTHS[0])
-    proposal = ask(DEPTHS[0])
-    for narrow, wide in pairwise(DEPTHS):
+def widen(ask: Callable[[int], Proposal], config: Bm25Config | DenseConfig, corpus: Corpus, *, emit: Emit) -> Proposal:
+    """What `ask` finds with the first of `config.depths` whose union is more than the slice may hold, else with the last."""
+    proposal = ask(config.depths[0])
+    for narrow, wide in pairwise(config.depths):
         found = len(proposal.ranking)
-        if found < narrow or found == len(corpus) or within_bound(proposal.ranking, corpus, bound) < found:
+        if found < narrow or found == len(corpus) or within_bound(proposal.ranking, corpus, bound_of(config)) < found:
             break  # nothing more to find, or nothing more to keep
         emit(Event("start", STAGE, f"{narrow} for each text are {found:,} different passages, fewer than planned: {wide:,} for each"))
         proposal = ask(wide)

@@ -24,6 +24,7 @@ from cramlm.data.words import SPACELESS
 from cramlm.records import Document, Example
 from cramlm.retrieval.duplicates import NearDuplicates
 from cramlm.retrieval.ranking import Ranking
+from cramlm.retriever_config import RetrieverConfig
 
 CHARACTERS_PER_TOKEN: Final = 4.0
 _CHUNK: Final = 4096
@@ -37,6 +38,11 @@ class Bound:
 
     documents: int | None = None
     tokens: int | None = None
+
+
+def bound_of(config: RetrieverConfig) -> Bound:
+    """How much of its list a retriever may give."""
+    return Bound(config.max_documents, config.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cramlm.config import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
-from cramlm.retriever_config import DEPTHS, Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
+from cramlm.retriever_config import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.training import budget
 from cramlm.training.measuring import Measurement
 
@@ -196,8 +196,8 @@ def _external_tokens(retriever: RetrieverConfig | None, texts: Texts) -> int:
 
 def _most_per_query(retriever: RetrieverConfig) -> float:
     match retriever:
-        case Bm25Config(top_k=top_k) | DenseConfig(top_k=top_k) | ElasticsearchConfig(top_k=top_k):
-            return top_k or DEPTHS[-1 if retriever.bounded else 0]
+        case Bm25Config() | DenseConfig() | ElasticsearchConfig():
+            return retriever.depths[-1]
         case _:
             return math.inf
 
