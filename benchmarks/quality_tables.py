@@ -43,13 +43,19 @@ def _table(found: Mapping[str, Any], labels: str) -> Iterator[str]:
     here = [task for task in found if (task, FIRST) in rows]
     arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
     seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
-    told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {seeds[task]} seed{'s' * (seeds[task] > 1)}" for task in here}
+    told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_counted(seeds[task])}" for task in here}
     yield f"| {labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
     yield "|---" * (len(here) + 4) + "|"
     for arm in arms:
         across = [(task, rows.get((task, arm))) for task in here]
         cells = ["" if row is None else f"{score_text(Summary(**row['scores'][METRIC]))}{_star(found[task], arm)}" for task, row in across]
-        yield f"| {arm} | {' | '.join([*cells, *_means([row for _, row in across])])} |"
+        fewer = {len(row["seeds"]) for task, row in across if row is not None and len(row["seeds"]) != seeds[task]}
+        name = ", ".join([arm, *(_counted(count) for count in sorted(fewer))])
+        yield f"| {name} | {' | '.join([*cells, *_means([row for _, row in across])])} |"
+
+
+def _counted(seeds: int) -> str:
+    return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
 def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) -> bool:

@@ -42,6 +42,14 @@ def test_what_was_not_run_is_an_empty_cell_and_no_mean() -> None:
     assert tables(measured).splitlines()[-1] == "| plm | 90.0 |  |  |  |  |"
 
 
+def test_an_arm_of_other_seeds_than_tlm_says_how_many() -> None:
+    measured = {"tasks": {"news": {"500": {"rows": [row("tlm", 0.8, 0.82), row("plm", 0.9)], "pairs": []}}}}
+    assert tables(measured).splitlines()[-2:] == [
+        "| tlm | 81.0 ± 1.4 | 81.0 | 2.0 | 1.8e13 |",
+        "| plm, 1 seed | 90.0 | 90.0 | 2.0 | 1.8e13 |",
+    ]
+
+
 def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it_fewest_first() -> None:
     few, every = {"rows": [row("tlm", 0.8)], "pairs": []}, {"rows": [row("tlm", 0.9, labels="all")], "pairs": []}
     measured = {"tasks": {"news": {"all": every, "500": few}, "films": {"all": every}}}
