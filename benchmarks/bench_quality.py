@@ -3,8 +3,8 @@
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
 One `cramlm compare` for each task and number of labels, with the paths of its data; what runs share, draws, tables and tests are those of
-that command (docs/experiments.md). Prints the tables and, as the last line, one JSON object; writes benchmarks/results/quality-BUDGET.json,
-where what earlier calls measured of other tasks and numbers of labels stays.
+that command (docs/experiments.md). Prints the tables and, as the last line, one JSON object; adds to results/quality-BUDGET.json beside it,
+where what earlier calls measured stays: of other tasks, numbers of labels, seeds and arms.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cramlm.artifacts import publish_file
 from cramlm.console import console_events
 from cramlm.experiments.compare import Experiment, compare
 from cramlm.experiments.grid import Question, arms_of, read_counts
+from quality_results import added
 
 ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
 ARMS = ("tlm", "labels-only", "random-retrieval")
+RESULTS = Path(__file__).parent / "results"
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 
 
@@ -34,7 +37,7 @@ def main() -> None:
         with console_events() as emit:
             experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
-        write_results(arguments, found)
+        write_results(arguments, task, labels, experiment)
     for task, experiments in found.items():
         for labels, experiment in experiments.items():
             print(f"\n### {task}, {labels} labels\n\n{experiment.table}")
@@ -63,15 +66,14 @@ def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
     return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in found.items()}
 
 
-def write_results(arguments: argparse.Namespace, found: dict[str, dict[str, Experiment]]) -> None:
-    """What is known so far, for tables and pictures."""
-    target = Path(__file__).parent / "results" / f"quality-{arguments.budget}.json"
-    target.parent.mkdir(exist_ok=True)
+def write_results(arguments: argparse.Namespace, task: str, labels: str, experiment: Experiment) -> None:
+    """Add it to what is known, for tables and pictures."""
+    target = RESULTS / f"quality-{arguments.budget}.json"
     tasks = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
-    for task, experiments in plain(found).items():
-        tasks[task] = tasks.get(task, {}) | experiments
+    experiments = tasks.setdefault(task, {})
+    experiments[labels] = added(experiments.get(labels), experiment)
     content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": tasks}
-    target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    publish_file(target, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def parse_arguments() -> argparse.Namespace:

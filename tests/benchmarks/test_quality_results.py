@@ -1,0 +1,72 @@
+"""What was measured by one call of bench_quality.py is added to what earlier calls measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cramlm.experiments.compare import Experiment
+from cramlm.experiments.grid import Arm, Question
+from cramlm.experiments.results import CellResult, pairs_of, rows_of, totals_of
+from cramlm.experiments.spending import Spent
+from quality_results import added
+
+TRUE = ("news", "sport") * 20
+RIGHT, HALF, WRONG = TRUE, ("news",) * 40, ("sport", "news") * 20
+
+
+def run(arm: str, seed: int, answers: Sequence[str], macro_f1: float) -> CellResult:
+    spent = Spent(seconds=60.0 * seed, cpu_seconds=30.0, starts=1)
+    flops = {"paper": 2e12, "executed": 1e12}
+    return CellResult(arm, "100", seed, {"test": {"macro_f1": macro_f1}}, spent, flops, 1000, 5, 80.0, TRUE, tuple(answers))
+
+
+def experiment(*runs: CellResult, settings: tuple[str, ...] = ()) -> Experiment:
+    arms, seeds = dict.fromkeys(each.arm for each in runs), dict.fromkeys(each.seed for each in runs)
+    question = Question(tuple(Arm(arm, arm) for arm in arms), tuple(seeds), ("100",), {"train": "train.jsonl"}, settings=settings)
+    return Experiment(question, runs, tuple(rows_of(runs)), tuple(pairs_of(runs)), totals_of(runs), {})
+
+
+def stored(values: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(values)))
+
+
+def test_seeds_and_arms_of_two_calls_are_what_one_call_would_have_found() -> None:
+    runs = [run("tlm", 1, RIGHT, 1.0), run("tlm", 2, HALF, 0.6), run("plm", 1, WRONG, 0.0), run("plm", 2, RIGHT, 1.0)]
+    tlm_1, tlm_2, plm_1, plm_2 = runs
+    at_once = stored(added(None, experiment(*runs)))
+    assert stored(added(stored(added(None, experiment(tlm_1, plm_1))), experiment(tlm_2, plm_2))) == at_once
+    assert stored(added(stored(added(None, experiment(tlm_1, tlm_2))), experiment(plm_1, plm_2))) == at_once
+
+
+def test_a_run_that_is_made_again_takes_the_place_of_the_earlier_one() -> None:
+    once = stored(added(None, experiment(run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0))))
+    (row,) = added(once, experiment(run("tlm", 1, HALF, 0.6)))["rows"]
+    assert row["scores"]["test macro_f1"]["values"] == (0.6, 1.0)
+
+
+def test_other_settings_are_another_question_and_nothing_is_added_up() -> None:
+    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), settings=("threads=1",))))
+    again = added(once, experiment(run("tlm", 2, HALF, 0.6), settings=("threads=2",)))
+    assert [cell["seed"] for cell in again["cells"]] == [2]
+
+
+def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
+    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))))
+    del once["names"]
+    for cell in once["cells"]:
+        del cell["answers"]
+    again = added(once, experiment(run("tlm", 2, RIGHT, 1.0)))
+    assert stored(again)["pairs"] == once["pairs"]
+    assert [cell["answers"] for cell in again["cells"]] == ["", "01" * 20, ""]
+
+
+def test_answers_to_other_test_rows_are_refused() -> None:
+    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0))))
+    shorter = replace(run("tlm", 2, RIGHT[:10], 1.0), true=TRUE[:10])
+    with pytest.raises(ValueError, match="tlm, seed 1: 40 test rows were answered; there are 10 now"):
+        added(once, experiment(shorter))
