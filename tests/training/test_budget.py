@@ -103,6 +103,14 @@ def test_fewer_labels_are_passed_over_more_often_within_bounds() -> None:
     assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
 
 
+@pytest.mark.parametrize(("examples", "share"), [(4_000, 0.3), (8_000, 0.4), (100_000, 0.6)])
+def test_labels_that_a_small_share_of_the_budget_hardly_passes_over_get_more_of_it(examples: int, share: float) -> None:
+    many = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=1)
+    budget = 2 * 400_000 / SPEED.finetune / 0.4  # two passes over 8,000 texts are two fifths of it
+    _, finetune = plan_phases([joint_phase(), finetune_phase()], sizes=many, speed=SPEED, amount=budget, rows=128)
+    assert phase_amount(finetune, many, SPEED) == pytest.approx(share * budget, rel=0.02)
+
+
 @pytest.mark.parametrize("retriever", [Bm25Config(), RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))])
 def test_every_retriever_is_bounded_to_the_text_that_the_budget_can_read_once_and_a_half(retriever: RetrieverConfig) -> None:
     planned = plan_selection(retriever, amount=270, tokens_per_unit=10_000)

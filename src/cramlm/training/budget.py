@@ -26,6 +26,7 @@ PASSES_OVER_SELECTION = 1.5  # of the whole budget; more text beats more passes 
 FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
 UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
+MOST_FINETUNE_SHARE, FEW_PASSES = 0.6, 2.0  # at most, where FINETUNE_SHARE does not hold so many passes over the labels (docs/log.md)
 EVALUATION_SHARE = 0.1  # of a phase's time, for looking at dev; more only where one look takes more
 MOST_LOOKS = 20
 LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
@@ -97,9 +98,9 @@ def finetune_passes(examples: int) -> float:
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
     """Steps, row length, dropout and evaluation interval for every phase that leaves them open.
 
-    Phases on labels alone get `finetune_passes`, within `FINETUNE_SHARE` of the budget when other phases want the rest; those others
-    share what is left. `amount` is what training may still take, looks at dev included; None = no budget, and then open steps must
-    come from passes.
+    Phases on labels alone get `finetune_passes`, within their share of the budget (`_finetune_share`) when other phases want the rest;
+    those others share what is left. `amount` is what training may still take, looks at dev included; None = no budget, and then open
+    steps must come from passes.
 
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
@@ -120,7 +121,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     for phase in label_phases:
         planned[phase.name] = _most_steps(phase, sizes) or _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
         if left is not None:
-            allowed = left * (FINETUNE_SHARE if text_phases else 1.0) / len(label_phases)
+            allowed = left * (_finetune_share(phase, left / len(label_phases), sizes, speed) if text_phases else 1.0) / len(label_phases)
             planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
     if left is not None:
         left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
@@ -154,11 +155,11 @@ def least_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> f
     fixed = sum(_cost(phase, count, sizes, speed) for phase, count in zip(phases, steps, strict=True) if not is_open(phase))
     label_phases = [phase for phase in phases if is_open(phase) and not phase.uses_mlm]
     text_phases = [phase for phase in phases if is_open(phase) and phase.uses_mlm]
-    share = FINETUNE_SHARE if text_phases else 1.0
+    share = FINETUNE_SHARE if text_phases else 1.0  # its least, and 1 - its most for the text
     room = 1.0 + 1e-6  # so that rounding does not take the last step away
     for_labels = max((room * _dearest(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
     for_text = sum(_dearest(phase, sizes, speed) for phase in text_phases)
-    return fixed + room * max(for_labels, for_text / (1 - FINETUNE_SHARE if label_phases else 1.0))
+    return fixed + room * max(for_labels, for_text / (1 - MOST_FINETUNE_SHARE if label_phases else 1.0))
 
 
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
@@ -197,6 +198,12 @@ def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:
 def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
     """Updates and looks at dev."""
     return steps * _amount_per_step(phase, sizes, speed) + _looks(phase, steps, sizes, speed) * _look(sizes, speed)
+
+
+def _finetune_share(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
+    """Of `amount`, how much a phase on labels alone may take beside phases over text."""
+    few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
+    return float(np.clip(few / amount, FINETUNE_SHARE, MOST_FINETUNE_SHARE)) if amount > 0 else FINETUNE_SHARE
 
 
 def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
