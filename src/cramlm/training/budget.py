@@ -98,7 +98,7 @@ def finetune_passes(examples: int) -> float:
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
     """Steps, row length, dropout and evaluation interval for every phase that leaves them open.
 
-    Phases on labels alone get `finetune_passes`, within their share of the budget (`_finetune_share`) when other phases want the rest;
+    Phases on labels alone get `finetune_passes`, within their share of the budget (`_beside_text`) when other phases want the rest;
     those others share what is left. `amount` is what training may still take, looks at dev included; None = no budget, and then open
     steps must come from passes.
 
@@ -121,7 +121,9 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     for phase in label_phases:
         planned[phase.name] = _most_steps(phase, sizes) or _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
         if left is not None:
-            allowed = left * (_finetune_share(phase, left / len(label_phases), sizes, speed) if text_phases else 1.0) / len(label_phases)
+            allowed = left / len(label_phases)
+            if text_phases:
+                allowed = _beside_text(phase, allowed, sizes, speed)
             planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
     if left is not None:
         left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
@@ -200,10 +202,10 @@ def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
     return steps * _amount_per_step(phase, sizes, speed) + _looks(phase, steps, sizes, speed) * _look(sizes, speed)
 
 
-def _finetune_share(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
-    """Of `amount`, how much a phase on labels alone may take beside phases over text."""
+def _beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
+    """How much of `amount` a phase on labels alone may take where phases over text want the rest."""
     few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
-    return float(np.clip(few / amount, FINETUNE_SHARE, MOST_FINETUNE_SHARE)) if amount > 0 else FINETUNE_SHARE
+    return min(max(few, FINETUNE_SHARE * amount), MOST_FINETUNE_SHARE * amount)
 
 
 def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
