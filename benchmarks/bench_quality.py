@@ -20,10 +20,10 @@ from cramlm.console import console_events
 from cramlm.experiments.compare import Experiment, compare
 from cramlm.experiments.grid import Question, arms_of, read_counts
 from quality_results import added
+from quality_tables import RESULTS
 
 ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
 ARMS = ("tlm", "labels-only", "random-retrieval")
-RESULTS = Path(__file__).parent / "results"
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any, Final
 
 from cramlm.experiments.compare import Experiment
-from cramlm.experiments.results import CellResult, pairs_of, rows_of, totals_of
+from cramlm.experiments.grid import Arm
+from cramlm.experiments.results import CellResult, Pair, pairs_of, rows_of, totals_of
 from cramlm.experiments.spending import Spent
 
 CHARACTERS: Final = string.digits + string.ascii_letters
@@ -26,29 +27,28 @@ def added(known: Mapping[str, Any] | None, experiment: Experiment) -> dict[str, 
     Raises:
         ValueError: if the test rows were others, or have more labels than there are characters.
     """
-    question, results, pairs = experiment.question.as_dict(), list(experiment.results), list(experiment.pairs)
-    found = {(pair.arm, pair.other): asdict(pair) for pair in pairs}
+    question = experiment.question.as_dict()
     if known is not None and all(known["question"][name] == question[name] for name in SAME):
-        have = {(result.arm, result.seed) for result in results}
-        results += [result for result in _read(known, results) if (result.arm, result.seed) not in have]
-        arms = [*dict.fromkeys([*(row["arm"] for row in known["rows"]), *(result.arm for result in results)])]
-        results.sort(key=lambda result: (arms.index(result.arm), result.seed))
-        pairs = pairs_of(results)
-        found = {(pair["arm"], pair["other"]): pair for pair in known["pairs"]} | {(pair.arm, pair.other): asdict(pair) for pair in pairs}
-        named = {arm["name"]: arm for arm in [*known["question"]["arms"], *question["arms"]]}
-        question |= {"arms": [*named.values()], "seeds": sorted({*known["question"]["seeds"], *question["seeds"]})}
-    names = sorted({name for result in results for name in (*result.true, *result.answers)})
+        experiment = _together(known, experiment)
+    names = sorted({name for result in experiment.results for name in (*result.true, *result.answers)})
     if len(names) > len(CHARACTERS):
         raise ValueError(f"{len(names)} labels; answers are kept for {len(CHARACTERS)} at the most")
-    return {
-        "question": question,
-        "rows": [asdict(row) for row in rows_of(results)],
-        "pairs": [*found.values()],
-        "totals": totals_of(results),
-        "failed": dict(experiment.failed),
-        "names": names,
-        "cells": [result.as_dict() | {"answers": _text(result.answers, names)} for result in results],
-    }
+    cells = [result.as_dict() | {"answers": _text(result.answers, names)} for result in experiment.results]
+    return experiment.as_dict() | {"names": names, "cells": cells}
+
+
+def _together(known: Mapping[str, Any], experiment: Experiment) -> Experiment:
+    have = {(result.arm, result.seed) for result in experiment.results}
+    earlier = [result for result in _read(known, experiment.results) if (result.arm, result.seed) not in have]
+    order = [*dict.fromkeys([*(row["arm"] for row in known["rows"]), *(result.arm for result in experiment.results)])]
+    results = sorted([*earlier, *experiment.results], key=lambda result: (order.index(result.arm), result.seed))
+    pairs = {(pair.arm, pair.other): pair for pair in [*(Pair(**pair) for pair in known["pairs"]), *pairs_of(results)]}
+    asked = [Arm(arm["name"], arm["source"], tuple(arm["settings"])) for arm in known["question"]["arms"]]
+    arms = {arm.name: arm for arm in [*asked, *experiment.question.arms]}
+    seeds = sorted({*known["question"]["seeds"], *experiment.question.seeds})
+    question = replace(experiment.question, arms=tuple(arms.values()), seeds=tuple(seeds))
+    rows = tuple(rows_of(results))
+    return Experiment(question, tuple(results), rows, tuple(pairs.values()), totals_of(results), experiment.failed)
 
 
 def _text(answers: Sequence[str], names: Sequence[str]) -> str:
