@@ -42,7 +42,7 @@ def _together(known: Mapping[str, Any], experiment: Experiment) -> Experiment:
     earlier = [result for result in _read(known, experiment.results) if (result.arm, result.seed) not in have]
     order = [*dict.fromkeys([*(row["arm"] for row in known["rows"]), *(result.arm for result in experiment.results)])]
     results = sorted([*earlier, *experiment.results], key=lambda result: (order.index(result.arm), result.seed))
-    pairs = {(pair.arm, pair.other): pair for pair in [*(Pair(**pair) for pair in known["pairs"]), *pairs_of(results)]}
+    pairs = {frozenset((pair.arm, pair.other)): pair for pair in [*(Pair(**pair) for pair in known["pairs"]), *pairs_of(results)]}
     asked = [Arm(arm["name"], arm["source"], tuple(arm["settings"])) for arm in known["question"]["arms"]]
     arms = {arm.name: arm for arm in [*asked, *experiment.question.arms]}
     seeds = sorted({*known["question"]["seeds"], *experiment.question.seeds})

@@ -65,6 +65,14 @@ def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
     assert [cell["answers"] for cell in again["cells"]] == ["", "01" * 20, ""]
 
 
+def test_two_arms_are_one_pair_whichever_of_them_was_named_first() -> None:
+    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))))
+    (pair,) = once["pairs"]
+    once["pairs"] = [pair | {"arm": pair["other"], "other": pair["arm"]}]
+    again = added(once, experiment(run("tlm", 2, RIGHT, 1.0), run("plm", 2, HALF, 0.6)))
+    assert [pair["seeds"] for pair in again["pairs"]] == [2]
+
+
 def test_answers_to_other_test_rows_are_refused() -> None:
     once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0))))
     shorter = replace(run("tlm", 2, RIGHT[:10], 1.0), true=TRUE[:10])
