@@ -149,9 +149,16 @@ def test_a_draw_of_labels_keeps_proportions_and_holds_the_smaller_ones(tmp_path:
 
 
 def test_seeds_are_a_number_or_a_list() -> None:
-    assert (read_seeds("3"), read_seeds("7, 11")) == ((1, 2, 3), (7, 11))
+    assert (read_seeds("3"), read_seeds("7, 11"), read_seeds("7,")) == ((1, 2, 3), (7, 11), (7,))
     assert read_counts("100,all") == ("100", "all")
-    for read, wrong in ((read_seeds, "0"), (read_seeds, "a"), (read_seeds, "1,1"), (read_counts, "some"), (read_counts, "")):
+    for read, wrong in (
+        (read_seeds, "0"),
+        (read_seeds, "a"),
+        (read_seeds, "1,1"),
+        (read_seeds, ","),
+        (read_counts, "some"),
+        (read_counts, ""),
+    ):
         with pytest.raises(UsageError):
             read(wrong)
 

@@ -25,7 +25,7 @@ from cramlm.commands.stopping import stop_on_signals
 from cramlm.errors import UsageError
 
 _SHOWN = 5  # findings of one rule, without --all
-SeedsOption = Annotated[str, typer.Option(help="How many seeds (3 means 1, 2, 3), or which, like 7,11,13.")]
+SeedsOption = Annotated[str, typer.Option(help='How many seeds (3 means 1, 2, 3), or which, like 7,11,13; one, like "7,".')]
 LabelsOption = Annotated[str, typer.Option(help="Training rows to keep, like 100,500,all: stratified draws by the seed, the same for all.")]
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own with its share of the cores.")]
 CheckpointOption = Annotated[

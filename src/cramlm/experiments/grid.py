@@ -79,15 +79,16 @@ class Cell:
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """A number means so many, from 1 on; several with commas are the seeds themselves.
+    """A number means so many, from 1 on; numbers with commas are the seeds themselves, "7," is seed 7 alone.
 
     Raises:
         UsageError: if it is neither.
     """
-    parts = text.replace(" ", "").split(",")
+    given = text.replace(" ", "")
+    parts = given.removesuffix(",").split(",")
     if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts) or parts == ["0"]:
-        raise UsageError(f"--seeds {text!r}: give how many, like 5, or which, like 7,11,13")
-    return tuple(map(int, parts)) if len(parts) > 1 else tuple(range(1, int(parts[0]) + 1))
+        raise UsageError(f'--seeds {text!r}: give how many, like 5, or which, like 7,11,13, or one, like "7,"')
+    return tuple(map(int, parts)) if "," in given else tuple(range(1, int(parts[0]) + 1))
 
 
 def read_counts(text: str) -> tuple[str, ...]:
