@@ -108,7 +108,8 @@ class PhaseConfig(FrozenModel):
         None,
         ge=0,
         description="weight of the cross-entropy to a teacher's probabilities of external text (in a phase without any: of the task's "
-        "own, held out of its fit); the teacher is logistic regression on TF-IDF and averaged counted embeddings; None = 1",
+        "own, held out of its fit); the teacher is logistic regression on TF-IDF and averaged counted embeddings; None = 1, but 0 where a "
+        "phase without external text learns fewer than 200 labels",
     )
     teacher_from: str | None = Field(
         None,
@@ -149,7 +150,13 @@ class PhaseConfig(FrozenModel):
         description="in embeddings, attention outputs, feed-forward outputs, classifier; None = 0.1 where the labelled texts are passed "
         "over often enough to be learnt by heart, else 0",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of each label's weight that goes to all labels alike; None = 0.2 where teacher_weight = None means 0 "
+        "for want of labels, else 0",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     keep: Literal["best", "last"] = Field("best", description="weights that the phase hands on: best on dev, or the last")

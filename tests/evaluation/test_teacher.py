@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cramlm.evaluation.baselines import Variant
-from cramlm.evaluation.teacher import SoftLabels, Vectors, soft_labels
+from cramlm.evaluation.teacher import SoftLabels, Vectors, aligned, soft_labels
 from cramlm.records import Example, Task
 
 TOPICS = {"sea": "wave ship tide harbour sail", "hill": "ridge summit valley climb slope", "money": "euro bank loan price market"}
@@ -83,3 +83,23 @@ def test_vectors_tell_of_words_that_no_training_text_holds() -> None:
 def test_a_label_with_a_single_text_is_no_trouble() -> None:
     soft = asked([("wave", "sea"), ("ridge", "hill"), ("ship", "sea")], [])
     assert np.isfinite(soft.own).all()
+
+
+def test_many_passages_hold_each_label_about_as_often_as_the_training_texts_do() -> None:
+    foreign = np.random.default_rng(0).dirichlet([8.0, 1.0, 1.0], 5000).astype(np.float32)  # four fifths for the first label
+    clear = np.array([[0.001, 0.998, 0.001]], dtype=np.float32)
+    answers = aligned(np.concatenate([foreign, clear]), np.array([30, 50, 20]))
+    np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(answers.mean(axis=0), [0.3, 0.5, 0.2], atol=0.15)
+    assert answers[-1, 1] > 0.99, "what is clear stays clear"
+    assert np.array_equal(aligned(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
+
+
+def test_a_handful_of_passages_keep_their_answers() -> None:
+    answers = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
+    np.testing.assert_allclose(aligned(answers, np.array([10, 10])), answers, atol=0.01)
+
+
+def test_a_label_without_a_training_text_is_given_to_no_passage() -> None:
+    answers = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))
+    np.testing.assert_allclose(answers, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)

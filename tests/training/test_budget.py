@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cramlm.config import PhaseConfig
 from cramlm.errors import UsageError
 from cramlm.recipes import finetune_phase, joint_phase
 from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
@@ -30,7 +31,7 @@ from cramlm.training.budget import (
     plan_phases,
     plan_selection,
     row_length,
-    with_teacher,
+    with_softness,
 )
 
 SIZES = Sizes(train_examples=4000, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
@@ -57,7 +58,8 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
 
 
 def test_numbers_set_by_hand_stay() -> None:
-    fixed = joint_phase().model_copy(update={"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3, "teacher_weight": 0.5})
+    by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3, "teacher_weight": 0.5, "label_smoothing": 0.1}
+    fixed = joint_phase().model_copy(update=by_hand)
     planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
     assert planned == fixed
 
@@ -182,10 +184,27 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
 
 def test_a_teacher_is_asked_where_there_is_something_to_learn_from_it_and_a_weight_set_by_hand_stays() -> None:
     joint, finetune = joint_phase(), finetune_phase()
-    assert [with_teacher(phase).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
+    assert [with_softness(phase, 500).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
     words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
-    assert with_teacher(words_alone).teacher_weight == 0.0
-    assert with_teacher(joint.model_copy(update={"teacher_weight": 0.3})).teacher_weight == 0.3
+    assert with_softness(words_alone, 500).teacher_weight == 0.0
+    assert with_softness(joint.model_copy(update={"teacher_weight": 0.3}), 500).teacher_weight == 0.3
+
+
+def test_few_labels_are_smoothed_where_many_are_asked_of_a_teacher() -> None:
+    def softness(phase: PhaseConfig, examples: int) -> tuple[float | None, float | None]:
+        decided = with_softness(phase, examples)
+        return decided.teacher_weight, decided.label_smoothing
+
+    finetune = finetune_phase()
+    assert softness(finetune, 100) == (0.0, 0.2)
+    assert softness(finetune, 500) == (1.0, 0.0)
+    assert softness(joint_phase(), 100) == (1.0, 0.0), "of the passages it is asked all the same"
+    words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
+    assert softness(words_alone, 100) == (0.0, 0.0)
+    assert softness(finetune.model_copy(update={"label_smoothing": 0.05}), 100) == (1.0, 0.05)
+    assert softness(finetune.model_copy(update={"teacher_weight": 0.0}), 100) == (0.0, 0.0), "a recipe without a teacher is as it was"
+    planned = plan_phases([finetune], sizes=replace(SIZES, train_examples=100, train_tokens=5000), speed=SPEED, amount=600.0, rows=128)
+    assert softness(planned[0], 100) == (0.0, 0.2)
 
 
 def test_the_least_amount_is_enough_however_dear_a_look_at_dev_is() -> None:

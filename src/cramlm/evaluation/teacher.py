@@ -6,6 +6,9 @@ So a linear model over both, TF-IDF and averaged embeddings of the tokens, is as
 text while that was held out of the fit. Its probabilities are targets for the classifier beside the gold labels (objective.py), at the cost
 of some linear fits. It knows training texts and labels alone; how it is fitted (variant, C, weighting of labels) is what the baseline chose
 on dev. How sure it is, is set by the texts held out: probabilities are raised to the power that makes those of the gold labels most likely.
+Passages were found for the training texts, so that their labels should be about as frequent: a teacher of a hundred texts that gives half
+of a foreign corpus to one label is wrong about most of it. Its answers can be aligned, once, with the gold labels' frequencies
+(distribution alignment, Berthelot et al. 2020).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
 VECTORS_WEIGHT: Final = 0.5  # length of a text's vector beside TF-IDF's 1 (docs/log.md)
+ALIGNED_AFTER: Final = 100  # passages that tell as much of the labels' frequency as we believe beforehand: a handful stay as they are
 POWERS: Final = tuple(0.25 * step for step in range(2, 49))
 _FOLD_STREAM: Final = 0x666F  # keeps this draw apart from others with the same seed
 
@@ -61,10 +65,11 @@ def soft_labels(
     c: float,
     seed: int,
     vectors: Vectors | None = None,
+    align: bool = False,
 ) -> SoftLabels:
     """What the linear model makes of `texts` and of the training texts.
 
-    variant, weights, c: the baseline's choice. vectors: of the texts; None = TF-IDF alone.
+    variant, weights, c: the baseline's choice. vectors: of the texts; None = TF-IDF alone. align: see `aligned`.
     """
     label_ids = {label: number for number, label in enumerate(task.labels)}
     labels = np.array([label_ids[str(example.label)] for example in task.train])
@@ -89,6 +94,8 @@ def soft_labels(
     own = np.zeros((len(labels), len(task.labels)), dtype=np.float32)
     own[known.kept] = _raised(held_out, power)
     asked = _raised(_probabilities(model, known.test, len(task.labels)), power)
+    if align:
+        asked = aligned(asked, np.bincount(true, minlength=len(task.labels)))
     return SoftLabels(asked, own, reached, power)
 
 
@@ -143,6 +150,17 @@ def _raised(probabilities: FloatArray, power: float) -> FloatArray:
     raised = np.exp(logs - logs.max(axis=1, keepdims=True, initial=-np.inf))
     raised /= raised.sum(axis=1, keepdims=True)
     result: FloatArray = np.where(probabilities.sum(axis=1, keepdims=True) > 0, raised, 0).astype(np.float32)
+    return result
+
+
+def aligned(probabilities: FloatArray, gold: IntArray) -> FloatArray:
+    """Rows (texts, labels), each label times how much more frequent it is in `gold`, its number of training texts, than in the mean of the
+    rows; they sum to 1 again.
+    """
+    prior = gold / gold.sum()
+    mean = (probabilities.sum(axis=0) + ALIGNED_AFTER * prior) / (len(probabilities) + ALIGNED_AFTER)
+    weighed = probabilities * np.divide(prior, mean, out=np.zeros_like(mean), where=prior > 0)
+    result: FloatArray = (weighed / np.maximum(weighed.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
     return result
 
 

@@ -32,6 +32,7 @@ MOST_LOOKS = 20
 LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
+FEW_TEXTS, FEW_SMOOTHING = 200, 0.2  # with fewer labelled texts their labels are smoothed, not asked of the teacher (docs/log.md)
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
@@ -76,11 +77,20 @@ def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
     return min((phase.most_passes for phase in phases if phase.external and phase.most_passes), default=PASSES_OVER_SELECTION)
 
 
-def with_teacher(phase: PhaseConfig) -> PhaseConfig:
-    """The phase with its teacher's weight set: 1 where it reads external text or learns labels."""
-    if phase.teacher_weight is not None:
-        return phase
-    return phase.model_copy(update={"teacher_weight": 1.0 if phase.external > 0 or phase.uses_labels else 0.0})
+def few(examples: int) -> bool:
+    """Whether the labelled texts are too few for a teacher to know how frequent their labels are, or to speak of them held out."""
+    return examples < FEW_TEXTS
+
+
+def with_softness(phase: PhaseConfig, examples: int) -> PhaseConfig:
+    """The phase with its teacher's weight and its smoothing of labels set: a teacher where it reads external text or learns labels, but
+    over `few` labelled texts alone smoothing in its place. What is set stays.
+    """
+    learns = phase.external > 0 or phase.uses_labels
+    smooths = few(examples) and learns and phase.external == 0 and phase.teacher_weight is None and phase.label_smoothing is None
+    weight = float(learns and not smooths) if phase.teacher_weight is None else phase.teacher_weight
+    smoothing = FEW_SMOOTHING * smooths if phase.label_smoothing is None else phase.label_smoothing
+    return phase.model_copy(update={"teacher_weight": weight, "label_smoothing": smoothing})
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:
@@ -105,7 +115,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
-    phases = [with_teacher(phase) for phase in phases]
+    phases = [with_softness(phase, sizes.train_examples) for phase in phases]
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.uses_mlm]

@@ -145,7 +145,7 @@ def losses(model: Model, batch: PackedBatch, phase: PhaseConfig, counts: Counts 
     if counts.labelled or counts.taught:
         logits = model.task_logits(hidden, batch, dropout=dropout).float()
     if counts.labelled:
-        task = summed_task_loss(model.kind, logits, batch, label_smoothing=phase.label_smoothing) / counts.labelled
+        task = summed_task_loss(model.kind, logits, batch, label_smoothing=phase.label_smoothing or 0.0) / counts.labelled
         total = total + scale * phase.task_weight * task
     if counts.taught:
         teacher = -(batch.soft_labels * torch.log_softmax(logits, -1)).sum() / counts.taught
