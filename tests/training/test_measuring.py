@@ -24,6 +24,14 @@ def test_speed_is_measured_on_real_updates_and_leaves_torch_as_it_was(changes: d
     assert measured.flops_per_token == pytest.approx(executed_flops(make_model(), batch, phase) / batch.tokens, rel=0.3)
 
 
+@pytest.mark.parametrize("changes", [{}, {"mixing": "interleaved"}])
+def test_operations_for_a_token_do_not_depend_on_how_long_was_measured(changes: dict[str, str]) -> None:
+    phase = make_phase(**changes)
+    step = {"vocab_size": VOCABULARY, "precision": "fp32"}
+    short, long = (measure(ENCODER, HeadConfig(), phase, threads=(1,), seconds=seconds, **step) for seconds in (0.01, 0.3))
+    assert short.flops_per_token == long.flops_per_token == count_step(ENCODER, HeadConfig(), phase, **step)[0]
+
+
 def test_one_of_the_thread_counts_given_is_chosen_and_the_number_before_comes_back() -> None:
     before = torch.get_num_threads()
     measured = measure(ENCODER, HeadConfig(), make_phase(), vocab_size=VOCABULARY, precision="fp32", threads=(1, 2), seconds=0.05)

@@ -36,6 +36,7 @@ from cramlm.training.update import deterministic, update
 STARVED = 0.7  # share of the CPU time that the threads could have had; two undisturbed threads get 0.7 to 1
 _WORTH_IT = 1.15  # what more threads must gain in the chain of small operations to be tried on updates
 _PROBE_SECONDS = 0.1
+_COUNTED = 20  # batches whose operations are counted
 _LABELS = 8
 
 
@@ -106,7 +107,7 @@ def count_step(
     precision: Precision,
     lengths: IntArray | None = None,
 ) -> tuple[float, int | None]:
-    """`flops_per_token` and `bytes` of a `Measurement`, from one update."""
+    """`flops_per_token` and `bytes` of a `Measurement`; one update is run."""
     memory.forget_peak()
     with deterministic():
         trial = _Trial(encoder, head, phase, vocab_size=vocab_size, precision=precision, lengths=lengths)
@@ -154,7 +155,7 @@ class _Trial:
         self._model = build_model(encoder, head, vocab_size=vocab_size, labels=_LABELS, seed=0)
         self._batches = Batches(phase, pools[0], pools[1], seed=0, phase_index=0, special=special)
         self._optimizer = build_optimizer(self._model, phase.optimizer)
-        self._step, self._tokens, self._flops = 0, 0, 0.0
+        self._step = 0
 
     def window(self, seconds: float) -> _Window:
         """At least one update, until `seconds` are over."""
@@ -164,16 +165,16 @@ class _Trial:
             self._update(batch)
             self._step += 1
             tokens += batch.tokens
-            self._flops += executed_flops(self._model, batch, self._phase)
             elapsed = time.perf_counter() - wall
             if elapsed >= seconds:
-                self._tokens += tokens
                 return _Window(tokens, elapsed, time.process_time() - cpu)
 
     @property
     def flops_per_token(self) -> float:
-        """Over all windows."""
-        return self._flops / self._tokens
+        """Over the same batches however many the windows held: a plan by operations does not depend on the speed of the moment."""
+        batches = [self._batches.batch(step) for step in range(_COUNTED)]
+        flops = sum(executed_flops(self._model, batch, self._phase) for batch in batches)
+        return flops / sum(batch.tokens for batch in batches)
 
     def _update(self, batch: Batch) -> None:
         update(
