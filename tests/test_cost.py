@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cramlm.errors import EnvironmentFault
-from cramlm.stages.cost import Outlook, refuse_hopeless
+from cramlm.amounts import Budget
+from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.recipes import tlm
+from cramlm.stages.cost import Machine, Outlook, Texts, foresee, refuse_hopeless
+from cramlm.training.budget import Sizes
+from cramlm.training.measuring import Measurement
 
 FORESEEN = Outlook((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
 
@@ -24,3 +28,19 @@ def test_a_run_that_needs_more_than_there_is_is_refused_with_both_figures(memory
 
 def test_a_run_that_just_fits_is_not_refused() -> None:
     refuse_hopeless(FORESEEN, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
+
+
+def test_a_busy_machine_excuses_a_short_time_but_not_too_few_operations() -> None:
+    busy = Measurement(100.0, 2, 0.2, 1e7, None)
+    texts, config = (
+        Texts(Sizes(100, 5000, 5000, 5000, 0), 64, 0),
+        tlm(train="train.jsonl", corpus=["corpus.txt"]),
+    )
+
+    def foreseen(budget: Budget) -> Outlook:
+        return foresee(config, budget, texts, Machine(busy, busy, 1000))
+
+    assert all(phase.steps for phase in foreseen(Budget(seconds=20.0)).phases)
+    assert all(phase.steps for phase in foreseen(Budget(flops=1e13)).phases)
+    with pytest.raises(UsageError, match="fewer than 20 teach nothing"):
+        foreseen(Budget(flops=1e10))

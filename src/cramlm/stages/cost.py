@@ -120,7 +120,7 @@ def foresee(
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=units.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
-    if amount is not None and (machine.joint.starved or machine.finetune.starved):
+    if amount is not None and given.flops is None and (machine.joint.starved or machine.finetune.starved):
         amount = max(amount, budget.least_amount(config.phases, sizes, units))  # says little about this machine: no reason to refuse
     phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)

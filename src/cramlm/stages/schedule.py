@@ -83,8 +83,10 @@ def schedule(
         # The plan has refused what is hopeless: what is tight now, on a machine that became busy, ends late rather than not at all.
         least = budget.least_amount(config.phases, sizes, units)
         if amount is not None and least > amount:
-            late = (least - amount) * seconds_per_unit
-            emit(Event("warning", "schedule", f"training got slower than it was measured before: the run will end about {late:.0f} s late"))
+            told = f"training got slower than it was measured before: the run will end about {least - amount:.0f} s late"
+            if plan.operations:
+                told = f"the texts are longer than was guessed: the least that teaches takes {least:.1e} operations, not {amount:.1e}"
+            emit(Event("warning", "schedule", told))
             amount = least
         phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
         facts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
