@@ -86,11 +86,12 @@ def with_softness(phase: PhaseConfig, examples: int) -> PhaseConfig:
     """The phase with its teacher's weight and its smoothing of labels set: a teacher where it reads external text or learns labels, but
     over `few` labelled texts alone smoothing in its place. What is set stays.
     """
-    learns = phase.external > 0 or phase.uses_labels
-    smooths = few(examples) and learns and phase.external == 0 and phase.teacher_weight is None and phase.label_smoothing is None
-    weight = float(learns and not smooths) if phase.teacher_weight is None else phase.teacher_weight
-    smoothing = FEW_SMOOTHING * smooths if phase.label_smoothing is None else phase.label_smoothing
-    return phase.model_copy(update={"teacher_weight": weight, "label_smoothing": smoothing})
+    weight, smoothing = phase.teacher_weight, phase.label_smoothing
+    if weight is None and smoothing is None and few(examples) and phase.uses_labels and phase.external == 0:
+        weight, smoothing = 0.0, FEW_SMOOTHING
+    if weight is None:
+        weight = 1.0 if phase.external > 0 or phase.uses_labels else 0.0
+    return phase.model_copy(update={"teacher_weight": weight, "label_smoothing": smoothing or 0.0})
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:

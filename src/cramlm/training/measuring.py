@@ -172,9 +172,12 @@ class _Trial:
     @property
     def flops_per_token(self) -> float:
         """Over the same batches however many the windows held: a plan by operations does not depend on the speed of the moment."""
-        batches = [self._batches.batch(step) for step in range(_COUNTED)]
-        flops = sum(executed_flops(self._model, batch, self._phase) for batch in batches)
-        return flops / sum(batch.tokens for batch in batches)
+        flops, tokens = 0.0, 0
+        for step in range(_COUNTED):  # one at a time: what is held here would be taken for what training needs
+            batch = self._batches.batch(step)
+            flops += executed_flops(self._model, batch, self._phase)
+            tokens += batch.tokens
+        return flops / tokens
 
     def _update(self, batch: Batch) -> None:
         update(
