@@ -32,7 +32,7 @@ def test_a_run_that_just_fits_is_not_refused() -> None:
 
 def test_a_busy_machine_excuses_a_short_time_but_not_too_few_operations() -> None:
     busy = Measurement(100.0, 2, 0.2, 1e7, None)
-    texts = Texts(Sizes(100, 5000, 5000, 5000, 0), 64, 0)
+    texts = Texts(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0)
     config = tlm(train="train.jsonl", corpus=["corpus.txt"])
 
     def foreseen(budget: Budget) -> Outlook:

@@ -109,7 +109,7 @@ class PhaseConfig(FrozenModel):
         ge=0,
         description="weight of the cross-entropy to a teacher's probabilities of external text (in a phase without any: of the task's "
         "own, held out of its fit); the teacher is logistic regression on TF-IDF and averaged counted embeddings; None = 1, but 0 where a "
-        "phase without external text learns fewer than 200 labels",
+        "phase without external text learns from fewer than 30 texts a label",
     )
     teacher_from: str | None = Field(
         None,

@@ -34,7 +34,7 @@ from cramlm.training.budget import (
     with_softness,
 )
 
-SIZES = Sizes(train_examples=4000, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
+SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
 SPEED = Speed(joint=10_000, finetune=12_000)
 
 
@@ -95,7 +95,7 @@ def test_a_hopeless_budget_is_refused_naming_the_phase() -> None:
 
 
 def test_labels_are_dropped_out_only_where_they_are_passed_over_often() -> None:
-    few = Sizes(train_examples=100, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
+    few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
     (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
     joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
     assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
@@ -184,20 +184,22 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
 
 def test_a_teacher_is_asked_where_there_is_something_to_learn_from_it_and_a_weight_set_by_hand_stays() -> None:
     joint, finetune = joint_phase(), finetune_phase()
-    assert [with_softness(phase, 500).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
+    assert [with_softness(phase, 500, 7).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
     words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
-    assert with_softness(words_alone, 500).teacher_weight == 0.0
-    assert with_softness(joint.model_copy(update={"teacher_weight": 0.3}), 500).teacher_weight == 0.3
+    assert with_softness(words_alone, 500, 7).teacher_weight == 0.0
+    assert with_softness(joint.model_copy(update={"teacher_weight": 0.3}), 500, 7).teacher_weight == 0.3
 
 
-def test_few_labels_are_smoothed_where_many_are_asked_of_a_teacher() -> None:
-    def softness(phase: PhaseConfig, examples: int) -> tuple[float | None, float | None]:
-        decided = with_softness(phase, examples)
+def test_labels_of_few_texts_each_are_smoothed_where_those_of_many_are_asked_of_a_teacher() -> None:
+    def softness(phase: PhaseConfig, examples: int, labels: int = 7) -> tuple[float | None, float | None]:
+        decided = with_softness(phase, examples, labels)
         return decided.teacher_weight, decided.label_smoothing
 
     finetune = finetune_phase()
     assert softness(finetune, 100) == (0.0, 0.2)
     assert softness(finetune, 500) == (1.0, 0.0)
+    assert softness(finetune, 500, labels=20) == (0.0, 0.2)
+    assert softness(finetune, 100, labels=2) == (1.0, 0.0)
     assert softness(joint_phase(), 100) == (1.0, 0.0), "of the passages it is asked all the same"
     words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
     assert softness(words_alone, 100) == (0.0, 0.0)

@@ -171,7 +171,7 @@ def estimate_texts(task: Task, config: RunConfig, corpus_bytes: int) -> Texts:
     train, dev, test = (
         int(np.minimum(each, longest).sum()) for each in (lengths, _estimated_lengths(task.dev), _estimated_lengths(task.test))
     )
-    return Texts(budget.Sizes(len(task.train), train, dev, test, 0), rows, corpus_bytes)
+    return Texts(budget.Sizes(len(task.train), len(task.labels), train, dev, test, 0), rows, corpus_bytes)
 
 
 def raw_bytes(files: Iterable[tuple[str, int]]) -> int:

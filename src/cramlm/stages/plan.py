@@ -31,7 +31,7 @@ PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "re
 MEASURED_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_LONGEST_MEASUREMENT` seconds
 _LONGEST_MEASUREMENT = 3.0
 _TRIED_FOR = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
-TYPICAL = Texts(budget.Sizes(4000, 200_000, 25_000, 50_000, 0), rows=128, corpus_bytes=500_000_000)
+TYPICAL = Texts(budget.Sizes(4000, 8, 200_000, 25_000, 50_000, 0), rows=128, corpus_bytes=500_000_000)
 """What is planned for where no files are named."""
 
 

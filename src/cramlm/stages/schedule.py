@@ -70,7 +70,7 @@ def schedule(
         dev, test = (int(np.minimum(_lengths(tokenizer, split, prompt), longest).sum()) for split in (task.dev, task.test))
         external = int(sum(map(len, selection.texts())) / CHARACTERS_PER_TOKEN) if selection else 0
         train = int(np.minimum(lengths, longest).sum()) * len(task.train) // len(lengths)  # a pass reads each text in one pattern
-        sizes = budget.Sizes(len(task.train), train, dev, test, external)
+        sizes = budget.Sizes(len(task.train), len(task.labels), train, dev, test, external)
         trial = _Trial(config, plan, rows, tokenizer.vocab_size, lengths)
         speed, units = plan.speed, plan.speed
         if plan.operations:
@@ -98,7 +98,7 @@ def schedule(
 
     sections = {"phases": phases_by_name(config.phases), "budget": config.budget}
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(task)}
-    key = {"format": 2, **sections, **inputs, **({} if prompt is None else {"prompt": asdict(prompt)})}
+    key = {"format": 3, **sections, **inputs, **({} if prompt is None else {"prompt": asdict(prompt)})}
     return _read(stage(folder / "schedule", kind="schedule", key=key, write=write, emit=emit))
 
 

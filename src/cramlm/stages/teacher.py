@@ -43,7 +43,8 @@ def teach(
     The teacher sees texts as the baseline that is best on dev does (without a baseline stage the variants are tried here), and, where token
     embeddings were counted, as their averages.
     """
-    if not any(with_softness(phase, len(task.train)).uses_teacher and phase.teacher_from is None for phase in config.phases):
+    counted = len(task.train), len(task.labels)
+    if not any(with_softness(phase, *counted).uses_teacher and phase.teacher_from is None for phase in config.phases):
         return None
 
     def write(target: Path) -> None:
@@ -55,7 +56,7 @@ def teach(
         chosen, texts = tried["chosen"], selection.texts() if selection else []
         given = {"variant": chosen.removeprefix("tfidf-"), **{name: tried["variants"][chosen][name] for name in ("weights", "c")}}
         vectors = None if embedding is None else _vectors(tokenizer, task, texts, read_array(embedding.path / "embedding.npy"))
-        answers = soft_labels(task, texts, **given, vectors=vectors, seed=config.seed, align=few(len(task.train)))
+        answers = soft_labels(task, texts, **given, vectors=vectors, seed=config.seed, align=few(*counted))
         save_array(target / "passages.npy", answers.asked)
         save_array(target / "task.npy", answers.own)
         told = [
@@ -71,7 +72,7 @@ def teach(
     task_files = task_fingerprint(task)
     inputs = {"selection": fingerprint(selection), "train": task_files["train"], "dev": task_files["dev"]}
     inputs |= {name: None if each is None else each.fingerprint for name, each in (("baseline", baseline), ("embedding", embedding))}
-    key = {"format": 4, "config": config.baseline.model_dump(mode="json"), "seed": config.seed, **inputs}
+    key = {"format": 5, "config": config.baseline.model_dump(mode="json"), "seed": config.seed, **inputs}
     return stage(folder / "teacher", kind="teacher", key=key, write=write, emit=emit)
 
 

@@ -32,7 +32,7 @@ MOST_LOOKS = 20
 LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 FEWEST_STEPS = 20
-FEW_TEXTS, FEW_SMOOTHING = 200, 0.2  # with fewer labelled texts their labels are smoothed, not asked of the teacher (docs/log.md)
+FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # of fewer the labels are smoothed, not asked of the teacher (docs/log.md)
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
@@ -50,6 +50,7 @@ class Sizes:
     """What the planner knows of the data: counts, and tokens with their [CLS] and [SEP]."""
 
     train_examples: int
+    labels: int
     train_tokens: int
     dev_tokens: int
     test_tokens: int
@@ -77,17 +78,17 @@ def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
     return min((phase.most_passes for phase in phases if phase.external and phase.most_passes), default=PASSES_OVER_SELECTION)
 
 
-def few(examples: int) -> bool:
-    """Whether the labelled texts are too few for a teacher to know how frequent their labels are, or to speak of them held out."""
-    return examples < FEW_TEXTS
+def few(examples: int, labels: int) -> bool:
+    """Whether a label has too few texts for a teacher to know how frequent it is, or to speak of the texts that it is not fitted on."""
+    return examples < FEW_TEXTS_PER_LABEL * labels
 
 
-def with_softness(phase: PhaseConfig, examples: int) -> PhaseConfig:
+def with_softness(phase: PhaseConfig, examples: int, labels: int) -> PhaseConfig:
     """The phase with its teacher's weight and its smoothing of labels set: a teacher where it reads external text or learns labels, but
     over `few` labelled texts alone smoothing in its place. What is set stays.
     """
     weight, smoothing = phase.teacher_weight, phase.label_smoothing
-    if weight is None and smoothing is None and few(examples) and phase.uses_labels and phase.external == 0:
+    if weight is None and smoothing is None and few(examples, labels) and phase.uses_labels and phase.external == 0:
         weight, smoothing = 0.0, FEW_SMOOTHING
     if weight is None:
         weight = 1.0 if phase.external > 0 or phase.uses_labels else 0.0
@@ -116,7 +117,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
-    phases = [with_softness(phase, sizes.train_examples) for phase in phases]
+    phases = [with_softness(phase, sizes.train_examples, sizes.labels) for phase in phases]
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.uses_mlm]
