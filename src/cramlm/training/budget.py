@@ -79,7 +79,7 @@ def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
 
 
 def few(examples: int, labels: int) -> bool:
-    """Whether a label has too few texts for a teacher to know how frequent it is, or to speak of the texts that it is not fitted on."""
+    """Whether a label has too few texts, on the mean, for a teacher to know how frequent it is, or to speak of texts held out."""
     return examples < FEW_TEXTS_PER_LABEL * labels
 
 
