@@ -15,11 +15,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import publish_file
 from cramlm.console import console_events
 from cramlm.experiments.compare import Experiment, compare
 from cramlm.experiments.grid import Question, arms_of, read_counts
-from quality_results import added
+from quality_results import add_to
 from quality_tables import RESULTS
 
 ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
@@ -37,7 +36,8 @@ def main() -> None:
         with console_events() as emit:
             experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
-        write_results(arguments, task, labels, experiment)
+        target = RESULTS / f"quality-{arguments.budget}.json"
+        add_to(target, task, labels, experiment, {"budget": arguments.budget, "threads": arguments.threads}, tell=print)
     for task, experiments in found.items():
         for labels, experiment in experiments.items():
             print(f"\n### {task}, {labels} labels\n\n{experiment.table}")
@@ -64,16 +64,6 @@ def question_of(arguments: argparse.Namespace, task: str, labels: str) -> Questi
 def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
     """Task -> number of labels -> question, rows, pairs and runs."""
     return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in found.items()}
-
-
-def write_results(arguments: argparse.Namespace, task: str, labels: str, experiment: Experiment) -> None:
-    """Add it to what is known, for tables and pictures."""
-    target = RESULTS / f"quality-{arguments.budget}.json"
-    tasks = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
-    experiments = tasks.setdefault(task, {})
-    experiments[labels] = added(experiments.get(labels), experiment)
-    content = {"budget": arguments.budget, "threads": arguments.threads, "tasks": tasks}
-    publish_file(target, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -5,11 +5,14 @@ A run is kept with its answers to the test rows, a character for each, so that a
 
 from __future__ import annotations
 
+import json
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
+from cramlm.artifacts import lock, publish_file, wait_while_locked
 from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm
 from cramlm.experiments.results import CellResult, Pair, pairs_of, rows_of, totals_of
@@ -17,6 +20,19 @@ from cramlm.experiments.spending import Spent
 
 CHARACTERS: Final = string.digits + string.ascii_letters
 SAME: Final = ("labels", "budget", "preset", "settings")
+
+
+def add_to(target: Path, task: str, labels: str, experiment: Experiment, head: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    """Add `experiment` to the file `target`, for tables and pictures, under `head`; calls of other tasks may do so beside this one."""
+
+    def add() -> None:
+        with lock(target):
+            tasks = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
+            experiments = tasks.setdefault(task, {})
+            experiments[labels] = added(experiments.get(labels), experiment)
+            publish_file(target, (json.dumps({**head, "tasks": tasks}, indent=1, ensure_ascii=False) + "\n").encode())
+
+    wait_while_locked(add, tell)
 
 
 def added(known: Mapping[str, Any] | None, experiment: Experiment) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm, Question
 from cramlm.experiments.results import CellResult, pairs_of, rows_of, totals_of
 from cramlm.experiments.spending import Spent
-from quality_results import added
+from quality_results import add_to, added
 
 TRUE = ("news", "sport") * 20
 RIGHT, HALF, WRONG = TRUE, ("news",) * 40, ("sport", "news") * 20
@@ -41,6 +43,17 @@ def test_seeds_and_arms_of_two_calls_are_what_one_call_would_have_found() -> Non
     at_once = stored(added(None, experiment(*runs)))
     assert stored(added(stored(added(None, experiment(tlm_1, plm_1))), experiment(tlm_2, plm_2))) == at_once
     assert stored(added(stored(added(None, experiment(tlm_1, tlm_2))), experiment(plm_1, plm_2))) == at_once
+
+
+def test_calls_beside_each_other_lose_nothing(tmp_path: Path) -> None:
+    target, head = tmp_path / "quality-1m.json", {"budget": "1m", "threads": 1}
+    tasks = [f"task {number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda task: add_to(target, task, "100", experiment(run("tlm", 1, HALF, 0.6)), head, tell=print), tasks))
+    found = json.loads(target.read_bytes())
+    assert (found["budget"], found["threads"]) == ("1m", 1)
+    assert sorted(found["tasks"]) == sorted(tasks)
+    assert all(found["tasks"][task] == {"100": stored(added(None, experiment(run("tlm", 1, HALF, 0.6))))} for task in tasks)
 
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_earlier_one() -> None:
