@@ -120,7 +120,10 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         panels["labels"].set_xticks(range(len(counts)), [f"{count} labels" for count in counts])
         panels["labels"].set(title=f"{budget.removesuffix('flops')} operations")
     if right:
-        panels["minutes"].set(xlabel="minutes of one core, reading and scoring included", title="all labels", xlim=(0, None))
+        panels["minutes"].set(xlabel="minutes of one core, reading and scoring included", title="all labels", xscale="log")
+        panels["minutes"].xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+        panels["minutes"].xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:g}"))
+        panels["minutes"].xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
     for panel in panels.values():
         panel.set(ylabel="macro-F1 on test, percent" if panel is found[0][0] else "")
         panel.grid(alpha=0.3)
