@@ -121,9 +121,10 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         panels["labels"].set(title=f"{budget.removesuffix('flops')} operations")
     if right:
         panels["minutes"].set(xlabel="minutes of one core, reading and scoring included", title="all labels", xscale="log")
-        panels["minutes"].xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
-        panels["minutes"].xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:g}"))
-        panels["minutes"].xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+        axis = panels["minutes"].xaxis
+        axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(mpl.ticker.NullFormatter())
     for panel in panels.values():
         panel.set(ylabel="macro-F1 on test, percent" if panel is found[0][0] else "")
         panel.grid(alpha=0.3)
