@@ -4,7 +4,8 @@
 
 One `cramlm compare` for each task and number of labels, with the paths of its data; what runs share, draws, tables and tests are those of
 that command (docs/experiments.md). Prints the tables and, as the last line, one JSON object; adds to results/quality-BUDGET.json beside it,
-where what earlier calls measured stays: of other tasks, numbers of labels, seeds and arms.
+where what earlier calls measured stays: of other tasks, numbers of labels, seeds and arms. Every run has the commit that made it there; a
+folder of runs (--out) belongs to one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import cramlm
 from cramlm.console import console_events
+from cramlm.errors import UsageError
 from cramlm.experiments.compare import Experiment, compare
 from cramlm.experiments.grid import Question, arms_of, read_counts
+from quality_code import claim, code_of
 from quality_results import add_to
 from quality_tables import RESULTS
 
@@ -29,6 +33,11 @@ OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 def main() -> None:
     """Run what is missing, then print and write the tables."""
     arguments = parse_arguments()
+    code = code_of(Path(cramlm.__file__).parents[2])
+    try:
+        claim(arguments.out / arguments.budget, code)
+    except UsageError as error:
+        raise SystemExit(f"bench_quality.py: error: {error}") from None
     found: dict[str, dict[str, Experiment]] = {}
     for task, labels in product(arguments.tasks, read_counts(",".join(arguments.labels))):
         out = arguments.out / arguments.budget / f"{task}-{labels}"
@@ -37,7 +46,8 @@ def main() -> None:
             experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
         target = RESULTS / f"quality-{arguments.budget}.json"
-        add_to(target, task, labels, experiment, {"budget": arguments.budget, "threads": arguments.threads}, tell=print)
+        head = {"budget": arguments.budget, "threads": arguments.threads}
+        add_to(target, task, labels, experiment, head, code=code, tell=print)
     for task, experiments in found.items():
         for labels, experiment in experiments.items():
             print(f"\n### {task}, {labels} labels\n\n{experiment.table}")

@@ -22,21 +22,25 @@ CHARACTERS: Final = string.digits + string.ascii_letters
 SAME: Final = ("labels", "budget", "preset", "settings")
 
 
-def add_to(target: Path, task: str, labels: str, experiment: Experiment, head: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    """Add `experiment` to the file `target`, for tables and pictures, under `head`; calls of other tasks may do so beside this one."""
+def add_to(
+    target: Path, task: str, labels: str, experiment: Experiment, head: Mapping[str, Any], *, code: str, tell: Callable[[str], None]
+) -> None:
+    """Add `experiment`, whose runs `code` made, to the file `target`, under `head`; calls of other tasks may do so beside this one."""
 
     def add() -> None:
         with lock(target):
             tasks = json.loads(target.read_bytes())["tasks"] if target.exists() else {}
             experiments = tasks.setdefault(task, {})
-            experiments[labels] = added(experiments.get(labels), experiment)
+            experiments[labels] = added(experiments.get(labels), experiment, code)
             publish_file(target, (json.dumps({**head, "tasks": tasks}, indent=1, ensure_ascii=False) + "\n").encode())
 
     wait_while_locked(add, tell)
 
 
-def added(known: Mapping[str, Any] | None, experiment: Experiment) -> dict[str, Any]:
+def added(known: Mapping[str, Any] | None, experiment: Experiment, code: str) -> dict[str, Any]:
     """As plain JSON, `experiment` and the runs of `known` that it does not have; without these where budget or settings were others.
+
+    Every run has the `code` that made it (None where that was not kept).
 
     A pair of arms without answers on both sides (they were not always kept) stays as it was found.
 
@@ -44,12 +48,17 @@ def added(known: Mapping[str, Any] | None, experiment: Experiment) -> dict[str, 
         ValueError: if the test rows were others, or have more labels than there are characters.
     """
     question = experiment.question.as_dict()
+    codes = {} if known is None else {(cell["arm"], cell["seed"]): cell.get("code") for cell in known["cells"]}
+    codes |= {(result.arm, result.seed): code for result in experiment.results}
     if known is not None and all(known["question"][name] == question[name] for name in SAME):
         experiment = _together(known, experiment)
     names = sorted({name for result in experiment.results for name in (*result.true, *result.answers)})
     if len(names) > len(CHARACTERS):
         raise ValueError(f"{len(names)} labels; answers are kept for {len(CHARACTERS)} at the most")
-    cells = [result.as_dict() | {"answers": _text(result.answers, names)} for result in experiment.results]
+    cells = [
+        result.as_dict() | {"code": codes[result.arm, result.seed], "answers": _text(result.answers, names)}
+        for result in experiment.results
+    ]
     return experiment.as_dict() | {"names": names, "cells": cells}
 
 
@@ -81,4 +90,5 @@ def _read(known: Mapping[str, Any], results: Sequence[CellResult]) -> Iterator[C
             raise ValueError(f"{cell['arm']}, seed {cell['seed']}: {len(told)} test rows were answered; there are {len(true)} now")
         answers = tuple(known["names"][CHARACTERS.index(character)] for character in told)
         spent = None if cell["spent"] is None else Spent(**cell["spent"])
-        yield CellResult(**cell | {"spent": spent, "answers": answers, "true": true if answers else ()})
+        kept = {name: value for name, value in cell.items() if name != "code"}
+        yield CellResult(**kept | {"spent": spent, "answers": answers, "true": true if answers else ()})

@@ -2,7 +2,8 @@
 
     python benchmarks/quality_tables.py 2e13flops
 
-A table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test.
+A table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test. Then, in a sentence, which
+code made which runs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 SURE: Final = 0.05
 METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
+Place = tuple[str, str, int]  # number of labels, task, seed
 
 
 def tables(measured: Mapping[str, Any]) -> str:
@@ -31,6 +33,41 @@ def tables(measured: Mapping[str, Any]) -> str:
     counts = in_order(labels for experiments in tasks.values() for labels in experiments)
     of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
     return "\n\n".join("\n".join(_table(found, labels)) for labels, found in of_count.items())
+
+
+def makers(measured: Mapping[str, Any]) -> str:
+    """A sentence: every commit that made runs, and which; the numbers of labels and the tasks only where another made some of an arm's."""
+    made: dict[str, dict[str, set[Place]]] = {}  # commit -> arm -> where
+    everywhere: dict[str, set[Place]] = {}
+    for task, experiments in measured["tasks"].items():
+        for labels, experiment in experiments.items():
+            for cell in experiment["cells"]:
+                place = (labels, task, cell["seed"])
+                made.setdefault(cell.get("code") or "a commit that was not kept", {}).setdefault(cell["arm"], set()).add(place)
+                everywhere.setdefault(cell["arm"], set()).add(place)
+    return f"Runs of {'; of '.join(f'{code}: {_arms(arms, everywhere)}' for code, arms in made.items())}."
+
+
+def _arms(of: Mapping[str, set[Place]], everywhere: Mapping[str, set[Place]]) -> str:
+    where: dict[str, list[str]] = {}
+    for arm, places in of.items():
+        where.setdefault("" if places == everywhere[arm] else f" ({_places(places, everywhere[arm])})", []).append(arm)
+    return ", ".join(", ".join(arms) + told for told, arms in where.items())
+
+
+def _places(places: set[Place], every: set[Place]) -> str:
+    """`100 labels; 500 labels of news, films with seed 2`: what there is no more of is not said."""
+    told = []
+    for labels in in_order(labels for labels, _, _ in places):
+        some, there = ({(task, seed) for at, task, seed in those if at == labels} for those in (places, every))
+        tasks = [_seeds(task, some, there) for task in dict.fromkeys(task for task, _ in sorted(some))]
+        told.append(f"{labels} labels" + ("" if some == there else f" of {', '.join(tasks)}"))
+    return "; ".join(told)
+
+
+def _seeds(task: str, some: set[tuple[str, int]], there: set[tuple[str, int]]) -> str:
+    mine, all_ = (sorted(seed for at, seed in those if at == task) for those in (some, there))
+    return task if mine == all_ else f"{task} with seed{'s' * (len(mine) > 1)} {' and '.join(map(str, mine))}"
 
 
 def in_order(counts: Iterable[str]) -> list[str]:
@@ -80,4 +117,5 @@ def _star(experiment: Mapping[str, Any], arm: str) -> str:
 
 
 if __name__ == "__main__":
-    print(tables(json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())))
+    found = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
+    print(f"{tables(found)}\n\n{makers(found)}")

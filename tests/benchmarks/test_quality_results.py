@@ -33,61 +33,78 @@ def experiment(*runs: CellResult, settings: tuple[str, ...] = ()) -> Experiment:
     return Experiment(question, runs, tuple(rows_of(runs)), tuple(pairs_of(runs)), totals_of(runs), {})
 
 
-def stored(values: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(values)))
+def add(known: dict[str, Any] | None, *runs: CellResult, settings: tuple[str, ...] = (), code: str = "c0ffee1") -> dict[str, Any]:
+    """As it is read from the file again."""
+    return dict(json.loads(json.dumps(added(known, experiment(*runs, settings=settings), code))))
 
 
 def test_seeds_and_arms_of_two_calls_are_what_one_call_would_have_found() -> None:
     runs = [run("tlm", 1, RIGHT, 1.0), run("tlm", 2, HALF, 0.6), run("plm", 1, WRONG, 0.0), run("plm", 2, RIGHT, 1.0)]
     tlm_1, tlm_2, plm_1, plm_2 = runs
-    at_once = stored(added(None, experiment(*runs)))
-    assert stored(added(stored(added(None, experiment(tlm_1, plm_1))), experiment(tlm_2, plm_2))) == at_once
-    assert stored(added(stored(added(None, experiment(tlm_1, tlm_2))), experiment(plm_1, plm_2))) == at_once
+    at_once = add(None, *runs)
+    assert add(add(None, tlm_1, plm_1), tlm_2, plm_2) == at_once
+    assert add(add(None, tlm_1, tlm_2), plm_1, plm_2) == at_once
 
 
 def test_calls_beside_each_other_lose_nothing(tmp_path: Path) -> None:
     target, head = tmp_path / "quality-1m.json", {"budget": "1m", "threads": 1}
     tasks = [f"task {number}" for number in range(16)]
+
+    def call(task: str) -> None:
+        add_to(target, task, "100", experiment(run("tlm", 1, HALF, 0.6)), head, code="c0ffee1", tell=print)
+
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda task: add_to(target, task, "100", experiment(run("tlm", 1, HALF, 0.6)), head, tell=print), tasks))
+        list(pool.map(call, tasks))
     found = json.loads(target.read_bytes())
     assert (found["budget"], found["threads"]) == ("1m", 1)
     assert sorted(found["tasks"]) == sorted(tasks)
-    assert all(found["tasks"][task] == {"100": stored(added(None, experiment(run("tlm", 1, HALF, 0.6))))} for task in tasks)
+    assert all(found["tasks"][task] == {"100": add(None, run("tlm", 1, HALF, 0.6))} for task in tasks)
 
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_earlier_one() -> None:
-    once = stored(added(None, experiment(run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0))))
-    (row,) = added(once, experiment(run("tlm", 1, HALF, 0.6)))["rows"]
-    assert row["scores"]["test macro_f1"]["values"] == (0.6, 1.0)
+    once = add(None, run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0))
+    (row,) = add(once, run("tlm", 1, HALF, 0.6))["rows"]
+    assert row["scores"]["test macro_f1"]["values"] == [0.6, 1.0]
+
+
+def test_every_run_keeps_the_name_of_the_code_that_made_it() -> None:
+    once = add(None, run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0), code="c0ffee1")
+    again = add(once, run("tlm", 1, HALF, 0.6), run("tlm", 3, HALF, 0.6), code="decade2")
+    assert [(cell["seed"], cell["code"]) for cell in again["cells"]] == [(1, "decade2"), (2, "c0ffee1"), (3, "decade2")]
+
+
+def test_of_a_run_whose_code_was_not_kept_none_is_claimed() -> None:
+    once = add(None, run("tlm", 1, WRONG, 0.0))
+    del once["cells"][0]["code"]
+    assert [cell["code"] for cell in add(once, run("tlm", 2, RIGHT, 1.0))["cells"]] == [None, "c0ffee1"]
 
 
 def test_other_settings_are_another_question_and_nothing_is_added_up() -> None:
-    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), settings=("threads=1",))))
-    again = added(once, experiment(run("tlm", 2, HALF, 0.6), settings=("threads=2",)))
+    once = add(None, run("tlm", 1, RIGHT, 1.0), settings=("threads=1",))
+    again = add(once, run("tlm", 2, HALF, 0.6), settings=("threads=2",))
     assert [cell["seed"] for cell in again["cells"]] == [2]
 
 
 def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
-    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))))
+    once = add(None, run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))
     del once["names"]
     for cell in once["cells"]:
         del cell["answers"]
-    again = added(once, experiment(run("tlm", 2, RIGHT, 1.0)))
-    assert stored(again)["pairs"] == once["pairs"]
+    again = add(once, run("tlm", 2, RIGHT, 1.0))
+    assert again["pairs"] == once["pairs"]
     assert [cell["answers"] for cell in again["cells"]] == ["", "01" * 20, ""]
 
 
 def test_two_arms_are_one_pair_whichever_of_them_was_named_first() -> None:
-    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))))
+    once = add(None, run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))
     (pair,) = once["pairs"]
     once["pairs"] = [pair | {"arm": pair["other"], "other": pair["arm"]}]
-    again = added(once, experiment(run("tlm", 2, RIGHT, 1.0), run("plm", 2, HALF, 0.6)))
+    again = add(once, run("tlm", 2, RIGHT, 1.0), run("plm", 2, HALF, 0.6))
     assert [pair["seeds"] for pair in again["pairs"]] == [2]
 
 
 def test_answers_to_other_test_rows_are_refused() -> None:
-    once = stored(added(None, experiment(run("tlm", 1, RIGHT, 1.0))))
+    once = add(None, run("tlm", 1, RIGHT, 1.0))
     shorter = replace(run("tlm", 2, RIGHT[:10], 1.0), true=TRUE[:10])
     with pytest.raises(ValueError, match="tlm, seed 1: 40 test rows were answered; there are 10 now"):
-        added(once, experiment(shorter))
+        add(once, shorter)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quality_tables import RESULTS, tables
+from quality_tables import RESULTS, makers, tables
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -58,7 +58,28 @@ def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it_f
     assert last.startswith("| all labels | news | films | mean |")
 
 
+def made(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
+    return [{"arm": arm, "seed": seed, "code": code} for seed in seeds]
+
+
+def test_a_commit_that_made_all_runs_of_an_arm_is_named_once() -> None:
+    news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2) + made("random", "c0ffee1", 1)}, "all": {"cells": made("tlm", "c0ffee1", 1)}}
+    films = {"100": {"cells": made("tlm", "c0ffee1", 1) + made("plm", "decade2", 1)}}
+    assert makers({"tasks": {"news": news, "films": films}}) == "Runs of c0ffee1: tlm, random; of decade2: plm."
+
+
+def test_where_several_commits_made_runs_of_an_arm_it_says_which() -> None:
+    news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2)}, "all": {"cells": made("tlm", "c0ffee1", 2, 3) + made("tlm", "decade2", 1)}}
+    films = {"100": {"cells": made("tlm", "c0ffee1", 1)}, "all": {"cells": made("tlm", None, 1)}}
+    assert makers({"tasks": {"news": news, "films": films}}) == (
+        "Runs of c0ffee1: tlm (100 labels; all labels of news with seeds 2 and 3); of decade2: tlm (all labels of news with seed 1); "
+        "of a commit that was not kept: tlm (all labels of films)."
+    )
+
+
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
 def test_the_readme_shows_what_was_measured() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
-    assert tables(measured) in README.read_text("utf-8"), "python benchmarks/quality_tables.py 2e13flops"
+    readme = README.read_text("utf-8")
+    assert tables(measured) in readme, "python benchmarks/quality_tables.py 2e13flops"
+    assert makers(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
