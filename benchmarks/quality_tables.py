@@ -2,8 +2,8 @@
 
     python benchmarks/quality_tables.py 2e13flops
 
-A table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test. Then, in a sentence, which
-code made which runs.
+The means at a glance; a table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test; then,
+in a sentence, which code made which runs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,34 @@ def tables(measured: Mapping[str, Any]) -> str:
     counts = in_order(labels for experiments in tasks.values() for labels in experiments)
     of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
     return "\n\n".join("\n".join(_table(found, labels)) for labels, found in of_count.items())
+
+
+def glance(measured: Mapping[str, Any]) -> str:
+    """Markdown: the mean over the tasks for each arm and number of labels, and on how many of them `tlm` has more."""
+    tasks = measured["tasks"]
+    rows = [row for experiments in tasks.values() for experiment in experiments.values() for row in experiment["rows"]]
+    arms = sorted(dict.fromkeys(row["arm"] for row in rows), key=lambda arm: any(row["is_baseline"] for row in rows if row["arm"] == arm))
+    counts = [labels for labels in in_order(row["labels"] for row in rows) if all(labels in experiments for experiments in tasks.values())]
+    scores = {(labels, arm): _scores(tasks, labels, arm) for labels in counts for arm in arms}
+    whole = [arm for arm in arms if all(len(scores[labels, arm]) == len(tasks) for labels in counts)]
+    lines = [
+        f"| mean of {len(tasks)} tasks ({FIRST} above on) | {' | '.join(f'{labels} labels' for labels in counts)} |",
+        "|---" * (len(counts) + 1) + "|",
+    ]
+    for arm in whole:
+        cells = (_glance(scores[labels, arm], scores[labels, FIRST] if arm != FIRST else {}) for labels in counts)
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _scores(tasks: Mapping[str, Any], labels: str, arm: str) -> dict[str, float]:
+    found = ((task, row) for task, experiments in tasks.items() for row in experiments[labels]["rows"] if row["arm"] == arm)
+    return {task: row["scores"][METRIC]["mean"] for task, row in found}
+
+
+def _glance(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
+    above = sum(first[task] > score for task, score in scores.items()) if first else None
+    return f"{100 * fmean(scores.values()):.1f}" + ("" if above is None else f" ({above})")
 
 
 def makers(measured: Mapping[str, Any]) -> str:
@@ -118,4 +146,4 @@ def _star(experiment: Mapping[str, Any], arm: str) -> str:
 
 if __name__ == "__main__":
     found = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
-    print(f"{tables(found)}\n\n{makers(found)}")
+    print(f"{glance(found)}\n\n{tables(found)}\n\n{makers(found)}")

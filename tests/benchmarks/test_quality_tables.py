@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quality_tables import RESULTS, makers, tables
+from quality_tables import RESULTS, glance, makers, tables
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -58,6 +59,20 @@ def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it_f
     assert last.startswith("| all labels | news | films | mean |")
 
 
+def test_at_a_glance_an_arm_has_its_means_and_on_how_many_tasks_tlm_is_above_it() -> None:
+    few = functools.partial(row, labels="100")
+    news = [few("tlm", 0.6), few("plm", 0.9), few("TF-IDF", 0.5, minutes=None), few("random", 0.6)]
+    films = [few("tlm", 0.7), few("TF-IDF", 0.8, minutes=None), few("random", 0.5)]
+    measured = {"tasks": {"news": {"100": {"rows": news}}, "films": {"100": {"rows": films}}}}
+    assert glance(measured).splitlines() == [
+        "| mean of 2 tasks (tlm above on) | 100 labels |",
+        "|---|---|",
+        "| tlm | 65.0 |",
+        "| random | 55.0 (1) |",
+        "| TF-IDF | 65.0 (1) |",
+    ]
+
+
 def made(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
     return [{"arm": arm, "seed": seed, "code": code} for seed in seeds]
 
@@ -81,5 +96,6 @@ def test_where_several_commits_made_runs_of_an_arm_it_says_which() -> None:
 def test_the_readme_shows_what_was_measured() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
     readme = README.read_text("utf-8")
+    assert glance(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
     assert tables(measured) in readme, "python benchmarks/quality_tables.py 2e13flops"
     assert makers(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
