@@ -128,15 +128,16 @@ def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) ->
 
 
 def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
-    """Score, minutes and operations over the tasks; nothing where one is missing."""
-    whole = [row for row in rows if row is not None]
-    if len(whole) < len(rows):
+    """Score, minutes and operations over the tasks; nothing where one is missing. ≥: the minutes of a killed start are missing."""
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
         return "", "", ""
-    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in whole):.1f}"
-    if any(row["cpu_minutes"] is None for row in whole):
+    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in known):.1f}"
+    if any(row["cpu_minutes"] is None for row in known):
         return score, "", ""
-    operations = f"{fmean(row['executed_flops'] for row in whole):.1e}".replace("+", "")
-    return score, f"{fmean(row['cpu_minutes'] for row in whole):.1f}", operations
+    operations = f"{fmean(row['executed_flops'] for row in known):.1e}".replace("+", "")
+    at_least = "" if all(row["whole"] for row in known) else "≥ "
+    return score, f"{at_least}{fmean(row['cpu_minutes'] for row in known):.1f}", operations
 
 
 def _star(experiment: Mapping[str, Any], arm: str) -> str:
