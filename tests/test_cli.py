@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,11 @@ def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
         assert_one_line(cramlm("verify", fitted), 5, str(weights))
     finally:
         weights.write_bytes(content)
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    result = cramlm("--version")
+    assert (result.returncode, result.stdout) == (0, f"cramlm {metadata.version('cramlm')}\n")
 
 
 def test_doctor_tells_versions_and_hardware() -> None:

@@ -53,8 +53,20 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import cramlm
+
+        print(f"cramlm {cramlm.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def common(context: typer.Context, debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+def common(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")] = False,
+) -> None:
     """Options before the command."""
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
