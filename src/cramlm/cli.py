@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from cramlm import __version__
 from cramlm.commands import corpora, experiments, models, runs
 from cramlm.commands.parameters import (
     SPINS,
@@ -55,9 +56,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        import cramlm
-
-        print(f"cramlm {cramlm.__version__}")
+        print(f"cramlm {__version__}")
         raise typer.Exit
 
 
