@@ -5,10 +5,11 @@ VENV := .venv
 RUN := $(VENV)/bin/
 READY := $(VENV)/.ready
 DEMO := runs/demo
+LOWEST := .venv-lowest
 WORKERS ?= $(shell nproc)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow faults newcomer docs check bench clean
+.PHONY: help setup demo test test-slow test-lowest faults newcomer docs check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +37,18 @@ test: $(READY)  ## the test suite: no network, no GPU; a process per core
 test-slow: $(READY)  ## the tests that take long, too
 	@$(RUN)pytest -m 'slow or not slow'
 
+test-lowest: $(LOWEST)/.ready  ## the test suite with the oldest versions that pyproject.toml allows, in an environment of its own
+	@$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile
+
+$(LOWEST)/.ready: pyproject.toml constraints.txt tests/lowest.py
+	@echo "setting up $(LOWEST) (some minutes)"
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(PYTHON) tests/lowest.py >$(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -c $(LOWEST)/constraints.txt \
+		-e '.[bench,cloud,dedup,dev,docs,elasticsearch,hub,onnx,ray,serve]' >$(LOWEST)/setup.log 2>&1 \
+		|| { tail -20 $(LOWEST)/setup.log >&2; echo "setup failed; the lines above are in $(LOWEST)/setup.log" >&2; exit 1; }
+	@touch $@
+
 faults: $(READY)  ## kill, refuse, cut and flip everything, at the size for a release: make faults ARGS='R4 R11', ARGS='fuzz --minutes 60'
 	@$(RUN)python tests/faults/run.py $(ARGS)
 
@@ -53,6 +66,7 @@ check: $(READY)  ## formatting, lint, types, and who may import whom
 	@$(RUN)ruff format --check .
 	@$(RUN)ruff check .
 	@$(RUN)mypy
+	@$(RUN)lint-imports --no-cache --verbose >$(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(RUN)pytest tests/test_architecture.py
 
 bench: bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## every benchmark; each prints a table and one JSON line
@@ -64,6 +78,6 @@ $(VENV)/.bench: $(READY)
 bench-%: $(READY) $(VENV)/.bench  ## one of them: make bench-retrieval ARGS='--sample 0'
 	@$(RUN)python benchmarks/bench_$*.py $(ARGS)
 
-clean:  ## remove .venv, caches and the demo's run; other runs stay
-	@rm -rf $(VENV) $(DEMO) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the environments, caches and the demo's run; other runs stay
+	@rm -rf $(VENV) $(LOWEST) $(DEMO) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find src tests demo benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

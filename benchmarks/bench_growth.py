@@ -31,13 +31,13 @@ from typing import Any, Final
 import numpy as np
 
 import growth_report
-from cramlm.config import CorpusConfig, TaskConfig
+from cramlm.config.retriever import Bm25Config
+from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.records import Example, Task
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import Bm25Config
 from synthetic import Bootstrap, Invented, Source, write_corpus
 
 STEPS: Final = ("generate", "read", "index", "search", "select")

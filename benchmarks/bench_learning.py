@@ -27,24 +27,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from cramlm.training.cooccurrence import token_embeddings
 from torch.nn import functional
 
 from bench_training import EXTERNAL_PER_TASK, PAPER_VOCABULARY, SIZES, Size, released_phase, special_ids
 from cramlm import recipes
-from cramlm.config import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, TaskConfig, TokenizerConfig, apply_overrides
+from cramlm.config.retriever import Bm25Config
+from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, TaskConfig, TokenizerConfig, apply_overrides
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
-from cramlm.model.hf import save_classifier, save_mlm
+from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.model.tokenization import UNCUT, Tokenizer
-from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
+from cramlm.recipes.phases import without_teacher
 from cramlm.records import Batch, Event, Task
-from cramlm.retrieval.index import build_index
+from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import Bm25Config
-from cramlm.training.batching import Batches, TokenPool, pack
-from cramlm.training.cooccurrence import token_embeddings
+from cramlm.retrieval.selection_table import SELECTION_FILE, SelectionTable
+from cramlm.training.batching import Batches
 from cramlm.training.loop import train_phase
+from cramlm.training.packing import pack
+from cramlm.training.pools import TokenPool
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
@@ -111,7 +114,7 @@ def released_arm(rate: float, minutes: float) -> Arm:
 
 def default_arm(arguments: argparse.Namespace) -> Arm:
     """What `tlm` trains, as `--set` changes it."""
-    joint = recipes.joint_phase().model_copy(update={"max_length": LENGTH, "dropout": 0.0})
+    joint = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
     config = {"joint": joint.model_dump(mode="json"), "encoder": recipes.MINI.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
     config = apply_overrides(config, arguments.set)
     phase, encoder = PhaseConfig.model_validate(config["joint"]), EncoderConfig.model_validate(config["encoder"])
@@ -123,14 +126,13 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     folder = arguments.data / "tasks" / "chemprot"
     task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=13)
     chosen = arguments.out / "selection"
-    if not (chosen / "selected.jsonl").is_file():
+    if not (chosen / SELECTION_FILE).is_file():
         corpus = build_corpus(CorpusConfig(files=(str(arguments.data / "corpus" / "*.jsonl.zst"),)), arguments.store)
         config = Bm25Config(top_k=50, max_tokens=arguments.selection_tokens)
         select_documents(
             config, corpus, task, out=chosen, seed=13, index=build_index(corpus, arguments.store), store=arguments.store, threads=1
         )
-    with (chosen / "selected.jsonl").open(encoding="utf-8") as file:
-        passages = [json.loads(line)["text"] for line in file]
+    passages = SelectionTable.open(chosen).texts()
     order = np.random.default_rng(0).permutation(len(passages))
     return Texts(task, [passages[at] for at in np.sort(order[HELD_OUT:])], [passages[at] for at in order[:HELD_OUT]])
 
@@ -171,7 +173,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
     points: list[dict[str, float]] = []
     began = time.process_time()
 
-    def bits(model: Model) -> Mapping[str, float]:
+    def bits(model: Model, step: int) -> Mapping[str, float]:
         return {"bits": -bits_per_word(model, *looks)}
 
     def keep(event: Event) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     if arguments.alone:
         print(json.dumps(run(arguments.alone, arguments.steps)))
         return
-    from cramlm.console import show_table
+    from cramlm.cli.console import show_table
 
     result: dict[str, Any] = {}
     for preset in arguments.presets:
@@ -47,7 +47,7 @@ def main() -> None:
 
 def run(preset: str, steps: int) -> dict[str, float]:
     """One run; bytes stated and bytes held."""
-    from cramlm.pipeline import run as fit
+    from cramlm.pipeline.run import run as fit
     from cramlm.recipes import PRESETS, tlm, with_preset
     from cramlm.training.memory import most_resident
 

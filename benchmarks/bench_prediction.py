@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch
 
-    from cramlm.console import show_table
+    from cramlm.cli.console import show_table
 
     torch.set_num_threads(1)
     rows: list[list[str]] = []
@@ -65,8 +65,8 @@ def main() -> None:
 
 def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: int) -> dict[str, Any]:
     """Both sides on one model and one set of texts."""
-    from cramlm.deploy.predictor import Predictor
-    from cramlm.model.device import resolve_precision
+    from cramlm.inference.predictor import Predictor
+    from cramlm.model.device import TRAINING_DEVICE, resolve_precision
 
     with tempfile.TemporaryDirectory() as folder:
         tokens = export(preset, train, texts, Path(folder))
@@ -98,7 +98,7 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
         "ratio_as_they_come": rates["auto"] / max(rate for name, rate in rates.items() if name.startswith("fp32, as they come")),
         "ratio_bf16": rates["auto"] / peer["bf16"]["texts_per_second"],
         "agree": agree["auto"],
-        "precision": resolve_precision("auto"),
+        "precision": resolve_precision("auto", TRAINING_DEVICE),
         "tokens": tokens,
         "all": {name: round(rate, 1) for name, rate in rates.items()},
     }
@@ -106,11 +106,10 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
 
 def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path) -> float:
     """Write an untrained classifier of this size; returns the mean tokens of a text."""
-    from cramlm.config import HeadConfig, TokenizerConfig
-    from cramlm.model.hf import save_classifier
+    from cramlm.config.run import HeadConfig, TokenizerConfig
+    from cramlm.model.huggingface.folder import save_classifier
     from cramlm.model.model import build_model
-    from cramlm.model.tokenization import Tokenizer
-    from cramlm.model.tokenizer_training import train_tokenizer
+    from cramlm.model.tokenizer import Tokenizer, train_tokenizer
     from cramlm.recipes import PRESETS
 
     train_tokenizer(train, TokenizerConfig(), folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cramlm
-from cramlm.console import console_events
+from cramlm.cli.console import console_events
 from cramlm.errors import UsageError
 from cramlm.experiments.compare import Experiment, compare
 from cramlm.experiments.grid import Question, arms_of, read_counts
@@ -26,7 +26,7 @@ from quality_results import add_to
 from quality_tables import RESULTS
 
 ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
-ARMS = ("tlm", "labels-only", "random-retrieval")
+ARMS = ("tlm", "tlm-plain", "labels-only", "random-retrieval")
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 
 
@@ -45,9 +45,10 @@ def main() -> None:
         with console_events() as emit:
             experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
-        target = RESULTS / f"quality-{arguments.budget}.json"
+        target = arguments.results or RESULTS / f"quality-{arguments.budget}.json"
         head = {"budget": arguments.budget, "threads": arguments.threads}
-        add_to(target, task, labels, experiment, head, code=code, tell=print)
+        with console_events() as emit:
+            add_to(target, task, labels, experiment, head, code=code, emit=emit)
     for task, experiments in found.items():
         for labels, experiment in experiments.items():
             print(f"\n### {task}, {labels} labels\n\n{experiment.table}")
@@ -82,6 +83,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
     parser.add_argument("--out", type=Path, default=Path("runs/quality"))
     parser.add_argument("--store", type=Path, default=None)
+    parser.add_argument("--results", type=Path, default=None, help="file to add to; default: results/quality-BUDGET.json beside this one")
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from cramlm.config import CorpusConfig
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_examples
 from cramlm.records import Event

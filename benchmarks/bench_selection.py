@@ -19,13 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cramlm.config import CorpusConfig, TaskConfig
+from cramlm.config.retriever import RETRIEVER, RetrieverConfig, unbounded, with_kind
+from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.sentences import open_sentence_encoder
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import RETRIEVER, RetrieverConfig, unbounded, with_kind
 
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 RESULTS = Path(__file__).parent / "results" / "selection.json"

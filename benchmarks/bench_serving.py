@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramlm.console import show_table
-from cramlm.model.hf import LoadedModel, load_classifier
+from cramlm.cli.console import show_table
+from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 
 GOAL = 4.0
 SHORT, LONG = 16, 256
@@ -184,7 +184,7 @@ async def storm(port: int, load: Load, *, seconds: float) -> None:
 
 async def client(port: int, load: Load, chunks: Iterator[Any], *, until: float) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while (started := time.perf_counter()) < until:
         texts = next(chunks)
         body = json.dumps({"texts": list(texts)}).encode()

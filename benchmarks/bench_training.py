@@ -24,7 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,22 @@ import numpy as np
 import torch
 
 from cramlm import recipes
-from cramlm.config import EncoderConfig, HeadConfig, MaskingConfig, OptimizerConfig, PhaseConfig, TokenizerConfig
+from cramlm.config.run import EncoderConfig, HeadConfig, MaskingConfig, OptimizerConfig, PhaseConfig, TokenizerConfig
+from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import read_examples
-from cramlm.model.hf import save_classifier, save_mlm
+from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.model.tokenization import Tokenizer, Tokens
-from cramlm.model.tokenizer_training import train_tokenizer
-from cramlm.training.batching import Batches, SpecialIds, TokenPool, pack
+from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
+from cramlm.recipes.phases import without_teacher
+from cramlm.training.batching import Batches
+from cramlm.training.flops import executed_flops
 from cramlm.training.gradients import in_parts
-from cramlm.training.masking import mask
-from cramlm.training.objective import Counts, losses
-from cramlm.training.optimization import build_optimizer
-from cramlm.training.planning import executed_flops
-from cramlm.training.update import deterministic, update
+from cramlm.training.loop import deterministic, update
+from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.objective import objective_of
+from cramlm.training.optimizers import build_optimizer
+from cramlm.training.packing import pack
+from cramlm.training.pools import TokenPool
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
 RESULTS = Path(__file__).parent / "results" / "training.json"
@@ -162,7 +165,7 @@ def measure_size(
     )
     per_token = characters_per_token(text, tokenizer)
     own = per_token if size.vocabulary == PAPER_VOCABULARY else characters_per_token(text, tokenizers[size.vocabulary])
-    default = recipes.joint_phase().model_copy(update={"max_length": LENGTH, "dropout": 0.0})
+    default = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
     modern = build_model(size.modern, HeadConfig(), vocab_size=tokenizers[size.vocabulary].vocab_size, labels=text.label_count, seed=0)
     sides = [
         Side("released", lambda: (sum(loop.step() for _ in range(max(1, size.turn // 2))), 0.0), per_token, [], []),
@@ -210,7 +213,7 @@ def released_phase(size: Size) -> PhaseConfig:
         external=EXTERNAL_PER_TASK,
         task=1,
         mixing="interleaved",
-        mlm_weight=20.0,
+        terms=(Mlm(on="external"), Mlm(on="task", weight=20.0), Classify()),
         loss_scale="mean",
         masking=MaskingConfig(rate=0.15, mask_share=0.8, random_share=0.1),
         batch_size=size.batch,
@@ -238,7 +241,7 @@ def our_turn(model: Model, phase: PhaseConfig, tokenizer: Tokenizer, text: Text,
         with deterministic():
             for step in range(done, done + updates):
                 batch = batches.batch(step)
-                parts, counts = in_parts(batch, torch.get_num_threads()), Counts.of(batch, phase)
+                parts, counts = in_parts(batch, torch.get_num_threads()), objective_of(phase).counts(batch)
                 settings: dict[str, Any] = {"factor": 0.1, "precision": "bf16", "dropout_seed": step, "step": step}
                 update(model, parts, phase, counts=counts, optimizer=optimizer, **settings)
                 tokens += batch.tokens
@@ -266,9 +269,10 @@ def loss_difference(model: Model, released: ReleasedModel, external: Tokens, spe
     """Relative difference of the two sides' MLM losses in float32, on one batch with the same weights and masks, without dropout."""
     chosen = [external[index] for index in range(16)]
     nothing, outside = np.full(16, -1, dtype=np.int64), np.ones(16, dtype=bool)
-    phase = PhaseConfig(name="joint", external=1, task=0, max_length=LENGTH, dropout=0.0)
+    phase = PhaseConfig(name="joint", terms=(Mlm(),), external=1, task=0, max_length=LENGTH, dropout=0.0)
     clean = pack(chosen, labels=nothing, external=outside, row_length=LENGTH, pad_id=special.pad)
     batch = mask(clean, MaskingConfig(rate=0.15, mask_share=0.8, random_share=0.1), np.random.default_rng(0), special, where=outside)
+    batch = replace(batch, term="mlm")
     starts = batch.first
     lengths = np.bincount(batch.sequence[batch.sequence >= 0], minlength=16)
     ids, attention = torch.full((16, LENGTH), special.pad), torch.zeros(16, LENGTH, dtype=torch.int64)
@@ -280,7 +284,7 @@ def loss_difference(model: Model, released: ReleasedModel, external: Tokens, spe
         attention[number, :length] = 1
         answers[number, :length] = torch.from_numpy(wanted[start : start + length])
     with torch.no_grad():
-        ours = float(losses(model, PackedBatch.of(batch), phase).total)
+        ours = float(objective_of(phase).losses(model, PackedBatch.of(batch)).total)
         theirs = float(released.eval().losses(ids, attention, answers, None)[0])
     return abs(ours - theirs) / theirs
 

@@ -73,7 +73,7 @@ class Cramlm:
 
     def build(self) -> tuple[float, str]:
         from cramlm.data.corpus import Corpus
-        from cramlm.retrieval.index import build_index
+        from cramlm.retrieval.bm25.index import build_index
 
         workers = self.options.get("workers", 1)
         clock = time.perf_counter if workers > 1 else time.process_time
@@ -92,7 +92,7 @@ class Cramlm:
             yield Found(offsets, *(np.concatenate(side) for side in zip(*chosen, strict=True)), seconds, seconds)
 
     def _search(self, texts: list[str], limit: int) -> tuple[Any, list[Any]]:
-        from cramlm.retrieval.bm25 import Scoring
+        from cramlm.retrieval.bm25.search import Scoring
 
         queries, scoring = self._index.compile(texts), Scoring(norm=self.options.get("norm", "exact"))
         return queries.owner, [found for _, *found in self._index.search_distinct(queries, limit=limit, scoring=scoring)]

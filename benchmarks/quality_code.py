@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import cramlm
-from cramlm.artifacts import publish_file
 from cramlm.errors import UsageError
+from cramlm.storage.artifacts import publish_file
 
 SOURCES: Final = ("src", "constraints.txt")
 FILE: Final = "code.json"

@@ -22,14 +22,17 @@ from reproduce.tables import FOLDERS, TWIN_BUDGET
 
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
-KINDS: Final = (("tlm", "o", "-"), ("TF-IDF + LR", "x", "--"))
+STYLES: Final = {"tlm": ("o", "-"), "static": ("s", ":"), "tfidf": ("x", "--"), "TF-IDF + LR": ("+", "-.")}
+"""Marker and line of each method; TF-IDF + LR is the one-vs-rest baseline of runs before there was `tfidf`."""
+Curves = dict[str, dict[str, list["Point"]]]  # task -> method -> points
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Scores of `tlm` or, where there is no budget, of TF-IDF + logistic regression. mean, deviation: percent; minutes: of one core."""
+    """Scores of one method of `STYLES`. budget: None of a linear model. mean, deviation: percent; minutes: of one core."""
 
     task: str
+    method: str
     labels: str
     budget: str | None
     minutes: float | None
@@ -38,7 +41,7 @@ class Point:
 
 
 def points(results: Path = RESULTS) -> Iterator[Point]:
-    """Everything that was measured with `tlm` as it is by default, and its baselines."""
+    """Everything that was measured with `tlm` as it is by default, and the linear models beside it."""
     for path in sorted(results.glob("quality-*.json")):
         measured = json.loads(path.read_bytes())
         for task, experiments in measured["tasks"].items():
@@ -57,34 +60,44 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
 def _point(task: str, labels: str, budget: str, row: Mapping[str, Any]) -> Point:
     score = row["scores"][METRIC]
     spread = 100 * (score["deviation"] or 0.0)
-    return Point(task, labels, None if row["is_baseline"] else budget, row["cpu_minutes"], 100 * score["mean"], spread)
+    method, spent = (row["arm"], None) if row["is_baseline"] else (FIRST, budget)
+    return Point(task, method, labels, spent, row["cpu_minutes"], 100 * score["mean"], spread)
 
 
-def over_labels(measured: Iterable[Point], budget: str) -> dict[str, tuple[list[Point], list[Point]]]:
-    """Task -> its points at that budget, by number of labels, and TF-IDF's at the same numbers; tasks that have two numbers at least."""
+def over_labels(measured: Iterable[Point], budget: str) -> Curves:
+    """`tlm` at that budget by number of labels, and the linear models at the same numbers; curves of two numbers at least.
+
+    Tasks without a linear model are left out.
+    """
     known = list(measured)
-    curves = {}
+    curves: Curves = {}
     for task in dict.fromkeys(point.task for point in known):
-        mine = {point.labels: point for point in known if point.task == task and point.budget == budget}
-        rival = {point.labels: point for point in known if point.task == task and point.budget is None}
-        shared = in_order(mine.keys() & rival.keys())
-        if len(shared) > 1:
-            curves[task] = [mine[labels] for labels in shared], [rival[labels] for labels in shared]
+        of_task = [point for point in known if point.task == task]
+        mine = {point.labels: point for point in of_task if point.method == FIRST and point.budget == budget}
+        found: dict[str, list[Point]] = {}
+        for method in STYLES:
+            there = mine if method == FIRST else {point.labels: point for point in of_task if point.method == method}
+            shared = in_order(there.keys() & mine.keys())
+            if len(shared) > 1:
+                found[method] = [there[labels] for labels in shared]
+        if len(found) > 1:
+            curves[task] = found
     return curves
 
 
-def over_minutes(measured: Iterable[Point]) -> dict[str, tuple[list[Point], list[Point]]]:
-    """Task -> its points with all labels, by minutes, and TF-IDF's one; tasks that were run with two budgets at least.
+def over_minutes(measured: Iterable[Point]) -> Curves:
+    """`tlm` with all labels by minutes, and the linear models, one point each; tasks that were run with two budgets at least.
 
     What was run twice has two points.
     """
     known = [point for point in measured if point.labels == "all"]
-    curves = {}
+    curves: Curves = {}
     for task in dict.fromkeys(point.task for point in known):
-        mine = [point for point in known if point.task == task and point.minutes is not None]
-        rival = [point for point in known if point.task == task and point.budget is None]
-        if len({point.budget for point in mine}) > 1 and rival:
-            curves[task] = sorted(mine, key=lambda point: point.minutes or 0.0), rival[:1]
+        of_task = [point for point in known if point.task == task]
+        mine = [point for point in of_task if point.method == FIRST and point.minutes is not None]
+        linear = {point.method: [point] for point in reversed(of_task) if point.method != FIRST}
+        if len({point.budget for point in mine}) > 1 and linear:
+            curves[task] = {FIRST: sorted(mine, key=lambda point: point.minutes or 0.0), **linear}
     return curves
 
 
@@ -107,15 +120,17 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         raise ValueError(f"nothing to draw: no task was run with two numbers of labels at {budget}, nor with two budgets")
     figure, found = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
     panels = dict(zip(shown, found[0], strict=True))
-    counts = in_order(point.labels for mine, _ in left.values() for point in mine)
-    for task, (mine, rival) in left.items():
-        places = [counts.index(point.labels) for point in mine]
-        for curve, style in ((mine, "o-"), (rival, "x--")):
+    counts = in_order(point.labels for curves in left.values() for point in curves[FIRST])
+    for task, curves in left.items():
+        for method, curve in curves.items():
+            places = [counts.index(point.labels) for point in curve]
             means, spread = [point.mean for point in curve], [point.deviation for point in curve]
-            panels["labels"].errorbar(places, means, yerr=spread, fmt=style, color=colour[task], capsize=3, ms=5)
-    for task, (mine, rival) in right.items():
+            panels["labels"].errorbar(places, means, yerr=spread, fmt="".join(STYLES[method]), color=colour[task], capsize=3, ms=5)
+    for task, curves in right.items():
+        mine = curves[FIRST]
         panels["minutes"].plot([point.minutes for point in mine], [point.mean for point in mine], "o-", color=colour[task], ms=5)
-        panels["minutes"].axhline(rival[0].mean, color=colour[task], linestyle="--", linewidth=1)
+        for method in sorted(curves.keys() - {FIRST}):
+            panels["minutes"].axhline(curves[method][0].mean, color=colour[task], linestyle=STYLES[method][1], linewidth=1)
     if left:
         panels["labels"].set_xticks(range(len(counts)), [f"{count} labels" for count in counts])
         panels["labels"].set(title=f"{budget.removesuffix('flops')} operations")
@@ -130,8 +145,10 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     names = [mpl.lines.Line2D([], [], color=colour[task], label=task) for task in colour]
-    kinds = [mpl.lines.Line2D([], [], color="black", marker=mark, linestyle=line, label=name) for name, mark, line in KINDS]
-    figure.legend(handles=[*names, *kinds], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    there = {method for curves in (*left.values(), *right.values()) for method in curves}
+    kinds = [(method, *style) for method, style in STYLES.items() if method in there]
+    methods = [mpl.lines.Line2D([], [], color="black", marker=mark, linestyle=line, label=name) for name, mark, line in kinds]
+    figure.legend(handles=[*names, *methods], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
     pyplot.close(figure)

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from cramlm.artifacts import lock, publish_file, wait_while_locked
 from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm
-from cramlm.experiments.results import CellResult, Pair, pairs_of, rows_of, totals_of
-from cramlm.experiments.spending import Spent
+from cramlm.experiments.results import CellResult, Pair, Spent, pairs_of, rows_of, totals_of
+from cramlm.records import Emit
+from cramlm.storage.artifacts import lock, publish_file, wait_while_locked
 
 CHARACTERS: Final = string.digits + string.ascii_letters
 SAME: Final = ("labels", "budget", "preset", "settings")
 
 
-def add_to(
-    target: Path, task: str, labels: str, experiment: Experiment, head: Mapping[str, Any], *, code: str, tell: Callable[[str], None]
-) -> None:
+def add_to(target: Path, task: str, labels: str, experiment: Experiment, head: Mapping[str, Any], *, code: str, emit: Emit) -> None:
     """Add `experiment`, whose runs `code` made, to the file `target`, under `head`; calls of other tasks may do so beside this one."""
 
     def add() -> None:
@@ -34,7 +32,7 @@ def add_to(
             experiments[labels] = added(experiments.get(labels), experiment, code)
             publish_file(target, (json.dumps({**head, "tasks": tasks}, indent=1, ensure_ascii=False) + "\n").encode())
 
-    wait_while_locked(add, tell)
+    wait_while_locked(add, stage="results", emit=emit)
 
 
 def added(known: Mapping[str, Any] | None, experiment: Experiment, code: str) -> dict[str, Any]:

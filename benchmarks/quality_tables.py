@@ -1,9 +1,11 @@
 """The README's tables of scores, from what bench_quality.py measured.
 
     python benchmarks/quality_tables.py 2e13flops
+    python benchmarks/quality_tables.py rungs 2e13flops
 
-The means at a glance; a table for each number of labels that was measured: rows are arms, columns tasks, cells the macro-F1 on test; then,
-in a sentence, which code made which runs.
+The first prints the means at a glance; a table for each number of labels that was measured: rows are arms, columns tasks, cells the
+macro-F1 on test; then, in a sentence, which code made which runs. The second prints macro- and micro-F1 of the models from cheap to dear,
+of results/rungs-BUDGET.json.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from statistics import fmean
 from typing import Any, Final
 
 from cramlm.experiments.grid import ALL
-from cramlm.experiments.results import Summary
-from cramlm.experiments.tables import score_text
+from cramlm.experiments.results import Summary, score_text
 
 RESULTS: Final = Path(__file__).parent / "results"
 SURE: Final = 0.05
 METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
+RUNGS: Final = ("tfidf", "static", "tlm-plain", "tlm")
 Place = tuple[str, str, int]  # number of labels, task, seed
 
 
@@ -61,6 +63,36 @@ def _scores(tasks: Mapping[str, Any], labels: str, arm: str) -> dict[str, float]
 def _glance(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
     above = sum(first[task] > score for task, score in scores.items()) if first else None
     return f"{100 * fmean(scores.values()):.1f}" + ("" if above is None else f" ({above})")
+
+
+def rungs(measured: Mapping[str, Any]) -> str:
+    """Markdown, a table for each number of labels: a task a line, a model a column (`RUNGS`, cheapest first), macro- and micro-F1 on test,
+    the mean over seeds; tasks that lack a model are left out. The last line is the mean over tasks.
+    """
+    tasks = measured["tasks"]
+    found = []
+    for labels in in_order(labels for experiments in tasks.values() for labels in experiments):
+        lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels))) is not None}
+        if not lines:
+            continue
+        seeds = {task: len({cell["seed"] for cell in tasks[task][labels]["cells"]}) for task in lines}
+        told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_counted(seeds[task])}" for task in lines}
+        mean = [tuple(fmean(scores[metric] for scores in column) for metric in (0, 1)) for column in zip(*lines.values(), strict=True)]
+        rows = [*((told[task], line) for task, line in lines.items()), (f"mean of {len(lines)}", mean)]
+        head = f"| {labels} labels, {_counted(min(seeds.values()))} | {' | '.join(RUNGS)} |"
+        cells = (f"| {name} | {' | '.join(f'{100 * macro:.1f} / {100 * micro:.1f}' for macro, micro in line)} |" for name, line in rows)
+        found.append("\n".join([head, "|---" * (len(RUNGS) + 1) + "|", *cells]))
+    return "\n\n".join(found)
+
+
+def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, float]] | None:
+    """(macro-F1, micro-F1) of each of `RUNGS`, means over its seeds; None where one is missing."""
+    if experiment is None:
+        return None
+    tests = {arm: [cell["scores"]["test"] for cell in experiment["cells"] if cell["arm"] == arm] for arm in RUNGS}
+    if not all(tests.values()):
+        return None
+    return [(fmean(test["macro_f1"] for test in of), fmean(test["micro_f1"] for test in of)) for of in tests.values()]
 
 
 def makers(measured: Mapping[str, Any]) -> str:
@@ -146,5 +178,8 @@ def _star(experiment: Mapping[str, Any], arm: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "rungs":
+        print(rungs(json.loads((RESULTS / f"rungs-{sys.argv[2]}.json").read_bytes())))
+        sys.exit()
     found = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
     print(f"{glance(found)}\n\n{tables(found)}\n\n{makers(found)}")

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from cramlm.retrieval.analysis import Vocabulary
+from cramlm.retrieval.bm25.analysis import Vocabulary
 
 Order: TypeAlias = Literal["topics", "shuffled"]
 Integers: TypeAlias = npt.NDArray[np.int64]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from numba import njit
 
 from cramlm.data.corpus import Corpus
-from cramlm.retrieval.analysis import Vocabulary
-from cramlm.retrieval.lucene_norm import lucene_lengths
+from cramlm.retrieval.bm25.analysis import Vocabulary
+from cramlm.retrieval.bm25.lucene_norm import lucene_lengths
 
 Norm: TypeAlias = Literal["exact", "lucene"]
 Integers: TypeAlias = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import cramlm
-from cramlm.console import console_events, show_table, summary_rows
+from cramlm.cli.console import console_events, show_table, summary_rows
 
 HEADER = ("method", "dev macro-F1", "test accuracy", "test micro-F1", "test macro-F1", "minutes")
 
@@ -37,7 +37,7 @@ def main() -> None:
         print(f"\n{config.name}", flush=True)
         began = time.monotonic()
         with console_events() as emit:
-            finished = cramlm.fit(config, out=arguments.out / config.name, store=arguments.out / "store", emit=emit)
+            finished = cramlm.fit(config, out=arguments.out / config.name, overwrite=True, store=arguments.out / "store", emit=emit)
         minutes = (time.monotonic() - began) / 60
         for name, *cells in summary_rows(finished.scores):
             own = f"{minutes:.1f}" if name == config.name else ""

@@ -19,8 +19,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import cramlm
-from cramlm import config, recipes, retriever_config
-from cramlm.cli import app
+from cramlm import recipes
+from cramlm.cli.app import app
+from cramlm.config import retriever as retriever_config
+from cramlm.config import run as config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -101,7 +103,7 @@ def _type(annotation: Any) -> str:
         return " or ".join("unset" if each is types.NoneType else _type(each) for each in arguments)
     if origin is typing.Annotated:
         return _type(arguments[0])
-    return getattr(annotation, "__name__", str(annotation)) if not arguments else str(annotation).replace("cramlm.config.", "")
+    return getattr(annotation, "__name__", str(annotation)) if not arguments else str(annotation).replace("cramlm.config.run.", "")
 
 
 def _python() -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import (
-    publish,
-)
+from cramlm.records import Event
+from cramlm.storage.artifacts import lock, publish
 
 OLD, NEW = {"version": 1}, {"version": 2}
 
@@ -45,6 +45,24 @@ def in_child(work: Callable[[], None]) -> int:
         except BaseException as error:  # the child must never return into pytest
             os._exit(getattr(error, "exit_code", 99))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class ReleasedWhenWaitedFor:
+    """Holds the lock of a folder, as another process that builds it would, until an event says that someone waits for it.
+
+    Call it as an `Emit`; `notes` are the messages that it was told.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.notes: list[str] = []
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(lock(target))
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "note":
+            self.notes.append(event.message)
+        if event.message == "waiting for another process":
+            self._held.close()
 
 
 def fail_at_call(number: int, failure: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from cramlm.model.native_config import FAMILIES
+from cramlm.model.huggingface.config import FAMILIES
 
 Shape = Literal["bert", "roberta", "modernbert", "albert"]
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

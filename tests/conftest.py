@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
-from cramlm.config import EncoderConfig, HeadConfig, TokenizerConfig
+from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, build_model
-from cramlm.model.tokenization import Tokenizer
-from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.model.tokenizer import Tokenizer, train_tokenizer
+
+settings.register_profile("no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # nothing depends on the time it takes
+settings.load_profile("no-clock")
 
 WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),

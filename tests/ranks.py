@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from cramlm.config import DistributedConfig
+from cramlm.config.run import DistributedConfig
 from cramlm.errors import CramError
 from cramlm.training.distributed import Ranks, join
 
@@ -20,7 +20,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start_ranks(count: int, work: Callable[[Ranks], None], *, errors: Path, parallel: str = "ddp", timeout: float = 30.0) -> list[int]:
+def start_ranks(count: int, work: Callable[[Ranks], None], *, errors: Path, timeout: float = 3600.0) -> list[int]:
     """A child per rank that runs `work` among the others; their pids. What a rank would say to a user is in `errors/rank-N`."""
     errors.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -30,7 +30,7 @@ def start_ranks(count: int, work: Callable[[Ranks], None], *, errors: Path, para
         if pid == 0:
             place = {"RANK": str(index), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
             os.environ.update(place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-            os._exit(_child(work, DistributedConfig.model_validate({"parallel": parallel, "timeout": timeout}), errors / f"rank-{index}"))
+            os._exit(_child(work, DistributedConfig(timeout=timeout), errors / f"rank-{index}"))
         pids.append(pid)
     return pids
 

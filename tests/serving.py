@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -19,11 +18,12 @@ from typing import Any
 
 import httpx
 
-from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.model.hf import save_classifier
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 
+PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
 LABELS = ("007", "negative", "très <b>bien</b>")
 JSON = {"content-type": "application/json"}
 
@@ -43,7 +43,7 @@ class Server:
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     port: int = 0
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=PATIENCE))
 
     @property
     def url(self) -> str:
@@ -58,12 +58,16 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1024
 
+    @property
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
     def post(self, path: str, content: Any, *, headers: Mapping[str, str] = JSON) -> httpx.Response:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         return self.client.post(path, content=body, headers=dict(headers))
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def exchange(self, request: bytes) -> bytes:
         """Send bytes as they are, and read until the server closes."""
@@ -75,22 +79,52 @@ class Server:
         text = self.client.get("/metrics", headers=dict(headers or {})).text
         return float(re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[0])
 
-    def wait_for_line(self, start: str, *, seconds: float = 60) -> None:
-        wait_until(lambda: any(line.startswith(start) for line in self.lines) or self.process.poll() is not None, seconds=seconds)
+    def wait_for_line(self, start: str) -> None:
+        wait_until(lambda: any(line.startswith(start) for line in self.lines) or self.process.poll() is not None)
         assert any(line.startswith(start) for line in self.lines), "\n".join(self.lines)
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """(exit code, seconds it took)."""
         started = time.monotonic()
         self.process.send_signal(number)
-        return self.process.wait(timeout=30), time.monotonic() - started
+        return self.process.wait(timeout=PATIENCE), time.monotonic() - started
 
 
 @contextmanager
-def serving(folder: Path, *options: str, ready: bool = True, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(folder: Path, *options: str, ready: bool = True) -> Iterator[Server]:
     """`cramlm serve` on a free port, loaded unless told otherwise; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "cramlm", "serve", str(folder), "--port", "0", "--threads", "1", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+    with running([sys.executable, "-m", "cramlm", "serve", str(folder), "--port", "0", "--threads", "1", *options]) as server:
+        if ready:
+            server.wait_for_line("ready ")
+        yield server
+
+
+HOLDING = """
+import sys
+from functools import partial
+from pathlib import Path
+from cramlm.serving.server import serve
+from cramlm.serving.limits import Limits
+
+never = 1e6
+limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
+tell = partial(print, file=sys.stderr, flush=True)
+sys.exit(serve(Path(sys.argv[1]), port=0, token=sys.argv[2], threads=1, window_seconds=never, limits=limits, announce=tell))
+"""
+
+
+@contextmanager
+def holding(folder: Path, token: str) -> Iterator[Server]:
+    """A server with a queue of 8 texts that computes none of them before it is told to stop, and never loses patience."""
+    with running([sys.executable, "-c", HOLDING, str(folder), token]) as server:
+        server.wait_for_line("ready ")
+        yield server
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[Server]:
+    """A command that serves, from the moment on that it listens; killed at the end if it still runs."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     server = Server(process)
     assert process.stderr is not None
     reader = threading.Thread(target=lambda lines: server.lines.extend(line.rstrip("\n") for line in lines), args=(process.stderr,))
@@ -98,8 +132,6 @@ def serving(folder: Path, *options: str, ready: bool = True, environment: Mappin
     try:
         server.wait_for_line("listening on ")
         server.listens_on(int(server.lines[0].rpartition(":")[2]))
-        if ready:
-            server.wait_for_line("ready ")
         yield server
     finally:
         server.client.close()
@@ -110,9 +142,9 @@ def serving(folder: Path, *options: str, ready: bool = True, environment: Mappin
         process.stderr.close()
 
 
-def wait_until(true: Any, *, seconds: float = 10) -> None:
-    """Return as soon as `true()`; fail after so long."""
-    end = time.monotonic() + seconds
+def wait_until(true: Any) -> None:
+    """Return as soon as `true()`."""
+    end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
@@ -131,6 +163,5 @@ def read_all(connection: socket.socket) -> bytes:
 
 def request_bytes(body: bytes, *, path: str = "/v1/predict", headers: str = "") -> bytes:
     """A POST as it stands on the wire."""
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    return head.encode() + body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -15,18 +16,9 @@ from typing import Any
 import pytest
 
 from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
-from cramlm.artifacts import (
-    MANIFEST,
-    SMALL_FILE,
-    hash_json,
-    open_artifact,
-    publish,
-    publish_file,
-    stage,
-    verify,
-)
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import silent
+from cramlm.storage.artifacts import MANIFEST, SMALL_FILE, hash_json, open_artifact, publish, publish_file, stage, verify
 
 
 def test_a_published_folder_opens_and_verifies(tmp_path: Path) -> None:
@@ -309,6 +301,35 @@ def test_a_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypat
     assert [path.name for path in target.parent.iterdir()] == ["run.toml"]
     publish_file(target, b"new")
     assert target.read_bytes() == b"new"
+
+
+def test_a_temporary_file_stays_while_its_writer_lives_wherever_that_is_and_goes_when_it_is_dead(tmp_path: Path) -> None:
+    target, foreign = tmp_path / "run.toml", tmp_path / ".run.toml.tmp-999999999"  # no process here has this id; one elsewhere may
+    with foreign.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        publish_file(target, b"one")
+        assert foreign.exists()
+    publish_file(target, b"two")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_two_writers_with_the_same_process_id_do_not_share_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in two containers: the second writes the same file while the first is in the middle."""
+    target = tmp_path / "run.toml"
+    monkeypatch.setattr(os, "fsync", fail_at_call(0, lambda: publish_file(target, b"second"), os.fsync))
+    publish_file(target, b"first")
+    assert target.read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_two_builders_with_the_same_process_id_do_not_share_a_temporary_folder(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        writer("content 1")(folder)
+        publish_version(tmp_path / "thing", NEW)
+
+    publish(tmp_path / "thing", kind="thing", key=OLD, write=write)
+    assert contents(tmp_path / "thing") == {"content 1"}
+    assert verify(tmp_path) == 1
 
 
 def test_a_folder_that_may_not_be_written_is_an_environment_fault(tmp_path: Path) -> None:

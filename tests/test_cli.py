@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +15,20 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from cramlm.config import load_config, to_toml
+from cramlm.cli.app import app
+from cramlm.config.run import load_config, to_toml
+from cramlm.errors import ArtifactError, UsageError
+from ranks import free_port
+from serving import PATIENCE
 from tiny_task import tiny_config, write_task
 
 COMMAND = [sys.executable, "-m", "cramlm"]
 
 
 def cramlm(*arguments: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, input=stdin, timeout=120)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, input=stdin, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run.toml").write_text(to_toml(load_config(tiny_config(paths))), "utf-8")
     result = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
     assert result.returncode == 0, result.stderr
-    assert "tfidf-words" in result.stdout
+    assert "tfidf" in result.stdout
     assert str(folder / "run/export") in result.stdout.replace("\n", "")
     return folder
 
@@ -72,13 +78,45 @@ def test_evaluate_refuses_a_label_that_the_model_does_not_know_unless_told(fitte
     assert json.loads(result.stdout)["accuracy"] == 0.5
 
 
+def inside(*arguments: str | Path) -> str:
+    """What a command prints, run in this process."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_run_stands_for_its_model_in_every_command_that_reads_one(fitted: Path) -> None:
+    run, test = fitted / "run", fitted / "data/test.jsonl"
+    assert inside("predict", run, test) == inside("predict", run / "export", test) != ""
+    assert inside("evaluate", run, test, "--json") == inside("evaluate", run / "export", test, "--json") != ""
+    for command in (["predict", fitted / "data", test], ["evaluate", fitted / "data", test], ["serve", fitted / "data"]):
+        with pytest.raises(ArtifactError, match="holds no exported model"):
+            inside(*command)
+
+
+def test_an_onnx_folder_is_evaluated_as_the_model_is(fitted: Path, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+    onnx, test = tmp_path / "onnx", fitted / "data/test.jsonl"
+    inside("export", fitted / "run", "--texts", test, "--out", onnx)
+    ours, theirs = (json.loads(inside("evaluate", model, test, "--json")) for model in (fitted / "run", onnx))
+    assert theirs["macro_f1"] == ours["macro_f1"]
+
+
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
     index, train = tmp_path / "index", fitted / "data/train.jsonl"
     assert cramlm("index", fitted / "data/corpus.jsonl", "--out", index).returncode == 0
-    result = cramlm("select", "--train", train, "--index", index, "--top-k", "5", "--out", tmp_path / "selection")
+    result = cramlm(
+        "select", "--train", train, "--index", index, "--top-k", "5", "--out", tmp_path / "selection", "--jsonl", tmp_path / "s.jsonl"
+    )
     assert result.returncode == 0, result.stderr
-    first = json.loads((tmp_path / "selection/selected.jsonl").read_text("utf-8").splitlines()[0])
+    first = json.loads((tmp_path / "s.jsonl").read_text("utf-8").splitlines()[0])
+    assert list(first) == ["position", "id", "source", "rank", "score", "query", "text"]
     assert first["rank"] == 0
+    assert inside("passages", tmp_path / "selection") == (tmp_path / "s.jsonl").read_text("utf-8")
+    assert len(inside("passages", fitted / "run").splitlines()) > 5
+    with pytest.raises(UsageError, match="write the file beside"):
+        inside("passages", tmp_path / "selection", "--out", tmp_path / "selection/passages.jsonl")
     foreign = cramlm("select", "--train", train, "--index", index, "--out", fitted / "data")
     assert foreign.returncode == 2
     assert "would be replaced" in foreign.stderr
@@ -91,8 +129,14 @@ def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) 
 
 
 def test_config_prints_toml_that_fit_takes_back(tmp_path: Path) -> None:
-    result = cramlm("config", "--train", "t.jsonl", "--set", "phases[0].steps=7", "--set", "retriever.k1=1.5")
+    train = write_task(tmp_path)["train"]
+    result = cramlm("config", "--train", train, "--set", "phases[0].steps=7", "--set", "retriever.k1=1.5")
     data = tomllib.loads(result.stdout)
+    assert data["task"]["train"] == train
+    terms = [{term["kind"]: term for term in phase["terms"]} for phase in data["phases"]]
+    assert [term["classify"]["label_smoothing"] for term in terms] == [0.0, 0.2]  # 18 texts a label, without those for dev
+    assert data["teacher"]["align_distribution"]
+    assert tomllib.loads(cramlm("config").stdout)["phases"][1]["terms"][1]["kind"] == "distil"  # of typical data
     assert data["phases"][0]["steps"] == 7
     assert to_toml(load_config(data)) == result.stdout
 
@@ -100,7 +144,7 @@ def test_config_prints_toml_that_fit_takes_back(tmp_path: Path) -> None:
 def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
     result = cramlm("verify", fitted)
     assert result.returncode == 0
-    assert "16 folders" in result.stdout
+    assert "19 folders" in result.stdout
     weights = fitted / "run/phase-1-joint/model.safetensors"
     content = weights.read_bytes()
     try:
@@ -129,29 +173,51 @@ def test_doctor_tells_versions_and_hardware() -> None:
         (["fit", "--train", "missing.jsonl", "--recipe", "labels-only"], 2, ["missing.jsonl"]),
         (["fit", "--train", "x", "--corpus", "y", "--recipe", "magic"], 2, ["magic", "labels-only"]),
         (["fit", "--train", "x", "--corpus", "y", "--budget", "soon"], 2, ["soon", "20m"]),
-        (["fit", "--train", "x", "--corpus", "y", "--set", "phases[0].stepz=5"], 2, ["stepz"]),
-        (["fit", "--train", "x", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
+        (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[0].stepz=5"], 2, ["stepz"]),
+        (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
         (["fit", "--config", "missing.toml"], 2, ["missing.toml"]),
         (["fit", "--nonsense"], 2, ["--nonsense"]),
         (["predict", "missing", "-"], 5, ["missing"]),
+        (["evaluate", "missing", "x", "--unseen-labels", "ingore"], 2, ["--unseen-labels", "'ingore'", "ignore"]),
         (["search", "missing", "query"], 5, ["missing", "cramlm index"]),
         (["verify", "missing"], 5, ["missing"]),
     ],
 )
 def test_a_mistake_gets_one_line_and_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, input="a text\n", timeout=120)
+    write_task(tmp_path, documents=1)
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, input="a text\n", timeout=PATIENCE)
     assert_one_line(result, code, *needles)
+
+
+@pytest.mark.slow
+def test_with_several_ranks_the_first_one_alone_reads_the_training_file_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    command = [*COMMAND, "fit", "--recipe", "labels-only", "--train", "train.jsonl", "--out", "run"]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for folder in (tmp_path / "0", tmp_path / "1"):
+        folder.mkdir()
+    (tmp_path / "0/train.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "b"}\n', "utf-8")
+    ranks = []
+    for rank in (0, 1):
+        environment = {**os.environ, **place, "RANK": str(rank)}
+        ranks.append(subprocess.Popen(command, cwd=tmp_path / str(rank), env=environment, stderr=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [3, 3], said
+    assert "train.jsonl:2" in said[0]
+    assert "cramlm: error" not in said[1]
 
 
 def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, tmp_path: Path) -> None:
     arguments = ["fit", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", fitted / "store"]
-    longer = [*arguments, "--set", "phases[0].steps=400"]
-    process = subprocess.Popen([*COMMAND, *map(str, longer)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "run/.work").rglob("manifest.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    for steps in (400, 4_000, 40_000):  # the signal may come after the last step
+        longer = [*arguments, "--set", f"phases[0].steps={steps}"]
+        process = subprocess.Popen([*COMMAND, *map(str, longer)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        while process.poll() is None and not list((tmp_path / "run/.work").rglob("manifest.json")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
+        if process.returncode:
+            break
+        shutil.rmtree(tmp_path / "run")
     assert process.returncode == 75, errors
     assert errors.strip().splitlines()[-1].startswith("cramlm: error: ")
     result = cramlm(*longer)
@@ -160,7 +226,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
 
 
 def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> None:
-    from cramlm.artifacts import lock
+    from cramlm.storage.artifacts import lock
 
     with lock(fitted / "run" / "run"):
         result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
@@ -182,6 +248,12 @@ def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> No
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
 
 
+def test_predict_with_an_encoder_says_that_torch_does_not_fit_a_limit_on_memory(fitted: Path) -> None:
+    command = shlex.join([*COMMAND, "predict", str(fitted / "run"), str(fitted / "data/test.jsonl")])
+    result = subprocess.run(["bash", "-c", f"ulimit -v 1000000 && exec {command}"], capture_output=True, text=True, timeout=PATIENCE)
+    assert_one_line(result, 4, "predict needs at least 2 GB to load torch")
+
+
 @pytest.mark.parametrize(("gigabytes", "needle"), [(1, "needs at least 2 GB to load torch"), (3, "out of memory")])
 def test_a_run_that_does_not_fit_a_limit_on_memory_gets_one_line_and_exit_4(
     fitted: Path, tmp_path: Path, gigabytes: float, needle: str
@@ -191,5 +263,5 @@ def test_a_run_that_does_not_fit_a_limit_on_memory_gets_one_line_and_exit_4(
         [*COMMAND, "fit", "--config", str(config), "--out", str(tmp_path / "run")]
     )
     large = " --set encoder.hidden=1536 --set encoder.layers=16" if gigabytes > 2 else ""  # does not even fit to be measured
-    result = subprocess.run(["bash", "-c", limit + large], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    result = subprocess.run(["bash", "-c", limit + large], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
     assert_one_line(result, 4, needle)

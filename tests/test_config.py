@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cramlm.config import RunConfig, apply_overrides, load_config, parse_duration, read_toml, to_toml
+from cramlm.config.run import RunConfig, apply_overrides, load_config, parse_duration, read_toml, to_toml
 from cramlm.errors import UsageError
 
 # Any text that a file can hold; TOML refuses lone surrogates, as UTF-8 does.
@@ -18,8 +18,12 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 shares = st.floats(0.001, 0.999)
 
 
+CLASSIFY = [{"kind": "classify"}]
+PHASE = {"name": "a", "terms": CLASSIFY}
+
+
 def minimal(**changes: Any) -> dict[str, Any]:
-    return {"task": {"train": "train.jsonl"}, "phases": [{"name": "finetune", "steps": 10}], **changes}
+    return {"task": {"train": "train.jsonl"}, "phases": [PHASE | {"name": "finetune", "steps": 10}], **changes}
 
 
 @st.composite
@@ -32,8 +36,11 @@ def configs(draw: st.DrawFn) -> RunConfig:
             "name": name,
             "steps": draw(st.none() | st.integers(0, 10**9)),
             "passes": draw(st.none() | st.floats(0.01, 1e6)),
-            "external": draw(st.integers(0, 999)) if raw_text else 0,
-            "mlm_weight": draw(st.floats(0, 1000)),
+            "external": draw(st.integers(1, 999)) if raw_text else 0,
+            "terms": [
+                *([{"kind": draw(st.sampled_from(["mlm", "distil"])), "weight": draw(st.floats(1e-3, 1000))}] if raw_text else []),
+                {"kind": "classify", "label_smoothing": draw(st.floats(0, 0.5))},
+            ],
             "loss_scale": draw(st.sampled_from(["sum", "mean"])),
             "masking": {"rate": draw(shares), "mask_share": draw(st.floats(0, 0.5)), "random_share": draw(st.floats(0, 0.5))},
             "optimizer": {"kind": draw(st.sampled_from(["adamw", "muon"])), "eps": draw(st.floats(1e-12, 1e-3))},
@@ -122,14 +129,18 @@ def test_an_override_that_leads_nowhere_is_a_usage_error_naming_it(override: str
         ({"task": {}}, "task.train"),
         ({"task": {"train": "a", "dev_fraction": 0.9}}, "task.dev_fraction"),
         ({"phases": []}, "phases"),
-        ({"phases": [{"name": "Joint Phase"}]}, "phases[0].name"),
-        ({"phases": [{"name": "a"}, {"name": "a"}]}, "phase names must differ"),
-        ({"phases": [{"name": "a", "external": 0, "task": 0}]}, "nothing to draw"),
-        ({"phases": [{"name": "a", "task_weight": 0}]}, "nothing to learn"),
-        ({"phases": [{"name": "a", "external": 1}]}, "no corpus is given"),
-        ({"phases": [{"name": "a", "max_length": 9999}]}, "max_length 9999"),
-        ({"phases": [{"name": "a", "masking": {"mask_share": 0.9, "random_share": 0.9}}]}, "must not exceed 1"),
-        ({"phases": [{"name": "a", "mlm_weight": float("nan")}]}, "phases[0].mlm_weight"),
+        ({"phases": [{"name": "Joint Phase", "terms": CLASSIFY}]}, "phases[0].name"),
+        ({"phases": [PHASE, PHASE]}, "phase names must differ"),
+        ({"phases": [PHASE | {"external": 0, "task": 0}]}, "nothing to draw"),
+        ({"phases": [{"name": "a"}]}, "phases[0].terms"),
+        ({"phases": [{"name": "a", "terms": []}]}, "phases[0].terms"),
+        ({"phases": [PHASE | {"external": 1, "terms": [*CLASSIFY, {"kind": "mlm"}]}]}, "no corpus is given"),
+        ({"phases": [PHASE | {"max_length": 9999}]}, "max_length 9999"),
+        ({"phases": [PHASE | {"masking": {"mask_share": 0.9, "random_share": 0.9}}]}, "must not exceed 1"),
+        ({"phases": [{"name": "a", "terms": [{"kind": "classify", "weight": float("nan")}]}]}, "phases[0].terms[0].weight"),
+        ({"phases": [{"name": "a", "terms": [{"kind": "classify", "weight": 0}]}]}, "nothing to learn"),
+        ({"phases": [{"name": "a", "terms": [{"kind": "classify", "weight": -1}]}]}, "phases[0].terms[0].weight"),
+        ({"phases": [{"name": "a", "terms": [{"kind": "magic"}]}]}, "phases[0].terms[0]"),
         ({"corpus": {"files": ["a"]}}, "corpus and retriever come together"),
         ({"corpus": {"files": ["a"]}, "retriever": {"kind": "magic"}}, "retriever"),
         ({"encoder": {"hidden": 100, "heads": 3}}, "multiple of heads"),
@@ -176,3 +187,9 @@ def test_a_toml_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"\n')
     with pytest.raises(UsageError, match=r"latin\.toml"):
         read_toml(tmp_path / "latin.toml")
+
+
+def test_a_term_with_weight_0_is_left_out() -> None:
+    terms = [{"kind": "mlm", "on": "task", "weight": 0}, {"kind": "classify"}]
+    (phase,) = load_config(minimal(phases=[PHASE | {"terms": terms}])).phases
+    assert [term.kind for term in phase.terms] == ["classify"]

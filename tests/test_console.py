@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cramlm.console import show_selection
+from cramlm.cli.console import show_selection
 
 
 def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +18,7 @@ def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: 
         "sources": {"[news]": 40, "wiki": 10},
         "source_words": {"[news]": 4000, "wiki": 1000},
         "corpus_sources": {"[news]": 100, "wiki": 100},
+        "other_sources": {"sources": 3, "passages": 4},
         "corpus_documents": 200,
         "rank": profile,
         "score": profile,
@@ -30,5 +31,5 @@ def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: 
     assert "50 passages, 5,000 words, about 0.01M tokens" in shown
     news = next(line for line in shown.splitlines() if "[news]" in line)
     assert [cell.strip() for cell in news.split("│")[1:-1]] == ["[news]", "40", "4,000", "80.0%", "40.0% of 100", "1.60"]
-    for fact in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide"):
+    for fact in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide", "3 with 4 passages"):
         assert fact in shown

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cramlm.amounts import Budget
+from cramlm.config.amounts import Budget
 from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.planning.budget import Sizes
+from cramlm.planning.cost import Machine, Outlook, Texts, foresee, refuse_hopeless
+from cramlm.planning.speed import Measurement
 from cramlm.recipes import tlm
-from cramlm.stages.cost import Machine, Outlook, Texts, foresee, refuse_hopeless
-from cramlm.training.budget import Sizes
-from cramlm.training.measuring import Measurement
 
 FORESEEN = Outlook((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
 
@@ -33,7 +33,7 @@ def test_a_run_that_just_fits_is_not_refused() -> None:
 def test_a_busy_machine_excuses_a_short_time_but_not_too_few_operations() -> None:
     busy = Measurement(100.0, 2, 0.2, 1e7, None)
     texts = Texts(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0)
-    config = tlm(train="train.jsonl", corpus=["corpus.txt"])
+    config = tlm(train="", corpus=["corpus.txt"])
 
     def foreseen(budget: Budget) -> Outlook:
         return foresee(config, budget, texts, Machine(busy, busy, 1000))

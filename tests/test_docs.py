@@ -10,14 +10,14 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 import typer
 
-from cramlm.cli import app
-from cramlm.config import RunConfig
+from cramlm.cli.app import app
+from cramlm.config.run import RunConfig
 from tiny_task import write_task
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -75,6 +75,22 @@ def test_the_picture_of_the_method_is_what_its_script_draws() -> None:
     assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
 
 
+def front_page() -> PurePath:
+    """The page that `make docs` names when it is done, below site/."""
+    target = re.search(r"^docs:.*\n((?:\t.*\n)+)", (DOCS.parent / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert target is not None
+    named = re.search(r"site/(\S+\.html)", target[1])
+    assert named is not None
+    return PurePath(named[1])
+
+
+def test_the_page_that_make_docs_names_has_a_source_and_stands_first() -> None:
+    source = front_page().with_suffix(".md")
+    assert (DOCS / source).is_file()
+    nav = (DOCS.parent / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    assert nav.splitlines()[0].endswith(f": {source}")
+
+
 def prepare(folder: Path) -> None:
     """The files that the tutorials speak of, made from the tiny task."""
     paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=240).items()}
@@ -118,8 +134,9 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="no mkdocs-material: pip install 'cramlm[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
+    assert (tmp_path / "site" / front_page()).is_file()
     page = (tmp_path / "site" / "reference" / "config" / "index.html").read_text("utf-8")
     assert "passage_words" in page
     for file in (tmp_path / "site").rglob("*.html"):
@@ -130,6 +147,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 def test_every_common_shell_gets_its_completion(shell: str) -> None:
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "cramlm", "--show-completion", shell]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert result.returncode == 0, result.stderr
     assert "complet" in result.stdout

@@ -18,10 +18,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import cramlm
-from cramlm.artifacts import lock, verify
-from cramlm.deploy.predictor import Predictor
+from cramlm.data.kept_task import load_task
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.estimator import CramClassifier
+from cramlm.inference.predictor import Predictor
+from cramlm.storage.artifacts import lock, verify
 from tiny_task import write_task
 
 ROWS = {"max_length": 32, "batch_size": 256, "batch_unit": "tokens", "checkpoint_every": 1000, "dropout": 0.1}
@@ -91,10 +92,10 @@ def test_columns_of_probabilities_follow_the_classes_and_not_their_names(fitted:
 
 
 def test_the_run_is_an_ordinary_one_without_test_file_and_with_a_dev_split_of_its_own(fitted: CramClassifier, data: Data) -> None:
-    split = json.loads((fitted.run_.path / "split.json").read_bytes())
-    assert (len(split["train"]) + len(split["dev"]), len(split["test"])) == (len(data.X), 0)
-    assert len(split["dev"]) == 4
-    assert (fitted.run_.path / "selection" / "selected.jsonl").is_file()
+    task = load_task(fitted.run_.path)
+    assert (len(task.train) + len(task.dev), len(task.test)) == (len(data.X), 0)
+    assert len(task.dev) == 4
+    assert (fitted.run_.path / "selection" / "selection.arrow").is_file()
     assert verify(fitted.run_.path) > 5
 
 
@@ -192,6 +193,24 @@ def test_before_fit_it_says_so() -> None:
             ask()
 
 
+class NAType:
+    """As pandas.NA: a comparison gives itself, which is neither true nor false."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __ne__(self, other: object) -> Any:
+        return self
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+    def __repr__(self) -> str:
+        return "<NA>"
+
+
 TEXTS = ["a ship", "a hill", "a wave", "a ridge"]
 Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
@@ -211,6 +230,10 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: ([], []), "X holds no texts"),
         (lambda x, y: (x, [*y[:3], None]), "y\\[3\\] is missing"),
         (lambda x, y: (x, [0, 1, 0, float("nan")]), "y\\[3\\] is missing"),
+        (lambda x, y: (x, [0, 1, 0, np.float32("nan")]), "y\\[3\\] is missing"),
+        (lambda x, y: (x, [*y[:3], NAType()]), "y\\[3\\] is missing \\(<NA>\\); drop the row"),
+        (lambda x, y: (x, np.array([NAType(), *y[1:]], dtype=object)), "y\\[0\\] is missing"),
+        (lambda x, y: ([*x[:3], NAType()], y), "X\\[3\\] is missing \\(<NA>\\)"),
         (lambda x, y: (x, [0, 1, 0, "b"]), "y mixes text and other labels"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
         (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),

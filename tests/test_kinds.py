@@ -14,15 +14,15 @@ import torch
 from typer.testing import CliRunner
 
 from cramlm import Predictor, recipes
-from cramlm.cli import app
-from cramlm.config import RunConfig, TaskConfig, load_config, to_toml
-from cramlm.deploy.report.page import comparison_page, report_page
+from cramlm.cli.app import app
+from cramlm.config.run import RunConfig, TaskConfig, load_config, to_toml
+from cramlm.config.terms import Classify
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.estimator import CramClassifier
-from cramlm.model.folders import CONFIG_FILE
-from cramlm.model.hf import load_classifier
+from cramlm.model.huggingface.checks import CONFIG_FILE
+from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
-from cramlm.stages.start import start_from
+from cramlm.reporting.page import comparison_page, report_page
 from tiny_task import COMMON, TOPICS, tiny_config, write_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside transformers while it loads
@@ -59,12 +59,12 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
     config["encoder"]["embedding_init"] = "drawn"
     config["task"]["kind"] = kind
-    config["phases"] = [{**config["phases"][1], "steps": 30, "teacher_weight": None, "evaluate_every": 30, "keep": "best"}]
+    config["phases"] = [{**config["phases"][1], "steps": 30, "terms": [{"kind": "classify"}], "evaluate_every": 30, "keep": "best"}]
     (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
     printed = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
-    metric, baseline = {"multi-label": ("macro-F1", "one-vs-rest logistic"), "regression": ("Pearson", "ridge")}[kind]
-    assert f"on dev ({metric} " in printed
-    assert baseline in printed
+    metric = {"multi-label": "macro-F1", "regression": "Pearson"}[kind]
+    verdict = next(line for line in printed.splitlines() if "(cross-fitted on dev: tfidf " in line)
+    assert metric in verdict
     return kind, folder
 
 
@@ -79,6 +79,28 @@ def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted
         assert again[name] == pytest.approx(reported[name], abs=1e-5), name
     words = cramlm("evaluate", folder / "run/export", folder / "data/test.jsonl").splitlines()[-1]
     assert words.startswith("subset accuracy " if kind == "multi-label" else "RMSE ")
+
+
+def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=10)
+    for split in ("train", "dev", "test"):
+        rows = [json.loads(line) for line in Path(paths[split]).read_text("utf-8").splitlines()]
+        rows = [{**row, "label": ["sea"] if row["label"] == "sea" else []} for row in rows]
+        Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
+    config["encoder"]["embedding_init"] = "drawn"
+    config["task"]["kind"] = "multi-label"
+    config["phases"] = [{**config["phases"][1], "terms": [{"kind": "classify"}], "evaluate_every": 16, "keep": "best"}]
+    (tmp_path / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
+    cramlm("fit", "--config", tmp_path / "run.toml", "--out", tmp_path / "run", "--store", tmp_path / "store")
+    scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())["models"]
+    for name in ("tfidf", "tlm"):
+        assert list(scores[name]["test"]["per_class"]) == ["sea"]
+        assert scores[name]["test"]["macro_f1"] == pytest.approx(scores[name]["test"]["micro_f1"])
+    (answer,) = Predictor.load(tmp_path / "run/export").predict([SEA])
+    assert isinstance(answer, LabelsPrediction)
+    assert set(answer.probabilities) == {"sea"}
+    cramlm("evaluate", tmp_path / "run/export", paths["test"])
 
 
 def test_predict_and_predictor_answer_with_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
@@ -146,8 +168,8 @@ def test_what_a_kind_does_not_have_says_so_in_one_line(fitted: tuple[str, Path])
         assert error.value.exit_code == 2
     with pytest.raises(UsageError, match=refused):
         CramClassifier(settings={"task.kind": kind}).fit(["a", "b"], ["x", "y"])
-    with pytest.raises(ValueError, match="objective 'marks' asks which words matter to a text's one label"):
-        recipes.selective_masking(train="t.jsonl", corpus="c.jsonl", kind=kind)
+    with pytest.raises(ValueError, match="the term 'important_tokens' exists only where each text has one label"):
+        recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
 
 
 def test_a_foreign_problem_type_or_a_regression_of_several_numbers_is_refused(fitted: tuple[str, Path], tmp_path: Path) -> None:
@@ -177,9 +199,8 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
 
 
 def test_a_recipe_for_another_kind_is_planned_without_a_teacher() -> None:
-    config = recipes.labels_only(train="t.jsonl", kind="regression")
+    config = recipes.labels_only(train="", kind="regression")
     assert isinstance(config, RunConfig)
-    assert config.task == TaskConfig(train="t.jsonl", kind="regression")
-    resolved, _ = start_from(config)
-    assert {phase.teacher_weight for phase in resolved.phases} == {0.0}
-    assert resolved.dev_metric == "pearson"
+    assert config.task == TaskConfig(train="", kind="regression")
+    assert [phase.terms for phase in config.phases] == [(Classify(),)]
+    assert config.dev_metric == "pearson"

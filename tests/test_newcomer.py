@@ -87,7 +87,8 @@ def test_every_file_that_is_not_python_is_in_the_wheel(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert inside == source
-    assert {"cramlm/deploy/report/report.css", "cramlm/deploy/report/report.js", "cramlm/deploy/server_page.html"} <= inside
+    reporting = {f"cramlm/reporting/{name}" for name in ("report.css", "report.js", "plot.css", "templates/run.html.jinja")}
+    assert {*reporting, "cramlm/export/templates/model_card.md.jinja", "cramlm/serving/page.html"} <= inside
 
 
 def test_what_is_installed_is_the_wheel_and_nothing_of_the_sources(place: Place) -> None:

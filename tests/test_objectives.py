@@ -13,25 +13,29 @@ import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from cramlm.artifacts import open_artifact
-from cramlm.cli import app
-from cramlm.config import load_config, to_toml
-from cramlm.deploy.predictor import Predictor
+from cramlm.cli.app import app
+from cramlm.config.run import load_config, to_toml
+from cramlm.inference.predictor import Predictor
+from cramlm.storage.artifacts import open_artifact
 from tiny_task import TOPICS, tiny_config, write_task
 
 COMMON = {
     "steps": 6,
     "external": 2,
     "task": 1,
-    "mlm_weight": 1.0,
-    "teacher_weight": 0.0,
+    "terms": [{"kind": "mlm"}, {"kind": "mlm", "on": "task"}, {"kind": "classify"}],
     "dropout": 0.0,
     "keep": "last",
     "batch_size": 256,
     "max_length": 32,
     "checkpoint_every": 100,
 }
-FINETUNE = COMMON | {"name": "finetune", "steps": 30, "external": 0, "mlm_weight": 0.0, "keep": "best", "evaluate_every": 10}
+FINETUNE = COMMON | {"name": "finetune", "steps": 30, "external": 0, "terms": [{"kind": "classify"}], "keep": "best", "evaluate_every": 10}
+
+
+def on_both(kind: str, *, labels: bool = True, **settings: Any) -> list[dict[str, Any]]:
+    """A text term on external and on task text, and the labels."""
+    return [{"kind": kind, "on": on, **settings} for on in ("external", "task")] + [{"kind": "classify"}] * labels
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,7 +69,10 @@ def terms_of(run: Path) -> dict[str, set[str]]:
 def test_an_albert_is_the_native_class_and_its_one_layer_is_stored_once(tmp_path: Path) -> None:
     encoder = {"shape": "albert", "layers": 3, "hidden": 32, "heads": 2, "intermediate": 32, "embedding": 16, "max_positions": 64}
     run = fit(
-        tmp_path, encoder=encoder, head={"pooling": "cls", "generator": 16}, phases=[COMMON | {"name": "rtd", "objective": "rtd"}, FINETUNE]
+        tmp_path,
+        encoder=encoder,
+        head={"pooling": "cls", "generator": 16},
+        phases=[COMMON | {"name": "rtd", "terms": on_both("replaced_tokens")}, FINETUNE],
     )
     assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["AlbertForSequenceClassification"]
     with safe_open(run / "export/model.safetensors", framework="np") as weights:
@@ -89,20 +96,24 @@ def test_a_mixture_of_experts_says_that_cramlm_alone_reads_its_export(tmp_path: 
 
 def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_class(tmp_path: Path) -> None:
     phases = [
-        {"objective": "clm", "task_weight": 0.0},
-        {"objective": "hybrid", "masking": {"kind": "whole-word", "rate": 0.3, "rate_end": 0.15}},
-        {"objective": "span", "masking": {"rate": 0.3}},
-        {"objective": "rtd", "masking": {"kind": "phrase"}},
+        {"name": "causal", "terms": on_both("causal", labels=False)},
+        {
+            "name": "hybrid",
+            "terms": [*on_both("mlm"), *on_both("causal", labels=False, share=0.5)],
+            "masking": {"kind": "whole-word", "rate": 0.3, "rate_end": 0.15},
+        },
+        {"name": "span", "terms": on_both("span_infilling"), "masking": {"rate": 0.3}},
+        {"name": "rtd", "terms": on_both("replaced_tokens"), "masking": {"kind": "phrase"}},
     ]
-    named = [COMMON | phase | {"name": phase["objective"]} for phase in phases]
-    run = fit(tmp_path, phases=[*named, FINETUNE], head={"generator": 16})
-    masked, causal, told = ({f"{text}_external", f"{text}_task"} for text in ("mlm", "clm", "replaced"))
-    labels = {"task"}
+    run = fit(tmp_path, phases=[*(COMMON | phase for phase in phases), FINETUNE], head={"generator": 16})
+    kinds = ("mlm", "causal", "span_infilling", "replaced_tokens", "detection")
+    masked, causal, spans, generator, detection = ({f"{kind}_external", f"{kind}_task"} for kind in kinds)
+    labels = {"classify_task"}
     assert terms_of(run) == {
-        "clm": causal,
+        "causal": causal,
         "hybrid": causal | masked | labels,
-        "span": masked | labels,
-        "rtd": masked | told | labels,
+        "span": spans | labels,
+        "rtd": generator | detection | labels,
         "finetune": labels,
     }
     assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["ModernBertForSequenceClassification"]
@@ -114,16 +125,16 @@ def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_clas
 @pytest.mark.parametrize("kind", ["scored", pytest.param("scored-control", marks=pytest.mark.slow)])
 def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path: Path, kind: str) -> None:
     rule = {"rule": "auxiliary" if kind == "scored" else "gradient"}
-    external = COMMON | {"task": 0, "mlm_weight": 0.0, "masking": {"rate": 0.15}}
+    external = COMMON | {"task": 0, "terms": [{"kind": "mlm"}], "masking": {"rate": 0.15}}
     phases = [
         external | {"name": "genept"},
         FINETUNE | {"name": "tune"},
-        COMMON | {"name": "scorer", "objective": "marks", "external": 0, "task_weight": 0.0, "steps": 20, "marks": rule},
+        COMMON | {"name": "scorer", "terms": [{"kind": "important_tokens", **rule}], "external": 0, "steps": 20},
         external | {"name": "taskpt", "start_from": "genept", "masking": {"kind": kind, "scores_of": "scorer", "rate": 0.15}},
         FINETUNE,
     ]
     run = fit(tmp_path, phases=phases, head={"places": True})
-    assert terms_of(run)["scorer"] == {"marks_task"}
+    assert terms_of(run)["scorer"] == {"important_tokens_task"}
     words = json.loads((run / "marks-3-scorer/words.json").read_bytes())
     assert words["texts_used"] > 20
     topical = [word for word in list(words["marked"])[:10] if any(word in topic for topic in TOPICS.values())]

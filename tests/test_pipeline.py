@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import torch
 from safetensors.numpy import load_file
 
 from cramlm import recipes
-from cramlm.artifacts import hash_file, verify
-from cramlm.config import RunConfig, load_config, to_toml
-from cramlm.deploy.predictor import Predictor
+from cramlm.config.run import RunConfig, load_config, to_toml
+from cramlm.data.kept_task import load_task
 from cramlm.errors import Stopped, UsageError
-from cramlm.pipeline import run
+from cramlm.inference.linear import LinearPredictor
+from cramlm.inference.predictor import Predictor
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.pipeline.run import run
 from cramlm.records import Event
+from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.storage.artifacts import hash_file, verify
+from cramlm.storage.counts import counting
 from tiny_task import TOPICS, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
@@ -47,19 +53,36 @@ def events_of(config: dict[str, Any], out: Path, store: Path) -> list[Event]:
     return events
 
 
+class StopIn:
+    """A stop that is requested once a phase has made so many steps."""
+
+    def __init__(self, stage: str, *, after: int) -> None:
+        self.stage, self.left, self.began = stage, after, False
+
+    def see(self, event: Event) -> None:
+        self.began = self.began or (event.stage == self.stage and event.kind == "start")
+
+    def stop(self) -> int | None:
+        self.left -= self.began
+        return 75 if self.left < 0 else None
+
+
 def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
     stages = (
+        "task",
         "baseline",
         "plan",
         "selection",
-        "teacher",
         "tokenizer",
+        "tokens",
         "embedding",
+        "static",
         "schedule",
+        "teacher",
         "phase-1-joint",
         "phase-2-finetune",
-        "label-prior",
+        "logit-adjustment",
         "evaluation",
         "export",
     )
@@ -69,7 +92,10 @@ def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finishe
     assert verify(folder) == len(stages) + len(stored)
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
-    assert {"tfidf-words", "tfidf-tokens", "tfidf-characters"} <= set(scores["models"])
+    assert list(scores["models"]) == ["tlm", "static", "tfidf"]
+    assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "tfidf"))
+    assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm"}
+    assert scores["verdict"] == scores["comparison"]["text"]
     predictor = Predictor.load(folder / "run/export")
     assert [answer.label for answer in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == ["sea", "hill"]
 
@@ -79,8 +105,23 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "fresh"]) == 14
+    assert len([event for event in events if event.kind == "fresh"]) == 17
     assert hash_file(folder / "run" / WEIGHTS) == before
+
+
+def test_a_run_parses_every_file_and_decodes_and_tokenizes_every_text_at_most_once(tmp_path: Path) -> None:
+    done: Counter[tuple[str, str]] = Counter()
+
+    def see(event: Event) -> None:
+        if (event.stage, event.kind) == ("evaluation", "done"):  # the export is read back and compared with the model, on purpose
+            done.update(counts)
+
+    with counting() as counts:
+        run(load_config(tiny_config(write_task(tmp_path / "data"))), out=tmp_path / "run", store=tmp_path / "store", emit=see)
+    by_work = Counter(work for work, _ in done)
+    assert by_work["parsed"] == 4
+    assert by_work["tokenized"] > by_work["decoded"] == len(SelectionTable.open(tmp_path / "run/selection")) > 50
+    assert {item: number for item, number in done.items() if number > 1} == {}
 
 
 def test_a_changed_knob_reruns_its_stage_and_those_after_it_and_says_why(
@@ -107,13 +148,97 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished: tup
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, config = finished
-    asked = iter(range(10_000))
+    asked = StopIn("phase-1-joint", after=14)
     with pytest.raises(Stopped) as stopped:
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", stop=lambda: 75 if next(asked) > 14 else None)
+        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
     assert stopped.value.exit_code == 75
     assert not (tmp_path / "run/export").exists()
     events_of(config, tmp_path / "run", folder / "store")
     assert hash_file(tmp_path / "run" / WEIGHTS) == hash_file(folder / "run" / WEIGHTS)
+
+
+def test_a_resumed_phase_keeps_the_dev_predictions_of_its_evaluations_before(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, config = finished
+    asked = StopIn("phase-2-finetune", after=10)  # evaluations after steps 4 and 8
+    with pytest.raises(Stopped):
+        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
+    assert len(list((tmp_path / "run/.work").rglob("dev-predictions/*/*.npy"))) == 2
+    events_of(config, tmp_path / "run", folder / "store")
+    assert not (tmp_path / "run/.work/phase-2-finetune").exists()
+    name = "phase-2-finetune/dev-predictions.npy"
+    assert np.array_equal(np.load(tmp_path / "run" / name), np.load(folder / "run" / name))
+    one, two = (json.loads((path / "run/evaluation/scores.json").read_bytes())["comparison"] for path in (tmp_path, folder))
+    assert one == two
+
+
+def test_dev_predictions_of_a_phase_stopped_under_another_config_do_not_count(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, config = finished
+    other = json.loads(json.dumps(config))
+    other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
+    asked = StopIn("phase-2-finetune", after=3)
+    with pytest.raises(Stopped):
+        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
+    for checkpoint in (tmp_path / "run/.work/phase-2-finetune").glob("step-*"):
+        shutil.rmtree(checkpoint)  # as if it had been killed before its first one
+    events_of(config, tmp_path / "run", folder / "store")
+    name = "phase-2-finetune/dev-predictions.npy"
+    assert np.array_equal(np.load(tmp_path / "run" / name), np.load(folder / "run" / name))
+
+
+def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The phases of a config without their terms `distil`."""
+    return [phase | {"terms": [term for term in phase["terms"] if term["kind"] != "distil"]} for phase in config["phases"]]
+
+
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_without_the_baseline_none_is_fitted_or_scored_and_a_teacher_still_teaches(
+    has_teacher: bool, copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
+) -> None:
+    folder, config = copied
+    phases = [phase | {"steps": 2} for phase in (config["phases"] if has_teacher else without_teacher(config))]
+    out = folder / "without"
+    events = events_of({**config, "phases": phases, "baseline": {"enabled": False}}, out, finished[0] / "store")
+    assert not (out / "baseline").exists()
+    assert {(out / name).exists() for name in ("static", "teacher")} == {has_teacher}
+    assert not [event for event in events if event.stage == "baseline"]
+    scores = json.loads((out / "evaluation/scores.json").read_bytes())
+    assert list(scores["models"]) == list(scores["comparison"]["cross_fitted"]) == ["tlm"]
+    assert not list(out.rglob("*-static.jsonl")) + list(out.rglob("*-tfidf.jsonl"))
+    if has_teacher:
+        fit = json.loads((out / "static/fit.json").read_bytes())
+        assert "test" not in fit
+
+
+@pytest.mark.parametrize("name", ["static", "tfidf"])
+def test_a_linear_recipe_is_fitted_scored_and_exported_without_an_encoder(
+    name: str, finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, data = finished
+    keys = ("seed", "task", "threads") if name == "tfidf" else ("seed", "task", "threads", "corpus", "retriever", "tokenizer")
+    config = load_config({key: data[key] for key in keys} | {"name": name, "model": name})
+    done = run(config, out=tmp_path / "run", store=folder / "store")
+    assert list(done.scores["models"]) == (["static", "tfidf"] if name == "static" else ["tfidf"])
+    assert done.scores["models"][name]["test"]["accuracy"] > 0.8
+    assert not list((tmp_path / "run").glob("phase-*"))
+    predictor = LinearPredictor.load(done.export)
+    texts = ["wave ship harbour sailor", "summit ridge valley climber"]
+    assert [answer.label for answer in predictor.predict(texts)] == ["sea", "hill"]  # type: ignore[union-attr]
+    fresh = {
+        event.stage for event in events_of(config.model_dump(mode="json"), tmp_path / "run", folder / "store") if event.kind == "fresh"
+    }
+    assert {"baseline", "evaluation", "export"} <= fresh
+
+
+def test_another_test_file_leaves_the_linear_models_as_they_are(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
+    folder, config = copied
+    shorter = folder / "test.jsonl"
+    shorter.write_text("\n".join(Path(config["task"]["test"]).read_text("utf-8").splitlines()[:10]) + "\n", "utf-8")
+    changed = {**config, "task": config["task"] | {"test": str(shorter)}}
+    events = events_of(changed, folder / "run", finished[0] / "store")
+    assert {"baseline", "tokenizer"} <= {event.stage for event in events if event.kind == "fresh"}
+    assert "evaluation" in {event.stage for event in events if event.kind == "stale"}
 
 
 def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: Path) -> None:
@@ -126,8 +251,8 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
     everything = tiny_config(paths, retriever={"kind": "bm25", "top_k": 300})
     run(load_config(everything), out=tmp_path / "run", store=tmp_path / "store")
     assert "zyxwvut" in (tmp_path / "run/selection/dropped.jsonl").read_text("utf-8")
-    for name in ("selection/selected.jsonl", "tokenizer/tokenizer.json", "export/tokenizer.json"):
-        assert "zyxwvut" not in (tmp_path / "run" / name).read_text("utf-8")
+    for name in ("selection/selection.arrow", "tokenizer/tokenizer.json", "export/tokenizer.json"):
+        assert b"zyxwvut" not in (tmp_path / "run" / name).read_bytes()
 
 
 def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Path) -> None:
@@ -143,7 +268,7 @@ def test_the_random_control_selects_without_looking_at_the_task(tmp_path: Path) 
     paths = write_task(tmp_path / "data")
     config = tiny_config(paths, retriever={"kind": "random", "max_documents": 30})
     finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    assert len(np.load(finished.path / "selection/position.npy")) == 30
+    assert len(SelectionTable.open(finished.path / "selection")) == 30
 
 
 def test_a_bert_shaped_run_exports_the_native_class(tmp_path: Path) -> None:
@@ -160,9 +285,10 @@ def test_without_a_dev_file_a_seeded_part_of_train_is_split_off_and_stored(tmp_p
     config = tiny_config(paths)
     del config["task"]["dev"]
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    split = json.loads((tmp_path / "run/split.json").read_bytes())
-    assert len(split["dev"]) == 4
-    assert not set(split["dev"]) & set(split["train"])
+    train, dev = ({example.id for example in split} for split in (load_task(tmp_path / "run").train, load_task(tmp_path / "run").dev))
+    assert len(dev) == 4
+    assert not train & dev
+    assert train | dev == {f"train:{line}" for line in range(1, 41)}
 
 
 def test_the_stored_config_gives_the_same_run(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -194,9 +320,9 @@ def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn
     copied: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, config = copied
-    soft, own = (np.load(folder / f"run/teacher/{about}.npy") for about in ("passages", "task"))
-    with (folder / "run/selection/selected.jsonl").open() as file:
-        passages = [json.loads(line)["text"] for line in file]
+    soft, own = (np.load(folder / f"run/teacher/{about}.npy") for about in ("passages-32", "task"))
+    selected = SelectionTable.open(folder / "run/selection").texts()
+    passages = Tokenizer.load(folder / "run/tokenizer").pieces(selected, max_length=32)[1]
     assert soft.shape == (len(passages), 2)
     np.testing.assert_allclose(soft.sum(axis=1), 1, rtol=1e-5)
     hill = np.array([sum(word in TOPICS["hill"] for word in text.split()) for text in passages])
@@ -205,10 +331,28 @@ def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn
     assert ((soft[:, 0] > soft[:, 1]) == (hill > sea))[clear].mean() > 0.95
     steps = [event for event in map(json.loads, (folder / "run/events.jsonl").read_text().splitlines()) if event["kind"] == "step"]
     assert own.shape == (len(Path(config["task"]["train"]).read_text().splitlines()), 2)
-    assert {"joint", "finetune"} == {event["stage"].split("-")[-1] for event in steps if "teacher" in event["data"]}
-    alone = config | {"phases": [phase | {"teacher_weight": 0.0} for phase in config["phases"]]}
+    assert {"joint", "finetune"} == {
+        event["stage"].split("-")[-1] for event in steps if {"distil_external", "distil_task"} & set(event["data"])
+    }
+    alone = config | {"phases": without_teacher(config)}
     assert run(load_config(alone), out=folder / "alone", store=folder / "store").scores
     assert not (folder / "alone/teacher").exists()
+
+
+def test_the_teachers_labels_are_aligned_with_the_training_labels_where_the_config_says_so(
+    copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
+) -> None:
+    folder, config = copied
+    plain = np.load(folder / "run/teacher/passages-32.npy")
+    changed = {**config, "teacher": {"align_distribution": True}, "phases": [phase | {"steps": 2} for phase in config["phases"]]}
+    events = events_of(changed, folder / "run", finished[0] / "store")
+    stale = {event.stage: event.message for event in events if event.kind == "stale"}
+    assert "teacher.align_distribution false -> true" in stale["teacher"]
+    aligned = np.load(folder / "run/teacher/passages-32.npy")
+    shift = np.log(aligned[:, 0] / aligned[:, 1]) - np.log(plain[:, 0] / plain[:, 1])
+    assert plain.mean(axis=0)[0] < 0.5  # half of the training texts have either label
+    assert shift.min() > 0
+    np.testing.assert_allclose(shift, shift.mean(), rtol=1e-2)
 
 
 def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_labels_count_as_trained(tmp_path: Path) -> None:
@@ -218,19 +362,19 @@ def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_
     train.write_text("\n".join([row for row in rows if '"sea"' in row] + [row for row in rows if '"hill"' in row][:3]) + "\n", "utf-8")
     config = tiny_config(paths)
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    told = json.loads((tmp_path / "run/label-prior/label-prior.json").read_bytes())
+    told = json.loads((tmp_path / "run/logit-adjustment/logit-adjustment.json").read_bytes())
     trained = load_file(tmp_path / "run/phase-2-finetune/model.safetensors")["classifier.classifier.bias"]
     exported = load_file(tmp_path / "run" / WEIGHTS)["classifier.bias"]
-    assert told["share"] > 0
+    assert told["tau"] > 0
     assert told["after"] > told["before"]
-    np.testing.assert_allclose(exported - trained, [told["shift"]["hill"], told["shift"]["sea"]], atol=1e-6)
+    np.testing.assert_allclose(exported - trained, [told["values"]["hill"], told["values"]["sea"]], atol=1e-6)
     scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(told["after"])
     phase = json.loads((tmp_path / "run/phase-2-finetune/phase.json").read_bytes())
-    assert phase["best_score"] == pytest.approx(told["after"])  # looks at dev score what would be handed on
+    assert phase["best_score"] == pytest.approx(told["after"])  # evaluations on dev score what would be handed on
 
     run(load_config({**config, "label_prior": "trained"}), out=tmp_path / "as trained", store=tmp_path / "store")
-    assert not (tmp_path / "as trained/label-prior").exists()
+    assert not (tmp_path / "as trained/logit-adjustment").exists()
     np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
 
 

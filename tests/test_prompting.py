@@ -15,15 +15,16 @@ from safetensors.torch import load_file
 
 import cramlm
 from checkpoints import write_checkpoint
-from cramlm.commands import models
-from cramlm.deploy.explain import explain_at
-from cramlm.deploy.onnx import export_onnx
-from cramlm.deploy.server_models import load_model
+from cramlm.cli import models
+from cramlm.cli.options import resolve_run
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.export.onnx import export_onnx
+from cramlm.inference.explain import explain_at
 from cramlm.model.encoder import initialise
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
-from cramlm.options import resolve_run
 from cramlm.records import Event
+from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.serving.models import load_model
 from tiny_task import COMMON, TOPICS, write_task
 
 pytestmark = [
@@ -139,10 +140,13 @@ def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_t
     settings = ('head.prompt.patterns=["{mask}: {text}","{text} ({mask})"]', "phases[0].masking.kind=whole-word", "phases[0].dropout=0.1")
     run, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
     steps = [event.data for event in events if event.kind == "step" and event.stage == "phase-1-joint"]
-    assert {"mlm_external", "mlm_task", "task", "teacher"} <= set(steps[-1])
+    assert {"mlm_external", "mlm_task", "classify_task", "distil_external"} <= set(steps[-1])
+    (soft,) = (np.load(file) for file in (run.path / "teacher").glob("passages-*.npy"))
+    assert len(soft) >= len(SelectionTable.open(run.path / "selection"))
+    np.testing.assert_allclose(soft.sum(axis=1), 1, atol=1e-5)
     prompt = json.loads((run.path / "prompt/prompt.json").read_bytes())
     assert {word for (slot,) in prompt["words"].values() for word in slot} <= {word for words in TOPICS.values() for word in words}
-    shift = json.loads((run.path / "label-prior/label-prior.json").read_bytes())["shift"]
+    shift = json.loads((run.path / "logit-adjustment/logit-adjustment.json").read_bytes())["values"]
     assert json.loads((run.export / PROMPT_FILE).read_bytes()) == prompt | {"shift": [shift["hill"], shift["sea"]]}
     assert not (run.export / "mlm").exists()
     card = (run.export / "README.md").read_text("utf-8")
@@ -168,10 +172,10 @@ def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place:
     run, events = fit(place, tmp_path / "run", "pet", *CASES["given"])
     labelled = next(event.message for event in events if event.stage == "teacher-of-distil" and event.kind == "done")
     answers = np.load(run.path / "teacher-of-distil/passages.npy")
-    assert f"{len(answers):,} passages labelled by the model of finetune" in labelled
+    assert f"soft labels by the model of finetune: {len(answers):,} texts" in labelled
     np.testing.assert_allclose(answers.sum(1), 1, atol=1e-5)
     last = [event.data for event in events if event.kind == "step" and event.stage == "phase-2-distil"][-1]
-    assert {"mlm_external", "task", "teacher"} <= set(last)
+    assert {"mlm_external", "classify_task", "distil_external"} <= set(last)
     assert not (run.path / "teacher").exists()
 
 
@@ -193,9 +197,8 @@ def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place:
         ([TWO], "patterns must have equal numbers of {mask}: 1 in '{mask}: {text}', 2 in 'Of the {mask}"),
         ([f'head.prompt.patterns=["{"the old " * 12} {{mask}} {{text}}"]'], "of the 24 tokens of a sequence, which leaves fewer than 4"),
         (["phases[0].trains=vectors"], "trains 'vectors' is for labels alone and a soft prompt"),
-        (["phases[0].objective=span"], "objective 'span' does not go with a prompt"),
-        (["distributed.parallel=fsdp2"], "is not trained by fsdp2"),
-        (["phases[0].teacher_from=joint"], "teacher_from 'joint' is no earlier phase"),
+        (['phases[0].terms=[{kind="span_infilling",on="task"},{kind="classify"}]'], "the term 'span_infilling' does not go with a prompt"),
+        (['phases[0].terms=[{kind="classify"},{kind="distil",on="task",teacher="joint"}]'], "teacher 'joint' is no earlier phase"),
         (["head.places=true"], "head.places and head.generator are of no use"),
     ],
 )

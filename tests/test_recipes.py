@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import cramlm
 from checkpoints import write_checkpoint
 from cramlm import recipes
-from cramlm.artifacts import hash_file
-from cramlm.commands import runs
-from cramlm.config import EncoderConfig, RunConfig
-from cramlm.errors import ArtifactError, UsageError
-from cramlm.options import resolve_run
+from cramlm.cli.app import app
+from cramlm.cli.options import resolve_run
+from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig
+from cramlm.config.terms import Classify, Distil, Mlm
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.experiments.grid import Question, arms_of, cells_of
+from cramlm.recipes import RECIPES
 from cramlm.recipes.phases import from_checkpoint
 from cramlm.records import Event
+from cramlm.storage.artifacts import hash_file
 from tiny_task import COMMON, TOPICS, write_task
 
 pytestmark = [
@@ -29,9 +35,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-DATA = {"train": "train.jsonl", "corpus": "corpus.jsonl"}
+DATA = {"train": "", "corpus": "corpus.jsonl"}
+LABELS = 7
+CONTROLS = ("random-retrieval", "external-only", "task-text-only", "no-stage-2", "labels-only")
 FROM_CHECKPOINT = {"plm", "dapt", "tapt", "dapt+tapt", "knn-tapt"}
-WITHOUT_CORPUS = {"labels-only", "task-text-only", "plm", "tapt"}
+WITHOUT_CORPUS = {"labels-only", "task-text-only", "plm", "tapt", "tfidf"}
 SMALL = (
     *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=drawn"),
     *("tokenizer.vocab_size=200",),
@@ -84,7 +92,7 @@ def some_slow(names: list[str], *, quick: set[str]) -> list[Any]:
 
 
 METHODS = [
-    name for name, recipe in recipes.RECIPES.items() if isinstance(recipe, recipes.Recipe) and recipe.head == "classifier"
+    name for name, recipe in RECIPES.items() if isinstance(recipe, recipes.Recipe) and recipe.head == "classifier"
 ]  # the others: test_prompting.py
 
 
@@ -93,7 +101,7 @@ def test_every_recipe_runs_to_a_model_that_transformers_loads(name: str, place: 
     config = quick_run(place, name, init=place["init"] if name in FROM_CHECKPOINT else None)
     run, _ = fit(config, place, tmp_path / "run")
     check_export(run)
-    assert (run.export / "mlm").exists() == any(phase.uses_mlm for phase in config.phases)
+    assert (run.export / "mlm").exists() == any(phase.text_terms for phase in config.phases)
     assert (config.corpus is None) == (name in WITHOUT_CORPUS)
     assert config.encoder.hidden == 32
 
@@ -164,19 +172,21 @@ def test_the_papers_recipes_hold_the_papers_numbers(line: str) -> None:
     task, *columns = line.split()
     for place, (scale, layers, width) in enumerate((("small", 12, 768), ("medium", 12, 768), ("large", 24, 1024))):
         top_k, rho_1, rho_2, steps, batch, length, external = (int(column.split("/")[place]) for column in columns)
-        config = recipes.RECIPES[f"tlm-{scale}"](**DATA, like=task)
+        config = RECIPES[f"tlm-{scale}"](**DATA, like=task)
         joint, finetune = config.phases
         assert config.retriever is not None
         assert config.retriever.model_dump()["top_k"] == top_k
-        assert (joint.external, joint.task, joint.mixing, joint.mlm_weight, joint.task_weight) == (rho_1, 1, "interleaved", rho_2, 1)
+        assert (joint.external, joint.task, joint.mixing) == (rho_1, 1, "interleaved")
+        assert joint.terms == (Mlm(on="external"), Mlm(on="task", weight=rho_2), Classify())
         assert (joint.steps, joint.batch_size, joint.batch_unit, joint.max_length) == (steps, batch, "sequences", length)
         assert joint.external_length == external
         assert joint.optimizer.kind == "adamw"
         assert (joint.optimizer.learning_rate, joint.optimizer.weight_decay, joint.schedule.kind) == (1e-4, 0.01, "linear")
         assert round(joint.schedule.warmup_fraction * steps) == 10_000
         assert (joint.masking.rate, joint.masking.mask_share, joint.masking.random_share) == (0.15, 0.8, 0.1)
-        assert (joint.loss_scale, joint.teacher_weight, joint.dropout) == ("mean", 0, 0.1)
-        assert (finetune.external, finetune.mlm_weight, finetune.steps, finetune.batch_size) == (0, 0, 30_000, 32)
+        assert joint.loss_scale == "mean"
+        assert [(phase.dropout, phase.attention_dropout) for phase in config.phases] == [(0.1, 0.1)] * 2
+        assert (finetune.external, finetune.terms, finetune.steps, finetune.batch_size) == (0, (Classify(),), 30_000, 32)
         assert (finetune.optimizer.learning_rate, finetune.optimizer.weight_decay) == (2e-5, 0)
         assert round(finetune.schedule.warmup_fraction * 30_000) == 3_000
         assert (finetune.reset_task_head, finetune.evaluate_every, finetune.keep, finetune.max_length) == (True, 1000, "best", length)
@@ -197,12 +207,21 @@ def test_another_task_gets_the_papers_settings_by_its_number_of_labels(labelled:
     assert config.phases[0].max_length == 128
 
 
+def test_recipes_from_scratch_other_than_the_papers_have_no_dropout_of_attention() -> None:
+    rates = {
+        (name, phase.name): phase.attention_dropout for name, recipe in recipes.RECIPES.items() for phase in getattr(recipe, "phases", ())
+    }
+    assert ("tlm", "joint") in rates
+    assert set(rates.values()) == {0.0}
+
+
 @pytest.mark.parametrize(("width", "rate"), [(32, 1e-4), (768, 2e-5)])
 def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_at_more(width: int, rate: float) -> None:
     encoder = EncoderConfig(shape="bert", hidden=width)
     tuned, near = (from_checkpoint(phase, encoder) for phase in recipes.tlm.phases[::-1])
     assert (tuned.optimizer.kind, tuned.optimizer.learning_rate, tuned.batch_size, tuned.batch_unit) == ("adamw", rate, 16, "sequences")
-    assert (tuned.dropout, tuned.most_passes, tuned.teacher_weight, tuned.schedule.warmup_fraction) == (0.1, 10, 0, 0.06)
+    assert [(phase.dropout, phase.attention_dropout) for phase in (tuned, near)] == [(0.1, 0.1)] * 2
+    assert (tuned.most_passes, tuned.terms, tuned.schedule.warmup_fraction) == (10, (Classify(),), 0.06)
     assert (near.optimizer.kind, near.optimizer.learning_rate, near.masking.rate, near.masking.mask_share) == ("adamw", 1e-4, 0.15, 0.8)
 
 
@@ -217,7 +236,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
         ("tlm-small:rct:half", {}, "the scale 'half' is not a number"),
         ("tlm:rct", {}, "only tlm-small, -medium and -large take :TASK"),
         ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --init exclude each other"),
-        ("magic", {}, "'magic' is not one of tlm, tlm-small, tlm-medium, tlm-large, random-retrieval, labels-only"),
+        ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )
 def test_what_a_recipe_lacks_is_said_in_one_line(recipe: str, given: dict[str, Any], message: str, place: dict[str, str]) -> None:
@@ -238,9 +257,198 @@ def test_an_encoder_set_by_hand_must_be_that_of_the_weights(place: dict[str, str
         quick_run(place, "plm", init=str(tmp_path))
 
 
-def test_every_recipe_is_listed_with_a_line_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    runs.recipes()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(recipes.RECIPES)
+def write_labels(path: Path, rows: list[Any]) -> str:
+    """A training file of different texts with these labels."""
+    lines = (json.dumps({"text": f"text number {number}", "label": label}) + "\n" for number, label in enumerate(rows))
+    path.write_text("".join(lines), "utf-8")
+    return str(path)
+
+
+def soft(phase: PhaseConfig) -> tuple[float, float]:
+    """The weight of a teacher and the label smoothing."""
+    return sum(term.weight for term in phase.terms_of(Distil)), sum(term.label_smoothing for term in phase.terms_of(Classify))
+
+
+def softness(config: RunConfig) -> tuple[Any, ...]:
+    """Phases as (name, teacher weight, label smoothing), and whether the distribution of the teacher's labels is aligned."""
+    return (
+        *((phase.name, *soft(phase)) for phase in config.phases),
+        config.teacher.align_distribution,
+    )
+
+
+# Of recipes from drawn weights, on 500 and on 100 texts of 7 labels.
+SOFTNESS = {
+    "tlm": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
+    "random-retrieval": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
+    "labels-only": ((("finetune", 1, 0), False), (("finetune", 0, 0.2), False)),
+    "external-only": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
+    "no-stage-2": ((("joint", 1, 0), False), (("joint", 1, 0), True)),
+    "task-text-only": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), False)),
+    "selective-masking": (
+        (("genept", 0, 0), ("tune", 1, 0), ("scorer", 0, 0), ("taskpt", 0, 0), ("finetune", 1, 0), False),
+        (("genept", 0, 0), ("tune", 0, 0.2), ("scorer", 0, 0), ("taskpt", 0, 0), ("finetune", 0, 0.2), False),
+    ),
+    "prompt": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
+    "pet": (
+        (("joint", 0, 0), ("finetune", 0, 0), ("distil", 1, 0), False),
+        (("joint", 0, 0), ("finetune", 0, 0), ("distil", 1, 0), False),
+    ),
+    "soft-prompt": ((("joint", 0, 0), ("tune", 0, 0), False), (("joint", 0, 0), ("tune", 0, 0), False)),
+}
+
+
+@pytest.mark.parametrize("name", SOFTNESS)
+def test_a_recipe_writes_the_weight_of_the_teacher_and_the_smoothing_that_suit_the_number_of_texts(name: str, tmp_path: Path) -> None:
+    for count, expected in zip((500, 100), SOFTNESS[name], strict=True):
+        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        assert softness(RECIPES[name](train=train, dev="dev.jsonl", corpus="corpus.jsonl")) == expected
+
+
+def test_a_typical_file_is_assumed_where_none_is_named() -> None:
+    assert softness(recipes.tlm(train="", corpus="corpus.jsonl")) == (("joint", 1, 0), ("finetune", 1, 0), False)
+
+
+def test_texts_that_are_split_off_for_dev_do_not_count(tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", ["a", "b"] * 32)  # 32 texts a label, 29 after the split
+    assert softness(recipes.labels_only(train=train, dev="dev.jsonl")) == (("finetune", 1, 0), False)
+    assert softness(recipes.labels_only(train=train)) == (("finetune", 0, 0.2), False)
+
+
+@pytest.mark.parametrize("kind", ["multi-label", "regression"])
+def test_texts_without_one_label_each_have_no_linear_teacher_and_no_smoothing(kind: str, tmp_path: Path) -> None:
+    labels: list[Any] = [["a"], ["a", "b"]] if kind == "multi-label" else [1.5, 2.5]
+    for count in (20, 500):
+        train = write_labels(tmp_path / "train.jsonl", labels * (count // 2))
+        assert softness(recipes.tlm(train=train, corpus="corpus.jsonl", kind=kind)) == (("joint", 0, 0), ("finetune", 0, 0), False)
+
+
+@pytest.mark.parametrize("name", ["tlm", "labels-only", "task-text-only", "plm", "tapt", "prompt", "selective-masking"])
+def test_from_a_checkpoint_there_is_no_linear_teacher_however_many_texts_there_are(
+    name: str, place: dict[str, str], tmp_path: Path
+) -> None:
+    for count in (100, 500):
+        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        config = RECIPES[name](train=train, corpus="corpus.jsonl", init=place["init"])
+        assert {soft(phase) for phase in config.phases} == {(0, 0)}
+        assert not config.teacher.align_distribution
+
+
+def test_settings_of_the_task_say_how_a_recipe_reads_the_training_file(tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", [["a"], ["b"], ["a", "b"]] * 10)
+    asked: dict[str, Any] = {"task": {"train": train}, "corpus": None, "budget": None, "seed": None}
+    with pytest.raises(DataError, match=r"--set task\.kind=multi-label"):
+        resolve_run("labels-only", None, [], **asked)
+    config = resolve_run("labels-only", None, ["task.kind=multi-label"], **asked)
+    assert (config.task.kind, softness(config)) == ("multi-label", (("finetune", 0, 0), False))
+
+
+def test_every_draw_of_labels_gets_numbers_of_its_own(tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", [f"label {number % 2}" for number in range(200)])
+    question = Question(arms_of(["labels-only"]), (1,), ("20", "all"), {"train": train, "dev": train})
+    few, every = cells_of(question, tmp_path / "out")
+    assert softness(few.config) == (("finetune", 0, 0.2), False)
+    assert softness(every.config) == (("finetune", 1, 0), False)
+
+
+def test_a_phase_learns_from_the_terms_that_it_lists_and_from_nothing_else() -> None:
+    assert PhaseConfig(name="finetune", terms=(Classify(),)).distil("task") is None
+    with pytest.raises(ValidationError, match="weight"):
+        PhaseConfig.model_validate({"name": "finetune", "terms": [{"kind": "distil", "on": "task", "weight": None}]})
+
+
+def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -> None:
+    for count in (100, 500):
+        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        full, plain = (RECIPES[name](train=train, corpus="corpus.jsonl") for name in ("tlm", "tlm-plain"))
+        assert softness(plain) == (("joint", 0, 0), ("finetune", 0, 0), False)
+        assert (plain.encoder.embedding_init, plain.label_prior) == ("drawn", "trained")
+        assert (full.encoder.embedding_init, full.label_prior) == ("cooccurrence", "dev")
+        same = {
+            "name": full.name,
+            "encoder": plain.encoder.model_copy(update={"embedding_init": "cooccurrence"}),
+            "label_prior": full.label_prior,
+            "teacher": full.teacher,
+            "phases": tuple(
+                phase.model_copy(update={"terms": other.terms}) for phase, other in zip(plain.phases, full.phases, strict=True)
+            ),
+        }
+        assert plain.model_copy(update=same) == full
+
+
+def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:
+    """Settings of the control that differ from those of the config, by name; a phase that it lacks is None."""
+    before, after = config.model_dump(), control.model_dump()
+    own = {phase["name"]: phase for phase in after.pop("phases")}
+    found = {name: after[name] for name in after if name != "name" and after[name] != before[name]}
+    for phase in before["phases"]:
+        here = own.pop(phase["name"], None)
+        if here is None:
+            found[phase["name"]] = None
+        else:
+            found |= {f"{phase['name']}.{setting}": here[setting] for setting in phase if here[setting] != phase[setting]}
+    assert not own, "a phase that the other config lacks"
+    return found
+
+
+WITHOUT_RAW_TEXT = {"corpus": None, "retriever": None}
+
+
+@pytest.mark.parametrize("texts", [100, 500])
+@pytest.mark.parametrize("kind", ["classification", "multi-label"])
+def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path) -> None:
+    names = [f"label {number % LABELS}" for number in range(texts)]
+    train = write_labels(tmp_path / "train.jsonl", [[name] for name in names] if kind == "multi-label" else names)
+    built = {name: RECIPES[name](train=train, corpus="corpus.jsonl", kind=kind) for name in ("tlm", *CONTROLS)}
+    aligned = {"teacher": {"align_distribution": False}} if built["tlm"].teacher.align_distribution else {}  # of passages
+    retriever = changes(built["tlm"], built["random-retrieval"]).pop("retriever")
+    assert retriever == RandomConfig().model_dump()
+    joint = built["tlm"].phases[0]
+    on_task = [term.model_dump() for term in joint.terms if term.on == "task"]
+    taught = [term.model_dump() | {"on": "task"} for term in joint.terms_of(Distil)]  # in the place of external text
+    on_external = [term.model_dump() for term in joint.terms if term.on == "external"]
+    expected = {
+        "random-retrieval": {"retriever": retriever},
+        "external-only": {"joint.task": 0, "joint.terms": tuple(on_external)},
+        "task-text-only": {"joint.external": 0, "joint.terms": (*on_task, *taught), **WITHOUT_RAW_TEXT, **aligned},
+        "no-stage-2": {"finetune": None},
+        "labels-only": {"joint": None, **WITHOUT_RAW_TEXT, **aligned},
+    }
+    assert {name: changes(built["tlm"], built[name]) for name in CONTROLS} == expected
+
+
+def test_the_page_of_the_recipes_lists_every_control() -> None:
+    page = Path(__file__).parents[1] / "docs" / "recipes.md"
+    listed = re.findall(r"^\| `([\w-]+)` \| `", page.read_text("utf-8").partition("**The controls**")[2], flags=re.MULTILINE)
+    assert listed == list(CONTROLS)
+
+
+def test_a_preset_changes_the_size_and_not_how_token_embeddings_start() -> None:
+    for name, start in (("tlm", "cooccurrence"), ("tlm-plain", "drawn")):
+        config = recipes.with_preset(RECIPES[name](train="", corpus="corpus.jsonl"), "small")
+        assert (config.encoder.layers, config.encoder.embedding_init) == (6, start)
+
+
+def test_every_recipe_is_listed_with_a_line_and_what_it_needs() -> None:
+    lines = CliRunner().invoke(app, ["recipes"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
     assert all(("--init" in line) == (line.split()[0] in FROM_CHECKPOINT) for line in lines)
     assert all(("--corpus" in line) == (line.split()[0] not in WITHOUT_CORPUS) for line in lines)
+
+
+def test_recipes_show_prints_the_terms_that_run_on_a_task(tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", [f"label {number % LABELS}" for number in range(100)])
+    shown = CliRunner().invoke(
+        app, ["recipes", "show", "tlm", "--train", train, "--budget", "5m", "--set", "phases[0].terms[1].weight=0.5"]
+    )
+    assert shown.exit_code == 0, shown.output
+    joint, finetune = shown.stdout.split("\n\n")[1:]
+    assert [line.split()[:3] for line in joint.splitlines()[2:6]] == [
+        ["mlm", "external", "1"],
+        ["mlm", "task", "0.5"],
+        ["classify", "task", "0.25"],
+        ["distil", "external", "1"],
+    ]
+    assert [line.split() for line in finetune.splitlines()[2:3]] == [["classify", "task", "1", "label_smoothing", "0.2"]]
+    assert "distil" not in finetune  # fewer than 30 texts a label
+    assert "tlm-plain" in CliRunner().invoke(app, ["recipes"]).stdout

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cramlm.config import apply_overrides, load_config, to_toml
+from cramlm.config.retriever import RETRIEVER, Bm25Config, UnionConfig, unbounded
+from cramlm.config.run import apply_overrides, load_config, to_toml
 from cramlm.errors import UsageError
-from cramlm.retriever_config import RETRIEVER, Bm25Config, UnionConfig, unbounded
 
 UNION = {"kind": "union", "retrievers": [{"kind": "bm25", "top_k": 7}, {"kind": "random", "max_tokens": "1M"}], "shares": [3, 1]}
 
@@ -17,7 +17,7 @@ def run_data(retriever: dict[str, Any]) -> dict[str, Any]:
         "task": {"train": "train.jsonl"},
         "corpus": {"files": ["a"]},
         "retriever": retriever,
-        "phases": [{"name": "finetune", "steps": 10}],
+        "phases": [{"name": "finetune", "steps": 10, "terms": [{"kind": "classify", "on": "task"}]}],
     }
 
 

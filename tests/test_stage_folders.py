@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact_fixtures import OLD, contents, die, in_child, publish_version, writer
-from cramlm.artifacts import (
-    borrowed_seconds,
-    explain_difference,
-    hash_json,
-    lock,
-    pooled,
-    stage,
-    verify,
-)
-from cramlm.errors import ArtifactError, LockedError
+from artifact_fixtures import NEW, OLD, ReleasedWhenWaitedFor, contents, die, in_child, publish_version, writer
+from cramlm.errors import ArtifactError, LockedError, UsageError
 from cramlm.records import Event, silent
+from cramlm.storage.artifacts import borrowed_seconds, explain_difference, hash_json, lock, pooled, shared_stage, stage, verify
+from cramlm.storage.locks import wait_limit
 
 
 def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
@@ -42,7 +35,8 @@ def publish_locked(target: Path) -> None:
 def test_of_two_builders_at_once_one_builds_and_the_other_exits_7(tmp_path: Path) -> None:
     def slow(folder: Path) -> None:
         writer("x")(folder)
-        time.sleep(0.5)
+        while not (tmp_path / "refused").exists():
+            time.sleep(0.001)
 
     def build() -> None:
         while not (tmp_path / "go").exists():
@@ -56,11 +50,31 @@ def test_of_two_builders_at_once_one_builds_and_the_other_exits_7(tmp_path: Path
                 build()
                 os._exit(0)
             except BaseException as error:
+                (tmp_path / "refused").touch()
                 os._exit(getattr(error, "exit_code", 99))
         children.append(pid)
     (tmp_path / "go").touch()
     assert sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children) == [0, 7]
     assert verify(tmp_path) == 1
+
+
+def test_of_two_builders_of_a_shared_folder_one_builds_and_the_other_waits_for_it(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+    first = ReleasedWhenWaitedFor(tmp_path / "thing")
+    artifact = shared_stage(tmp_path / "thing", kind="thing", key=NEW, write=writer("content 2"), emit=first)
+    assert artifact.key == NEW
+    assert f"waiting: {tmp_path / 'thing'}: being built by another process (pid {os.getpid()}" in first.notes[0]
+
+
+def must_not_run(folder: Path) -> None:
+    raise AssertionError("built although it was there")
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan"])
+def test_a_limit_of_waiting_that_is_no_number_of_seconds_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAMLM_WAIT", value)
+    with pytest.raises(UsageError, match=f"CRAMLM_WAIT='{value}' is not a number of seconds"):
+        wait_limit()
 
 
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
@@ -78,10 +92,6 @@ def test_a_fresh_stage_is_not_built_again_and_says_so(tmp_path: Path) -> None:
     events: list[Event] = []
     key = {"inputs": {"sha256": "ab"}, "retriever": {"k1": 1.2, "shares": [1, 2], "limit": None}}
     built = stage(tmp_path / "thing", kind="thing", key=key, write=writer("x"), emit=events.append)
-
-    def must_not_run(folder: Path) -> None:
-        raise AssertionError("a fresh stage was built again")
-
     again = stage(tmp_path / "thing", kind="thing", key=key, write=must_not_run, emit=events.append, name="selection")
     assert again.fingerprint == built.fingerprint
     assert [(event.kind, event.stage) for event in events] == [("fresh", "selection")]

@@ -9,25 +9,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramlm.artifacts import publish
-from cramlm.model.tokenization import Tokenizer
+from cramlm.config.amounts import Budget
+from cramlm.config.run import CorpusConfig, RunConfig, load_config
+from cramlm.config.terms import Mlm
+from cramlm.data.corpus import build_corpus
+from cramlm.errors import ArtifactError
+from cramlm.evaluation.evaluate import sequences_of
+from cramlm.model.tokenizer import UNCUT, Tokenizer
+from cramlm.pipeline.stages.common import Chosen, Clock, Context, Ended
+from cramlm.pipeline.stages.model import known_score
+from cramlm.pipeline.stages.pools import external_pool
+from cramlm.pipeline.stages.tokens import tokens
 from cramlm.recipes.phases import finetune_phase, joint_phase
-from cramlm.stages.common import Chosen, Ended
-from cramlm.stages.model import known_score
-from cramlm.stages.pools import external_pool
+from cramlm.records import Example, Task
+from cramlm.retrieval.ranking import one_each
+from cramlm.retrieval.selection_table import SelectionTable, save_selection
+from cramlm.storage.artifacts import publish
+from cramlm.storage.counts import counting
+from tiny_task import tiny_config, write_task
+
+
+def context(config: RunConfig, task: Task, folder: Path) -> Context:
+    return Context(config, task, folder, folder / "store", Clock(0.0, Budget()))
 
 
 def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> Chosen:
     def write(target: Path) -> None:
-        (target / "selected.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
-        np.save(target / "weight.npy", np.array(weights, np.float32))
+        save_selection(target, corpus, one_each(np.arange(len(texts))), np.array(weights, np.float32), sources=[0], retrievers=["bm25"])
 
-    return Chosen(publish(folder, kind="selection", key={}, write=write))
+    file = folder.with_suffix(".jsonl")
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    corpus = build_corpus(CorpusConfig(files=(str(file),)), folder.with_name("store"))
+    return Chosen(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
 
 
 def test_every_piece_of_a_long_passage_has_the_passages_weight(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chosen = publish_selection(tmp_path / "selection", ["kinase " * 40, "river bank"], [1.5, 0.5])
-    pool = external_pool(tokenizer, chosen, length=16)
+    pool = external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16)
     assert len(pool) > 2
     assert pool.weights is not None
     assert pool.weights.tolist() == [1.5] * (len(pool) - 1) + [0.5]
@@ -35,7 +53,7 @@ def test_every_piece_of_a_long_passage_has_the_passages_weight(tmp_path: Path, t
 
 def test_equal_weights_are_none_so_that_training_draws_as_ever(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chosen = publish_selection(tmp_path / "selection", ["kinase", "river bank"], [1.0, 1.0])
-    assert external_pool(tokenizer, chosen, length=16).weights is None
+    assert external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16).weights is None
 
 
 @pytest.mark.parametrize(
@@ -44,7 +62,7 @@ def test_equal_weights_are_none_so_that_training_draws_as_ever(tmp_path: Path, t
         ({}, {}, 0.4),
         ({}, {"reset_task_head": True}, None),
         ({}, {"max_length": 64}, None),
-        ({"task_weight": 0.0}, {}, None),
+        ({"terms": (Mlm(), Mlm(on="task"))}, {}, None),
         ({"keep": "last", "steps": 9}, {}, None),
         ({"keep": "last", "steps": 5}, {}, 0.4),
     ],
@@ -58,3 +76,50 @@ def test_a_phase_takes_the_score_of_the_weights_it_starts_from_only_where_it_wou
     artifact = publish_selection(tmp_path / "selection", ["any"], [1.0]).artifact
     ended = Ended(before, artifact, {"best_score": 0.4, "best_step": 5, "steps": before.steps})
     assert known_score(phase, ended) == known
+
+
+@pytest.mark.parametrize("pair", [None, "aspirin reduces pain"], ids=["texts", "pairs"])
+def test_the_stage_tokens_gives_what_encoding_the_texts_again_gives_without_doing_so(
+    pair: str | None, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    examples = tuple(Example(str(number), text, pair, "a") for number, text in enumerate(["the cell acts", "strongly"]))
+    task = Task(examples, examples[:1], (), ("a", "b"), dev_is_split_from_train=False)
+    passages = ["kinase acts " * 40, "river bank"]
+    chosen = publish_selection(tmp_path / "selection", passages, [1.0, 1.0])
+    config = load_config(tiny_config(write_task(tmp_path / "data")))
+    text = tokens(context(config, task, tmp_path), chosen, tokenizer)
+    knowing, encoded = text.tokenizer, text.selection
+    assert encoded is not None
+    assert encoded.spans is not None, "the recipe has a linear teacher"
+    with counting() as counts:
+        found = [
+            sequences_of(knowing, task.train, max_length=16),
+            knowing.sequences([each.whole_text for each in task.train], max_length=UNCUT, cut="truncate"),
+            knowing.cut(encoded.ids, max_length=16, cut="split"),
+        ]
+        pieces, texts = knowing.cut_with_texts(passages, encoded.ids, encoded.spans, max_length=16)
+    assert not counts
+    expected = [
+        sequences_of(tokenizer, task.train, max_length=16),
+        tokenizer.sequences([each.whole_text for each in task.train], max_length=UNCUT, cut="truncate"),
+        tokenizer.sequences(passages, max_length=16, cut="split"),
+    ]
+    for one, other in zip([*found, pieces], [*expected, tokenizer.pieces(passages, max_length=16)[0]], strict=True):
+        assert (one.ids.tolist(), one.offsets.tolist(), one.source.tolist()) == (
+            other.ids.tolist(),
+            other.offsets.tolist(),
+            other.source.tolist(),
+        )
+        assert one.ids.dtype == other.ids.dtype
+    assert texts == tokenizer.pieces(passages, max_length=16)[1]
+
+
+def test_ids_that_do_not_fit_their_offsets_are_refused_and_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    examples = (Example("0", "the cell acts", None, "a"),)
+    task = Task(examples, examples, (), ("a", "b"), dev_is_split_from_train=False)
+    config = load_config(tiny_config(write_task(tmp_path / "data")))
+    tokens(context(config, task, tmp_path), None, tokenizer)
+    with (tmp_path / "tokens/task-ids.npy").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ArtifactError, match=r"task-ids\.npy"):
+        tokens(context(config, task, tmp_path), None, tokenizer)

@@ -10,8 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cramlm.experiments.results import Summary
-from cramlm.experiments.tables import score_text
+from cramlm.experiments.results import Summary, score_text
 from reproduce.tables import FOLDERS, METRIC, TABLES, TWIN_BUDGET, Line, Table, arm_name, command
 
 RESULTS = Path(__file__).parents[1] / "results" / "reproduce"
@@ -46,8 +45,8 @@ def _section(table: Table) -> str:
     for line in table.lines:
         cells = (f"{line.figures[task]:.2f} / {_ours(table, line, task)}" for task in table.tasks)
         lines.append(f"| {line.name} | {line.told} | {' | '.join(cells)} |")
-    baseline = [f"best TF-IDF + LR: {told}" for told in (_baseline(table),) if told]
-    lines += ["", *baseline, *([""] if baseline else []), "```"]
+    linear = [f"best {name}: {', '.join(scores)}" for name, scores in _linear_models(table).items()]
+    lines += ["", *linear, *([""] if linear else []), "```"]
     lines += [*(command(table, table.here[-1], paper=paper) for paper in (True, False)), "```", ""]
     return "\n".join(lines)
 
@@ -59,9 +58,14 @@ def _ours(table: Table, line: Line, task: str) -> str:
     return next((_score(row, table, task) for row in _rows(task) if row["arm"] == name), NOT_RUN)
 
 
-def _baseline(table: Table) -> str:
-    told = ((task, next((row for row in _rows(task) if row["is_baseline"]), None)) for task in table.here)
-    return ", ".join(f"{task} {_score(row, table, task)}" for task, row in told if row is not None)
+def _linear_models(table: Table) -> dict[str, list[str]]:
+    """Name of each linear model -> its score on each task."""
+    found: dict[str, list[str]] = {}
+    for task in table.here:
+        for row in _rows(task):
+            if row["is_baseline"]:
+                found.setdefault(row["arm"], []).append(f"{task} {_score(row, table, task)}")
+    return found
 
 
 def _score(row: Mapping[str, Any], table: Table, task: str) -> str:

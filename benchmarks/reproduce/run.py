@@ -21,7 +21,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cramlm.console import console_events
+from cramlm.cli.console import console_events
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Question
 from reproduce.page import PAGE, RESULTS, page

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cramlm.config import load_config, to_toml
+from cramlm.cli.options import resolve_run
+from cramlm.config.run import load_config, to_toml
 from cramlm.experiments.grid import Arm
-from cramlm.options import resolve_run
 
 TWIN_BUDGET: Final = "1e13flops"
 FOLDERS: Final[Mapping[str, str]] = {"chemprot": "chemprot", "scierc": "sciie", "acl-arc": "citation_intent", "agnews": "agnews_small"}
@@ -190,7 +190,7 @@ TABLES: Final[Mapping[str, Table]] = {
             "dev",
             _RHO_2,
             _varied(
-                "phases[0].mlm_weight",
+                "phases[0].terms[1].weight",
                 {"rho2 = 0": (85.75, 83.31), "rho2 = 20": (88.08, 86.07), "rho2 = 100": (88.16, 85.48), "rho2 = 1000": (88.02, 85.29)},
                 _RHO_2,
                 (0, 0.25, 1, 4),

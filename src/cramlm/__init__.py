@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cramlm import recipes
-    from cramlm.config import RunConfig
-    from cramlm.deploy.predictor import Predictor
+    from cramlm.config.run import RunConfig
     from cramlm.errors import CramError
     from cramlm.estimator import CramClassifier
-    from cramlm.pipeline import Run
-    from cramlm.pipeline import run as fit
+    from cramlm.inference.predictor import Predictor
+    from cramlm.pipeline.run import Run
+    from cramlm.pipeline.run import run as fit
     from cramlm.records import LabelsPrediction, NumberPrediction, Prediction
 
 __version__ = "0.1.0"
@@ -41,10 +41,10 @@ _HOMES = {
     "LabelsPrediction": ("cramlm.records", "LabelsPrediction"),
     "NumberPrediction": ("cramlm.records", "NumberPrediction"),
     "Prediction": ("cramlm.records", "Prediction"),
-    "Predictor": ("cramlm.deploy.predictor", "Predictor"),
-    "Run": ("cramlm.pipeline", "Run"),
-    "RunConfig": ("cramlm.config", "RunConfig"),
-    "fit": ("cramlm.pipeline", "run"),
+    "Predictor": ("cramlm.inference.predictor", "Predictor"),
+    "Run": ("cramlm.pipeline.run", "Run"),
+    "RunConfig": ("cramlm.config.run", "RunConfig"),
+    "fit": ("cramlm.pipeline.run", "run"),
 }
 
 

@@ -14,7 +14,6 @@ import json
 import math
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -27,16 +26,15 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from cramlm.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign
-from cramlm.errors import DataError, LockedError, UsageError
-from cramlm.records import Event, FloatArray, silent
+from cramlm.errors import DataError, UsageError
+from cramlm.records import FloatArray, silent
+from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign, wait_while_locked
 
 if TYPE_CHECKING:
-    from cramlm.config import RunConfig
-    from cramlm.deploy.predictor import Predictor
-    from cramlm.pipeline import Run
-
-_WAIT = 0.5  # seconds between looks at a lock
+    from cramlm.config.run import RunConfig
+    from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.predictor import Predictor
+    from cramlm.pipeline.run import Run
 
 
 class InvalidInput(DataError, ValueError):  # noqa: N818 - scikit-learn's callers catch it as a ValueError
@@ -103,8 +101,9 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train = folder / "data" / "train.jsonl"
-        config = self._config(train)
+        self._config("")  # settings are checked before anything is written
         publish_file(train, "".join(rows).encode())
+        config = self._config(str(train))
         run = self._run(config, folder)
         self.classes_, self.run_, self._scratch = classes, run, scratch
         self._open()
@@ -133,7 +132,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return probabilities
 
     def save(self, path: str | Path) -> Path:
-        """Copy the model to `path` as a plain Hugging Face folder; `cramlm.Predictor.load` and transformers read it.
+        """Copy the model to `path` as a plain folder; `cramlm.Predictor.load` reads it, and transformers does unless it is linear.
 
         Raises:
             UsageError: if there is something else at `path`.
@@ -169,8 +168,8 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         tags.input_tags.string, tags.input_tags.two_d_array, tags.input_tags.one_d_array = True, False, True
         return tags
 
-    def _open(self) -> Predictor:
-        from cramlm.deploy.predictor import Predictor
+    def _open(self) -> Predictor | LinearPredictor:
+        from cramlm.inference.predictor import Predictor
 
         self._predictor = Predictor.load(self.run_.export)
         return self._predictor
@@ -184,40 +183,30 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         files = [] if self.corpus is None else [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
         return [str(file) for file in files]
 
-    def _config(self, train: Path) -> RunConfig:
-        """The run of these parameters; a knob that does not exist or is out of range is refused before anything is written."""
-        from pydantic import ValidationError
+    def _config(self, train: str) -> RunConfig:
+        """The run of these parameters on a training file ("" stands for a typical one).
 
-        from cramlm.config import apply_overrides, explain_validation_error, load_config
+        Raises:
+            UsageError: if a setting does not exist, is out of range, or is not for texts of one label each.
+        """
+        from cramlm.cli.options import recipe_data
+        from cramlm.config.run import apply_overrides, load_config
         from cramlm.evaluation.kinds import only_one_label
-        from cramlm.recipes import find
 
-        corpus = self._corpus_files()
-        name = self.recipe or ("tlm" if corpus else "labels-only")
-        build, behind = find(name)
-        given: dict[str, Any] = {"train": str(train), "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
-        try:
-            data = build(corpus=corpus, init=None if self.init is None else str(self.init), **given, **behind).model_dump(mode="json")
-        except ValidationError as error:
-            raise UsageError(f"CramClassifier: {explain_validation_error(error)}") from error
-        config = load_config(apply_overrides(data, _overrides(self.settings)), origin="CramClassifier")
+        corpus, overrides = self._corpus_files(), _overrides(self.settings)
+        given: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
+        given |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
+        data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), given, overrides)
+        config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
         only_one_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
         return config
 
     def _run(self, config: RunConfig, folder: Path) -> Run:
         """The pipeline; waits while another process builds the same corpus, index or run, as parallel folds do."""
-        from cramlm.pipeline import run
+        from cramlm.pipeline.run import run
 
-        waited = False
         with _events(self.verbose) as emit:
-            while True:
-                try:
-                    return run(config, out=folder, store=self.store, emit=emit)
-                except LockedError as error:
-                    if not waited:
-                        emit(Event("note", "wait", f"waiting: {error}"))
-                    waited = True
-                    time.sleep(_WAIT)
+            return wait_while_locked(lambda: run(config, out=folder, store=self.store, emit=emit), stage="run", emit=emit)
 
 
 def checked_texts(values: Any, name: str) -> list[str]:
@@ -233,7 +222,7 @@ def checked_texts(values: Any, name: str) -> list[str]:
     texts = []
     for place, value in enumerate(values):
         if not isinstance(value, str):
-            missing = value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
+            missing = _is_missing(value)
             what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
             raise InvalidInput(f"{name}[{place}] is {what}; {'drop it, or fill it' if missing else 'convert it'}")
         try:
@@ -260,7 +249,7 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
     if len(labels) != texts:
         raise InvalidInput(f"X and y have inconsistent numbers of samples: {texts} texts, {len(labels)} labels")
     for place, label in enumerate(labels):
-        if label is None or label != label or type(label).__name__ in ("NAType", "NaTType"):
+        if _is_missing(label):
             raise InvalidInput(f"y[{place}] is missing ({label}); drop the row, or label it")
         if isinstance(label, str) and not label.strip():
             raise InvalidInput(f"y[{place}] is blank; drop the row, or label it")
@@ -274,6 +263,11 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
     if len(classes) == 1:
         raise InvalidInput(f"y holds one class only ({classes[0]!r}); a classifier needs at least 2")
     return classes, codes
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True for None, a float that is NaN, and the missing values of pandas, which cannot be compared."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
 
 
 def _names(classes: npt.NDArray[Any]) -> list[str]:
@@ -293,7 +287,7 @@ def _events(verbose: bool) -> Any:
     """A context that gives an `Emit`."""
     if not verbose:
         return nullcontext(enter_result=silent)
-    from cramlm.console import console_events
+    from cramlm.cli.console import console_events
 
     return console_events()
 

@@ -112,6 +112,7 @@ class Batch:
     soft_labels: (S, labels) float32, what a teacher makes of each sequence; zeros where it was not asked. (S, 0) without a teacher.
     causal_from: (S,) int64, the place inside each sequence from which on places see only those up to themselves; (0,) if all see all.
     chance: (M,) float32 in [0, 1), which of a generator's guesses is taken at `masked`; (0,) where none is asked.
+    term: the text term that asks for `masked` (config/terms.py); "" where none does.
     targets: (S, labels) float32, 1 for each label that a task sequence has, 0 for the others; or (S, 1), its number; zeros for external
     text. (S, 0) where each text has one label.
     """
@@ -128,6 +129,7 @@ class Batch:
     causal_from: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     chance: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     targets: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    term: str = ""
 
     @property
     def tokens(self) -> int:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench_retrieval import TEXTS, compare, cut
-from cramlm.config import CorpusConfig
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.retrieval.analysis import analyze
+from cramlm.retrieval.bm25.analysis import analyze
 from retrieval_tables import print_tables
 from terms import Queries, TermCorpus
 

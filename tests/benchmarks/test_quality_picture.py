@@ -19,32 +19,33 @@ def row(arm: str, labels: str, mean: float, minutes: float | None) -> dict[str, 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Two budgets of chemprot in the benchmark's files, a third among the twins, and a task that has one point."""
-    few = [row("tlm", "100", 0.3, 4.0), row("plm", "100", 0.9, 4.0), row("TF-IDF + LR", "100", 0.2, None)]
-    every = [row("tlm", "all", 0.5, 4.1), row("TF-IDF + LR", "all", 0.4, None)]
+    few = [row("tlm", "100", 0.3, 4.0), row("plm", "100", 0.9, 4.0), row("static", "100", 0.25, None), row("tfidf", "100", 0.2, None)]
+    every = [row("tlm", "all", 0.5, 4.1), row("tfidf", "all", 0.4, None)]
     measured = {
         "2e13flops": {"chemprot": {"100": {"rows": few}, "all": {"rows": every}}, "sst2": {"100": {"rows": [row("tlm", "100", 0.6, 4.0)]}}},
         "3e13flops": {"chemprot": {"all": {"rows": [row("tlm", "all", 0.55, 6.0)]}}},
     }
     for budget, tasks in measured.items():
         (tmp_path / f"quality-{budget}.json").write_text(json.dumps({"budget": budget, "tasks": tasks}), "utf-8")
-    twins = [row("tlm, budget=5e12flops", "all", 0.35, 1.5), row("tlm, 1 file", "all", 0.1, 2.0), row("TF-IDF + LR", "all", 0.4, None)]
+    twins = [row("tlm, budget=5e12flops", "all", 0.35, 1.5), row("tlm, 1 file", "all", 0.1, 2.0), row("tfidf", "all", 0.4, None)]
     (tmp_path / "reproduce").mkdir()
     (tmp_path / "reproduce" / "chemprot-twin.json").write_text(json.dumps(twins), "utf-8")
     return tmp_path
 
 
 def test_scores_over_labels_are_of_one_budget_beside_the_baseline(results: Path) -> None:
-    ((task, (mine, rival)),) = quality_picture.over_labels(quality_picture.points(results), "2e13flops").items()
+    ((task, curves),) = quality_picture.over_labels(quality_picture.points(results), "2e13flops").items()
     assert task == "chemprot"
-    assert [(point.labels, point.mean) for point in mine] == [("100", 30.0), ("all", 50.0)]
-    assert [point.mean for point in rival] == [20.0, 40.0]
+    assert set(curves) == {"tlm", "tfidf"}, "static was measured with one number of labels"
+    assert [(point.labels, point.mean) for point in curves["tlm"]] == [("100", 30.0), ("all", 50.0)]
+    assert [point.mean for point in curves["tfidf"]] == [20.0, 40.0]
 
 
 def test_scores_over_minutes_are_of_all_budgets_and_of_nothing_but_the_default(results: Path) -> None:
-    ((task, (mine, rival)),) = quality_picture.over_minutes(quality_picture.points(results)).items()
+    ((task, curves),) = quality_picture.over_minutes(quality_picture.points(results)).items()
     assert task == "chemprot"
-    assert [(point.minutes, point.mean) for point in mine] == [(1.5, 35.0), (4.1, 50.0), (6.0, pytest.approx(55.0))]
-    assert [point.mean for point in rival] == [40.0]
+    assert [(point.minutes, point.mean) for point in curves["tlm"]] == [(1.5, 35.0), (4.1, 50.0), (6.0, pytest.approx(55.0))]
+    assert [point.mean for point in curves["tfidf"]] == [40.0]
 
 
 def test_the_picture_is_the_same_for_the_same_results(results: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm, Question
-from cramlm.experiments.results import CellResult, pairs_of, rows_of, totals_of
-from cramlm.experiments.spending import Spent
+from cramlm.experiments.results import CellResult, Spent, pairs_of, rows_of, totals_of
+from cramlm.records import silent
 from quality_results import add_to, added
 
 TRUE = ("news", "sport") * 20
@@ -51,7 +51,7 @@ def test_calls_beside_each_other_lose_nothing(tmp_path: Path) -> None:
     tasks = [f"task {number}" for number in range(16)]
 
     def call(task: str) -> None:
-        add_to(target, task, "100", experiment(run("tlm", 1, HALF, 0.6)), head, code="c0ffee1", tell=print)
+        add_to(target, task, "100", experiment(run("tlm", 1, HALF, 0.6)), head, code="c0ffee1", emit=silent)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, tasks))

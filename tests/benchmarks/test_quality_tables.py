@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quality_tables import RESULTS, glance, makers, tables
+from quality_tables import RESULTS, glance, makers, rungs, tables
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -108,3 +108,28 @@ def test_the_readme_shows_what_was_measured() -> None:
     assert glance(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
     assert tables(measured) in readme, "python benchmarks/quality_tables.py 2e13flops"
     assert makers(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
+
+
+def test_the_table_of_rungs_has_the_means_over_seeds_and_leaves_out_a_task_that_lacks_a_model() -> None:
+    def cells(shift: float, arms: list[str]) -> dict[str, Any]:
+        found = [(arm, seed, 0.5 + shift + 0.1 * place + 0.02 * seed) for place, arm in enumerate(arms) for seed in (1, 2)]
+        return {
+            "cells": [
+                {"arm": arm, "seed": seed, "scores": {"test": {"macro_f1": score, "micro_f1": score / 2}}} for arm, seed, score in found
+            ]
+        }
+
+    arms = ["tfidf", "static", "tlm-plain", "tlm"]
+    measured = {"tasks": {"news": {"100": cells(0.0, arms)}, "films": {"100": cells(0.1, arms)}, "half": {"100": cells(0.0, arms[1:])}}}
+    assert rungs(measured).splitlines() == [
+        "| 100 labels, 2 seeds | tfidf | static | tlm-plain | tlm |",
+        "|---|---|---|---|---|",
+        "| news | 53.0 / 26.5 | 63.0 / 31.5 | 73.0 / 36.5 | 83.0 / 41.5 |",
+        "| films | 63.0 / 31.5 | 73.0 / 36.5 | 83.0 / 41.5 | 93.0 / 46.5 |",
+        "| mean of 2 | 58.0 / 29.0 | 68.0 / 34.0 | 78.0 / 39.0 | 88.0 / 44.0 |",
+    ]
+
+
+def test_the_readmes_table_of_rungs_is_that_of_the_results() -> None:
+    measured = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
+    assert rungs(measured) in README.read_text("utf-8"), "python benchmarks/quality_tables.py rungs 2e13flops"

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cramlm.config import CorpusConfig
-from cramlm.data.checkup import Finding, check_corpus, check_files, describe, read_labelled, short_form
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
-from cramlm.data.scripts import count_scripts, main_script
+from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, short_form
+from cramlm.text.scripts import count_scripts, main_script
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 TRAIN = [
@@ -83,6 +83,9 @@ def test_the_short_form_has_a_line_for_each_rule_with_the_first_place() -> None:
 
 def test_scripts_are_those_of_the_letters() -> None:
     assert count_scripts(["Ab 3", "ж, ｱア文字é\u0301"]) == {"Latin": 3, "Cyrillic": 1, "Kana": 2, "Han": 2}
+    assert count_scripts(["データー時々〻 ゝ〱〼"]) == {"Kana": 7, "Han": 3}  # marks of length and repetition are letters of their script
+    assert count_scripts(["Ⅎ Ↄ ˇ ⸯ ᳩ"]) == {"Latin": 2}  # turned letters; then a caron, a tilde and a Vedic sign, of no script
+    assert count_scripts(["ᥐ ꪀ ᦀ 𐎠 𐌀"]) == {"Tai Le": 1, "Tai Viet": 1, "New Tai Lue": 1, "Old Persian": 1, "Old Italic": 1}
     assert main_script("ọ̀rọ̀ Yorùbá") == "Latin"
     assert main_script("1 + 1 = 2") is None
 
@@ -90,11 +93,11 @@ def test_scripts_are_those_of_the_letters() -> None:
 def test_check_exits_with_3_where_there_is_a_problem_and_0_where_there_is_none(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", TRAIN)
     command = [sys.executable, "-m", "cramlm", "check", train, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     told = json.loads(result.stdout)
     assert (result.returncode, told["problems"]) == (3, 1)
     assert told["files"][0]["labels"] == describe(read_labelled(train)).labels
     clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
-    shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=120)
+    shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=600)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "0 problems, 0 notices in 1 file" in shown.stdout

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 from itertools import pairwise
@@ -6,15 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from cramlm.artifacts import verify
-from cramlm.config import CorpusConfig
+from cramlm.cli.app import app
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.parts import check_offsets
+from cramlm.data.merge import MOST_SOURCES
+from cramlm.data.parts import PartColumns, check_offsets
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
+from cramlm.retrieval.catalog import open_catalog
+from cramlm.storage.artifacts import verify
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -39,17 +45,93 @@ def test_documents_come_back_by_position_with_id_and_source(tmp_path: Path) -> N
     ]
     assert len(corpus) == 3
     assert corpus.statistics["sources"] == {"a.jsonl": 1, "news": 2}
+    assert corpus.statistics["other_sources"] == {"sources": 0, "passages": 0}
     assert [file["name"] for file in corpus.statistics["files"]] == ["a.jsonl", "b.jsonl"]
     assert verify(corpus.path) == 1
     assert verify(tmp_path / "store") == 2  # the corpus and its only part
 
 
 def test_blank_texts_and_repetitions_are_dropped_and_counted(tmp_path: Path) -> None:
-    corpus = build(tmp_path, {"text": "One text."}, {"text": " \n"}, {"text": "ONE text"}, {"text": "Two."}, {"text": "One text."})
-    assert [document.text for document in corpus] == ["One text.", "Two."]
+    corpus = build(tmp_path, {"text": "One text."}, {"text": " \n"}, {"text": "ONE text"}, {"text": "Two."}, {"text": "One  text.\n"})
+    assert [document.text for document in corpus] == ["One text.", "ONE text", "Two."]
     assert corpus.statistics["rows"] == {"read": 5, "used": 5, "rejected": 0, "blank": 1, "cut": 0}
-    assert corpus.statistics["passages"] == {"made": 4, "kept": 2, "duplicates": 2}
-    assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (3, len("One text.Two."))
+    assert corpus.statistics["passages"] == {"made": 4, "kept": 3, "duplicates": 1, "near_duplicates": 0}
+    assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (5, len("One text.ONE textTwo."))
+
+
+def test_texts_of_the_same_words_are_dropped_and_counted_apart_on_request(tmp_path: Path) -> None:
+    rows = [{"text": text} for text in ("One text.", "ONE text", "Two.", "One text.", "a therapist", "a the rapist", "ONE text")]
+    corpus = build(tmp_path, *rows, duplicates="words")
+    assert [document.text for document in corpus] == ["One text.", "Two.", "a therapist", "a the rapist"]
+    assert corpus.statistics["passages"] == {"made": 7, "kept": 4, "duplicates": 2, "near_duplicates": 1}
+    exact = build(tmp_path, *rows)
+    assert (len(exact), exact.statistics["passages"]["near_duplicates"]) == (5, 0)
+
+
+def test_index_drops_texts_of_the_same_words_with_a_flag_and_names_its_values(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("One text.", "ONE text", "Two.")), "utf-8")
+    for number, flags in enumerate((["--duplicates", "words"], [])):
+        result = CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path / "index"), "--workers", "1", *flags])
+        assert result.exit_code == 0, result.output
+        assert len(open_catalog(tmp_path / "index")[0]) == 2 + number
+    with pytest.raises(UsageError, match="'exact' or 'words'"):
+        CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path), "--duplicates", "loose"], catch_exceptions=False)
+
+
+EMPTY_FILES = {
+    "jsonl": b"",
+    "csv": b"text,label\n",
+    "tsv": b"",
+    "txt": b"\n \n",
+    "jsonl.gz": gzip.compress(b""),
+    "jsonl.zst": zstandard.compress(b""),
+    "parquet": b"",
+}
+
+
+@pytest.mark.parametrize("suffix", EMPTY_FILES)
+def test_a_file_without_rows_stops_a_corpus_unless_bad_rows_are_skipped(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path / "raw/a.jsonl", [{"text": "One text."}])
+    (tmp_path / f"raw/b.{suffix}").write_bytes(EMPTY_FILES[suffix])
+    config = CorpusConfig(files=(str(tmp_path / "raw"),))
+    with pytest.raises(DataError, match=rf"b\.{suffix}: no rows.*--on-bad-row skip"):
+        build_corpus(config, tmp_path / "store")
+    events: list[Event] = []
+    corpus = build_corpus(config.model_copy(update={"on_bad_row": "skip"}), tmp_path / "store", emit=events.append)
+    assert [document.text for document in corpus] == ["One text."]
+    assert [file["rows_read"] for file in corpus.statistics["files"]] == [1, 0]
+    assert next(event.message for event in events if event.kind == "warning").startswith(f"{tmp_path}/raw/b.{suffix}: no rows")
+
+
+def test_a_corpus_of_files_without_rows_is_refused_even_if_bad_rows_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [])
+    with pytest.raises(DataError, match="0 documents"):
+        build_corpus(CorpusConfig(files=(str(tmp_path / "a.jsonl"),), on_bad_row="skip"), tmp_path / "store")
+
+
+def test_sources_may_be_as_many_as_passages_and_only_the_largest_are_listed(tmp_path: Path) -> None:
+    url = "https://example.org/archive/2024/a-long-way-to-an-article/{}.html"
+    rows = [{"text": f"Text {n}.", "source": url.format(n)} for n in range(2000)]
+    rows += [{"text": f"More {n}.", "source": url.format(7)} for n in range(3)]
+    events: list[Event] = []
+    path = write(tmp_path / "input" / "raw.jsonl", rows)
+    corpus = build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=events.append)
+    assert [document.source for document in corpus] == [row["source"] for row in rows]
+    assert (len(corpus.sources), corpus.sources[1999]) == (2000, url.format(1999))
+    listed = corpus.statistics["sources"]
+    assert (len(listed), next(iter(listed.items()))) == (MOST_SOURCES, (url.format(7), 4))
+    assert corpus.statistics["other_sources"] == {"sources": 2000 - MOST_SOURCES, "passages": 2003 - MOST_SOURCES - 3}
+    for folder in (corpus.path, corpus.parts[0].path):
+        assert all(file.stat().st_size < 50_000 for file in folder.glob("*.json"))
+    assert all(len(json.dumps(event.data)) < 50_000 for event in events)
+
+
+def test_a_corpus_with_names_of_sources_cut_short_is_refused(tmp_path: Path) -> None:
+    corpus = build(tmp_path, {"text": "Text.", "source": "news"}, {"text": "Other.", "source": "wiki"})
+    np.save(corpus.path / "source_offsets.npy", np.array([0, 4, 7]))
+    with pytest.raises(ArtifactError, match="source_offsets"):
+        Corpus.open(corpus.path)
 
 
 def test_a_long_document_becomes_numbered_passages(tmp_path: Path) -> None:
@@ -119,9 +201,14 @@ def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     corpus = build(tmp_path, {"text": "One."}, {"text": "Two."})
     with pytest.raises(IndexError):
         corpus.text(2)
-    np.save(corpus.parts[0].path / "offsets.npy", np.array([0, 5, 4]))
-    with pytest.raises(ArtifactError, match="damaged"):
+    part = corpus.parts[0].path
+    content, places = (part / "part.arrow").read_bytes(), np.array([0, 4, 8]).tobytes()
+    assert content.count(places) == 1
+    (part / "part.arrow").write_bytes(content.replace(places, np.array([0, 9, 8]).tobytes()))
+    with pytest.raises(ArtifactError, match=r"part\.arrow: damaged"):
         Corpus.open(corpus.path)
+    with pytest.raises(ArtifactError, match=r"part\.arrow: damaged, the offsets do not fit the text"):
+        PartColumns(part).text()
     with pytest.raises(ArtifactError, match="the offsets do not fit the text"):
         check_offsets(Path("offsets.npy"), np.array([0, 5, 4]), end=4)
 

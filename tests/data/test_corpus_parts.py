@@ -1,6 +1,5 @@
 """A corpus is what reading its files in order, in one go, would give: however they are grouped, whoever reads them, in any steps."""
 
-import contextlib
 import json
 import resource
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.artifacts import lock, verify
-from cramlm.config import CorpusConfig
+from artifact_fixtures import ReleasedWhenWaitedFor
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
 from cramlm.data.merge import repetitions
-from cramlm.data.reading import plan_parts, read_part
-from cramlm.data.words import count_words, cut_passages, duplicate_key
+from cramlm.data.reading import group_files, plan_parts, read_part
 from cramlm.errors import ArtifactError, DataError, LockedError
+from cramlm.io.streams import FileStamp
 from cramlm.records import Document, Event
+from cramlm.storage.artifacts import verify
+from cramlm.text.passages import cut_passages
+from cramlm.text.words import MeasuredText, count_words
 
 PASSAGE_WORDS = 20
 
@@ -54,11 +57,12 @@ def leftovers(store: Path) -> list[Path]:
     return [path for path in store.rglob("*.tmp-*") if path.is_dir()]
 
 
-def sequential_reading(files: dict[str, list[dict[str, Any]]]) -> tuple[list[Document], dict[str, Any]]:
+def sequential_reading(files: dict[str, list[dict[str, Any]]], duplicates: str) -> tuple[list[Document], dict[str, Any]]:
     """The documents of these files read in order in one go, and what became of their rows."""
     seen: set[bytes] = set()
+    seen_words: set[bytes] = set()
     documents: list[Document] = []
-    counts = {"rejected": 0, "blank": 0, "cut": 0, "made": 0, "words": 0}
+    counts = {"rejected": 0, "blank": 0, "cut": 0, "made": 0, "exact": 0, "near": 0, "words": 0}
     for name, records in files.items():
         for line, record in enumerate(records, start=1):
             text = record.get("text")
@@ -72,15 +76,21 @@ def sequential_reading(files: dict[str, list[dict[str, Any]]]) -> tuple[list[Doc
             for piece, (start, end) in enumerate(spans):
                 counts["made"] += 1
                 passage, suffix = text[start:end], f"#{piece}" if len(spans) > 1 else ""
-                if (key := duplicate_key(passage)) not in seen:
-                    seen.add(key)
+                measured = MeasuredText(passage)
+                if measured.duplicate_key() in seen:
+                    counts["exact"] += 1
+                elif duplicates == "words" and measured.words_key() in seen_words:
+                    counts["near"] += 1
+                else:
                     counts["words"] += count_words(passage)
                     documents.append(Document((record.get("id") or f"{name}:{line}") + suffix, passage, record.get("source") or name))
+                seen.add(measured.duplicate_key())
+                seen_words.add(measured.words_key())
     return documents, counts
 
 
 TEXTS = st.one_of(
-    st.sampled_from(["One text.", "ONE text", "two", "2 words", "naïve", "第三", " ", "...", "!!"]),
+    st.sampled_from(["One text.", "ONE text", "One \ttext.", "two", "2 words", "naïve", "第三", " ", "...", "!!"]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     st.integers(30, 90).map(lambda words: " ".join(f"word{n}." if n % 9 == 8 else "word" for n in range(words))),
 )
@@ -91,10 +101,12 @@ RECORDS = st.fixed_dictionaries(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    contents=st.lists(st.lists(RECORDS, min_size=1, max_size=8), min_size=1, max_size=5), part_bytes=st.sampled_from([1, 300, 900, 10**9])
+    contents=st.lists(st.lists(RECORDS, min_size=1, max_size=8), min_size=1, max_size=5),
+    part_bytes=st.sampled_from([1, 300, 900, 10**9]),
+    duplicates=st.sampled_from(["exact", "words"]),
 )
 def test_every_grouping_gives_what_sequential_reading_gives(
-    tmp_path_factory: pytest.TempPathFactory, contents: list[list[dict[str, Any]]], part_bytes: int
+    tmp_path_factory: pytest.TempPathFactory, contents: list[list[dict[str, Any]]], part_bytes: int, duplicates: str
 ) -> None:
     folder = tmp_path_factory.mktemp("law")
     files = {f"{letter}.jsonl": records for letter, records in zip("abcde", contents, strict=False)}
@@ -103,8 +115,8 @@ def test_every_grouping_gives_what_sequential_reading_gives(
             if record.pop("own", False):
                 record["id"] = f"{name}/{n}"
         write(folder / "input" / name, records)
-    documents, counts = sequential_reading(files)
-    settings_ = config(folder / "input", passage_words=PASSAGE_WORDS, on_bad_row="skip")
+    documents, counts = sequential_reading(files, duplicates)
+    settings_ = config(folder / "input", passage_words=PASSAGE_WORDS, on_bad_row="skip", duplicates=duplicates)
     if not documents:
         with pytest.raises(DataError, match="0 documents"):
             build_corpus(settings_, folder / "store", part_bytes=part_bytes)
@@ -116,7 +128,8 @@ def test_every_grouping_gives_what_sequential_reading_gives(
     rows, passages = corpus.statistics["rows"], corpus.statistics["passages"]
     assert (rows["rejected"], rows["blank"], rows["cut"]) == (counts["rejected"], counts["blank"], counts["cut"])
     assert rows["read"] == sum(map(len, contents)) == rows["used"] + rows["rejected"]
-    assert passages == {"made": counts["made"], "kept": len(documents), "duplicates": counts["made"] - len(documents)}
+    found = {"duplicates": counts["exact"], "near_duplicates": counts["near"]}
+    assert passages == {"made": counts["made"], "kept": len(documents), **found}
     assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (counts["words"], sum(len(d.text.encode()) for d in documents))
     assert corpus.statistics["sources"] == {name: [d.source for d in documents].count(name) for name in corpus.sources}
     assert [file["name"] for file in corpus.statistics["files"]] == list(files)
@@ -148,15 +161,35 @@ def test_repetitions_are_the_rows_that_were_there_before(rows: list[tuple[int, i
     assert list(zip(again.tolist(), earlier.tolist(), strict=True)) == expected
 
 
-def test_small_files_share_a_part_and_a_large_one_has_its_own(tmp_path: Path) -> None:
-    sizes = [10, 10, 10, 400, 10, 90, 10, 100]
-    for n, size in enumerate(sizes):
-        (tmp_path / f"{n}.txt").write_bytes(b"x" * size)
-    plans = plan_parts(config(tmp_path), part_bytes=100 * 4)
-    assert [[stamp.bytes for stamp in plan.stamps] for plan in plans] == [[10, 10, 10], [400], [10, 90, 10], [100]]
-    assert [len(plan.stamps) for plan in plan_parts(config(tmp_path), part_bytes=10**6)] == [8]
-    assert [plan.bytes for plan in plan_parts(config(*[tmp_path / f"{n}.txt" for n in (0, 1, 2)]), part_bytes=41)] == [30]
-    assert [plan.bytes for plan in plan_parts(config(*[tmp_path / f"{n}.txt" for n in (0, 1, 2)]), part_bytes=25)] == [10, 10, 10]
+def grouped(sizes: dict[str, int], part_bytes: int) -> list[tuple[str, ...]]:
+    groups = group_files([FileStamp(Path("/corpus") / name, size, 0) for name, size in sorted(sizes.items())], part_bytes)
+    return [tuple(Path(str(stamp.path)).name for stamp in group) for group in groups]
+
+
+def test_small_files_share_a_part_and_a_large_one_has_its_own() -> None:
+    assert grouped(dict.fromkeys("abcdefgh", 10), 10**9) == [tuple("abcdefgh")]
+    assert grouped({"a": 10, "b": 10, "c": 10**8, "d": 10}, 4 * 10**8) == [("a", "b"), ("c",), ("d",)]
+    sizes = {f"{number:04}.jsonl": 10 + number % 7 for number in range(1000)}
+    parts = grouped(sizes, 1000)
+    assert [name for part in parts for name in part] == list(sizes)
+    assert all(sum(sizes[name] for name in part) <= 1000 for part in parts)
+    assert 13 <= len(parts) <= 52  # 13 kB in parts of about 500 bytes
+
+
+def test_a_small_file_that_is_added_changes_one_part_or_few() -> None:
+    sizes = {f"{number:04}.jsonl": 10 + number % 7 for number in range(1000)}
+    before = set(grouped(sizes, 1000))
+    changed = [len(set(grouped({**sizes, f"{number:04}-new.jsonl": 12}, 1000)) - before) for number in range(0, 1000, 25)]
+    assert sum(changed) / len(changed) < 2.5
+
+
+def test_another_version_of_unicode_reads_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_ = config(write(tmp_path / "a.jsonl", invented("a", 3)))
+    corpus = build_corpus(settings_, tmp_path / "store")
+    monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
+    other = build_corpus(settings_, tmp_path / "store")
+    assert other.path != corpus.path
+    assert {part.path for part in other.parts}.isdisjoint(part.path for part in corpus.parts)
 
 
 def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
@@ -172,7 +205,7 @@ def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
     assert events[0].message == "reading 1 of 3 files, the others are read already"
     assert events[0].data == {"parts": 3, "parts_read_already": 2}
     assert events[0].total == (tmp_path / "input/c.jsonl").stat().st_size / 1e6
-    assert grown.statistics["passages"] == {"made": 122, "kept": 120, "duplicates": 2}
+    assert grown.statistics["passages"] == {"made": 122, "kept": 120, "duplicates": 2, "near_duplicates": 0}
     b, c, d = grown.parts
     assert (b.content, b.kept) == (first.parts[0].content, None)
     assert (len(c), len(c.offsets) - 1, c.first) == (21, 22, 50)
@@ -218,22 +251,26 @@ def test_a_part_that_another_process_reads_is_waited_for(tmp_path: Path) -> None
     for name in "ab":
         write(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
     settings_, store = config(tmp_path / "input"), tmp_path / "store"
-    with contextlib.ExitStack() as reading:
-        reading.enter_context(lock(plan_parts(settings_, part_bytes=1)[0].folder(store)))
-        notes: list[str] = []
-
-        def give_way(event: Event) -> None:
-            if event.kind == "note":
-                notes.append(event.message)
-                reading.close()
-
-        corpus = build_corpus(settings_, store, part_bytes=1, emit=give_way)
+    other = ReleasedWhenWaitedFor(plan_parts(settings_, part_bytes=1)[0].folder(store))
+    corpus = build_corpus(settings_, store, part_bytes=1, emit=other)
     assert [document.id for document in corpus] == [f"{name}-{n}" for name in "ab" for n in range(5)]
-    assert len(notes) == 1
-    assert "waiting for a part" in notes[0]
-    shutil.rmtree(corpus.path)
-    with lock(corpus.path), pytest.raises(LockedError, match="being built by another process"):
-        build_corpus(settings_, store, part_bytes=1)
+    assert len(other.notes) == 1
+    assert "being built by another process" in other.notes[0]
+
+
+def test_a_corpus_that_another_process_builds_is_waited_for_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.jsonl", invented("a", 5))
+    settings_, store = config(tmp_path / "a.jsonl"), tmp_path / "store"
+    expected = build_corpus(settings_, store, part_bytes=1)
+    shutil.rmtree(expected.path)
+    other = ReleasedWhenWaitedFor(expected.path)
+    for limit, message in (("0", r"being built by another process \(pid \d+ on [^)]+\); wait"), ("0.01", "waited 0.01 s")):
+        monkeypatch.setenv("CRAMLM_WAIT", limit)
+        with pytest.raises(LockedError, match=message):
+            build_corpus(settings_, store, part_bytes=1)
+    monkeypatch.delenv("CRAMLM_WAIT")
+    assert build_corpus(settings_, store, part_bytes=1, emit=other).fingerprint == expected.fingerprint
+    assert len(other.notes) == 1
 
 
 def test_repeated_ids_in_two_parts_fail_with_both_lines(tmp_path: Path) -> None:
@@ -280,7 +317,7 @@ def test_after_kill_9_the_workers_end_and_the_next_call_goes_on(tmp_path: Path) 
     script.write_text(
         textwrap.dedent(f"""
             from pathlib import Path
-            from cramlm.config import CorpusConfig
+            from cramlm.config.run import CorpusConfig
             from cramlm.data.corpus import build_corpus
 
             config = CorpusConfig(files=({str(tmp_path / "input")!r},))
@@ -295,7 +332,7 @@ def test_after_kill_9_the_workers_end_and_the_next_call_goes_on(tmp_path: Path) 
         process.kill()
     assert process.returncode == -signal.SIGKILL
     parts = tmp_path / "store/parts"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while leftovers(parts) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not leftovers(parts)
@@ -336,14 +373,14 @@ def test_a_missing_part_is_named_and_read_again(tmp_path: Path) -> None:
 
 def test_a_damaged_part_is_named_at_opening(tmp_path: Path) -> None:
     corpus = build_corpus(config(write(tmp_path / "a.jsonl", invented("a", 3))), tmp_path / "store")
-    text = corpus.parts[0].path / "text.bin"
+    text = corpus.parts[0].path / "part.arrow"
     data = text.read_bytes()
-    for damaged in (data[:-1], b"A" + data[1:]):
+    for damaged in (data[:-1], b"X" + data[1:]):
         text.write_bytes(damaged)
-        with pytest.raises(ArtifactError, match=r"text.bin: damaged"):
+        with pytest.raises(ArtifactError, match=r"part.arrow: damaged"):
             Corpus.open(corpus.path)
     text.unlink()
-    with pytest.raises(ArtifactError, match=r"text.bin: missing"):
+    with pytest.raises(ArtifactError, match=r"part.arrow: missing"):
         Corpus.open(corpus.path)
 
 
@@ -371,7 +408,7 @@ def test_another_part_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_blank_rows_is_a_part_without_passages(tmp_path: Path) -> None:
     write(tmp_path / "input/a.jsonl", [{"text": " "}])
     write(tmp_path / "input/b.jsonl", [{"text": "Text."}])
-    write(tmp_path / "input/c.jsonl", [{"text": " "}, {"text": "TEXT"}])
+    write(tmp_path / "input/c.jsonl", [{"text": " "}, {"text": " Text."}])
     corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
     assert list(corpus) == [Document("b.jsonl:1", "Text.", "b.jsonl")]
     assert [len(part) for part in corpus.parts] == [0, 1, 0]

@@ -1,15 +1,16 @@
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cramlm.config import TaskConfig
-from cramlm.data.hygiene import SHORTEST, WINDOW, HeldOut, Overlap, check_task
+from cramlm.config.run import TaskConfig
+from cramlm.data.decontamination import SHORTEST, WINDOW, HeldOut, Overlap, check_task
 from cramlm.data.task import read_task
-from cramlm.data.words import normal_words
 from cramlm.records import Example, Task
+from cramlm.text.words import segment
 
 LONG = "The quick brown fox jumps over the lazy dog while seven wizards, boxed in, quietly judge my vow."
 SHORT = "The plot never quite comes together"
@@ -20,11 +21,11 @@ def held(*texts: str) -> list[Example]:
 
 
 def overlaps(documents: list[str], *texts: str) -> list[Overlap]:
-    return list(HeldOut(held(*texts)).find(enumerate(documents)))
+    return list(HeldOut(held(*texts)).find(enumerate(map(str.encode, documents))))
 
 
 def test_thirteen_shared_words_are_an_overlap_and_twelve_are_not() -> None:
-    words = normal_words(LONG)
+    words = segment(LONG)
     documents = ["before " + " ".join(words[2 : 2 + n]).upper().replace(" ", ", ") + " after" for n in (12, 13)]
     assert overlaps(documents, LONG) == [Overlap(1, "test:1", " ".join(words[2:15]), "shares 13 words")]
 
@@ -43,12 +44,49 @@ def test_texts_under_four_words_are_too_common_to_be_evidence() -> None:
 def test_each_half_of_a_pair_is_searched_on_its_own() -> None:
     pair = [Example("dev:1", "one two three four", "five six seven eight", "x")]
     documents = ["one two three four", "FIVE six seven eight", "three four five six"]
-    assert [overlap.position for overlap in HeldOut(pair).find(enumerate(documents))] == [0, 1]
+    assert [overlap.position for overlap in HeldOut(pair).find(enumerate(map(str.encode, documents)))] == [0, 1]
 
 
 def test_text_in_scripts_without_spaces_is_found() -> None:
     text = "昨日の午後、東京で大きな会議が開かれました"
     assert [overlap.position for overlap in overlaps(["関係のない文章です。" * 3, f"新聞によると{text}。"], text)] == [1]
+
+
+USA = "ประเทศสหรัฐอเมริกา"  # the Thai name of the United States: 18 code points, 16 grapheme clusters
+THAI = f"เมื่อวานนี้ประธานาธิบดีของ{USA}เดินทางไปเยือนญี่ปุ่นและเกาหลีใต้"
+
+
+def test_the_name_of_a_country_in_thai_is_no_overlap() -> None:
+    assert overlaps([f"เขาเรียนหนังสืออยู่ที่{USA}มาสามปีแล้ว"], THAI) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "enough"),
+    [
+        ("Han", "昨日午后大会在北京举行来自五十个国家的代表参加了开幕式并发表讲话", 26),
+        ("kana", "きのうのごごとうきょうでおおきなかいぎがひらかれましたとてもよかった", 26),
+        ("Thai", THAI, 52),
+    ],
+)
+def test_thirteen_words_are_26_clusters_in_han_and_kana_and_52_in_thai(script: str, text: str, enough: int) -> None:
+    clusters = segment(text)
+    assert len(clusters) > enough, script
+    documents = ["X " + "".join(clusters[1 : 1 + count]) + " X" for count in (enough - 1, enough)]
+    assert [(found.position, found.reason) for found in overlaps(documents, text)] == [(1, "shares 13 words")]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_searched"), [("今天很好", False), ("今天天气很好", False), ("今天的天气非常好", True), (USA[:13], False), (USA, True)]
+)
+def test_a_short_text_without_spaces_is_searched_from_four_words_on(text: str, is_searched: bool) -> None:
+    assert len(overlaps([f"x {text} x"], text)) == is_searched
+
+
+def test_a_text_of_several_scripts_counts_the_words_of_each() -> None:
+    text = "GPU加速 of 大规模 models is 非常重要的 today"  # 5 words, 10 characters of Han: 10 words
+    assert [found.position for found in overlaps([text[:-6], text.upper() + "!"], text)] == [1]
+    longer = f"{text} and tomorrow 一切照旧"  # 14 words
+    assert [found.reason for found in overlaps([longer[:-1] + "X"], longer)] == ["shares 13 words"]
 
 
 def test_a_match_does_not_run_from_one_document_into_the_next() -> None:
@@ -65,19 +103,26 @@ def test_nothing_held_out_means_no_overlap() -> None:
     assert overlaps([], LONG) == []
 
 
+def length(words: Sequence[str]) -> float:
+    return sum({"東": 0.5, "ก": 0.25}.get(word, 1.0) for word in words)
+
+
 def contains(document: str, text: str) -> bool:
-    words, wanted = normal_words(document), normal_words(text)
-    length = min(WINDOW, len(wanted))
-    windows = {tuple(wanted[start : start + length]) for start in range(len(wanted) - length + 1)}
-    return len(wanted) >= SHORTEST and any(tuple(words[start : start + length]) in windows for start in range(len(words) - length + 1))
+    """Whether some run of words is in both that has 13 words or, in a text of 4 to 12, all of them."""
+    words, wanted = segment(document), segment(text)
+    enough = min(WINDOW, length(wanted))
+    runs = {tuple(wanted[start:end]) for start in range(len(wanted)) for end in range(start + 1, len(wanted) + 1)}
+    shared = (run for run in runs if length(run) >= enough)
+    spans = {tuple(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)}
+    return length(wanted) >= SHORTEST and any(run in spans for run in shared)
 
 
 @settings(deadline=None)
-@given(seed=st.integers(0, 10**6), words=st.integers(1, 3))
-def test_the_fast_search_finds_what_a_plain_one_finds(seed: int, words: int) -> None:
+@given(seed=st.integers(0, 10**6), kinds=st.sampled_from(["a", "ab", "a東", "東", "東ก", "ab東ก", "ก"]))
+def test_the_fast_search_finds_what_a_plain_one_finds(seed: int, kinds: str) -> None:
     draw = random.Random(seed)
-    texts = [" ".join(draw.choice("ab東"[:words]) for _ in range(draw.randint(0, 20))) for _ in range(6)]
-    documents = [" ".join(draw.choice("ab東"[:words]) for _ in range(draw.randint(0, 30))) for _ in range(10)]
+    texts = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 30))) for _ in range(6)]
+    documents = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 60))) for _ in range(6)]
     expected = [n for n, document in enumerate(documents) if any(contains(document, text) for text in texts)]
     assert [overlap.position for overlap in overlaps(documents, *texts)] == expected
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cramlm.config import TaskConfig, load_config
-from cramlm.data.checkup import check_files, describe, labelled_of, read_labelled
-from cramlm.data.hygiene import check_task
+from cramlm.config.run import TaskConfig, load_config
+from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import read_examples, read_task, split_dev
+from cramlm.data.validation import check_files, describe, labelled_of, read_labelled
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Scale
 
@@ -86,6 +86,8 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
         ("multi-label", [[], [], []], "no row has a label"),
         ("multi-label", [["a|b"], ["b|c"], ["c"]], "less than twice each; is task.label_separator the file's"),
         ("multi-label", [["a"]], "1 training row"),
+        ("multi-label", [["a"], ["a"]], r"every row has the labels \('a'\); .* add rows without them \(an empty list\) or with others"),
+        ("multi-label", [["b", "a"], ["a", "b"]], r"every row has the labels \('a', 'b'\); "),
         ("regression", [2, 2.0, 2], "every row has the number 2.0"),
         ("regression", [2], "1 training row; a regression needs more"),
         ("classification", [1.5, 2.5, 3.5], "learn numbers with --set task.kind=regression"),
@@ -154,10 +156,13 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
     [
         ({"choose_by": "accuracy"}, "choose_by 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
         ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' gives a text one label; with task.kind 'regression' set"),
-        ({"phases": [{"name": "a", "teacher_weight": 1.0}]}, "a teacher knows texts of one label only; set teacher_weight = 0"),
-        ({"phases": [{"name": "a", "label_smoothing": 0.1}]}, "set label_smoothing = 0"),
+        (
+            {"phases": [{"name": "a", "terms": [{"kind": "distil", "on": "task"}]}]},
+            "the term 'distil' exists only where each text has one label",
+        ),
+        ({"phases": [{"name": "a", "terms": [{"kind": "classify", "label_smoothing": 0.1}]}]}, "set label_smoothing = 0"),
     ],
 )
 def test_a_config_that_asks_what_the_kind_does_not_have_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        load_config({"task": {"train": "a", "kind": "regression"}, "phases": [{"name": "a"}], **changes})
+        load_config({"task": {"train": "a", "kind": "regression"}, "phases": [{"name": "a", "terms": [{"kind": "classify"}]}], **changes})

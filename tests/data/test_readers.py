@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.data.readers import Reader
-from cramlm.data.rows import Column
 from cramlm.errors import DataError, UsageError
+from cramlm.io.readers import Reader
+from cramlm.io.rows import Column
 from cramlm.records import Event
 
 COLUMNS = (Column("text"), Column("label", "label", flag="--label-column"))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cramlm.config import CorpusConfig, TaskConfig
+from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_examples, read_task
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
@@ -144,7 +144,7 @@ def test_folders_and_globs_of_a_bucket_are_read_like_local_ones(tmp_path: Path) 
     try:
         whole = read(tmp_path, "memory://bucket/raw/")
         assert sorted(texts(whole)) == sorted(ROWS)
-        assert whole.sources == ("part-0.jsonl", "part-1.jsonl", "part-2.jsonl")
+        assert tuple(whole.sources) == ("part-0.jsonl", "part-1.jsonl", "part-2.jsonl")
         assert texts(read(tmp_path, "memory://bucket/raw/part-[12].jsonl")) == texts(whole)[100:]
         assert "no data file" in str(refusal(tmp_path, "memory://bucket/raw/*.md"))
     finally:

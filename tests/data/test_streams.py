@@ -1,14 +1,17 @@
 import gzip
 import os
+import subprocess
+import sys
 import tarfile
+import textwrap
 import zipfile
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from cramlm.data.streams import ByteStream, Lines, expand_files, file_format, name_files, stamp_file
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+from cramlm.io.streams import ByteStream, Lines, expand_files, file_format, name_files, stamp_file
 
 TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
 
@@ -40,6 +43,54 @@ def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, suffix:
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compressed(suffix, TEXT[:1000]) + compressed(suffix, b"") + compressed(suffix, TEXT[1000:]))
     assert read(path) == TEXT
+
+
+def compressed_with_long_window() -> bytes:
+    """As by `zstd --long=31`, from a stream: the frame asks for a window of 2 GiB."""
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return stream.compress(TEXT) + stream.flush()
+
+
+def test_zstd_with_the_longest_window_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(compressed_with_long_window())
+    assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << 31
+    assert read(path) == TEXT
+
+
+def test_zstd_with_a_window_over_the_memory_limit_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(compressed_with_long_window())
+    script = """
+        import resource, sys
+        from cramlm.io.streams import ByteStream, stamp_file
+        from cramlm.errors import EnvironmentFault
+
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        try:
+            list(ByteStream(stamp_file(sys.argv[1]), compression="zstd").blocks())
+        except EnvironmentFault as error:
+            print(error)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True)
+    assert result.stdout.startswith(f"{path}: not enough memory to decompress it"), result.stderr
+
+
+@pytest.mark.parametrize("zeros", [1, 512, 3_000_000])
+@pytest.mark.parametrize("members", [1, 2])
+def test_gzip_members_may_be_followed_by_zeros(tmp_path: Path, zeros: int, members: int) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes((compressed(".gz") + bytes(zeros)) * members)
+    assert read(path) == TEXT * members
+
+
+@pytest.mark.parametrize("data", [bytes(512), bytes(512) + compressed(".gz"), compressed(".gz") + bytes(512) + b"text"])
+def test_zeros_before_gzip_and_other_bytes_after_it_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"damaged|looks like"):
+        read(path)
 
 
 def test_skippable_zstd_frames_are_skipped(tmp_path: Path) -> None:

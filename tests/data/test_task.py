@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config import TaskConfig
+from cramlm.config.run import TaskConfig
 from cramlm.data.task import read_examples, read_task, split_dev, split_rows, task_fingerprint, text_key
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Event, Example, Task
@@ -168,6 +168,8 @@ def test_texts_to_predict_keep_order_and_need_no_label(tmp_path: Path) -> None:
         read_examples(str(tmp_path / "b.txt"), label_column=None)
     with pytest.raises(DataError, match="no rows left"):
         read_examples(write(tmp_path / "c.jsonl", [(" ", "a")]), label_column=None, on_bad_row="skip")
+    with pytest.raises(DataError, match=r"d.jsonl: no rows; pass a file with data"):
+        read_examples(write(tmp_path / "d.jsonl", []), label_column=None, on_bad_row="skip")
     with pytest.raises(UsageError, match="a text file has no column"):
         read_examples(str(tmp_path / "a.txt"), label_column="label")
 

@@ -1,23 +1,33 @@
+import unicodedata
+from hashlib import blake2b
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.data.words import _words_of_any_script, count_words, cut_passages, duplicate_key, normal_words
+from cramlm.text.passages import cut_passages
+from cramlm.text.words import MeasuredText, _segment_any_script, count_words, duplicate_key, segment
+
+
+def words_key(text: str) -> bytes:
+    return MeasuredText(text).words_key()
 
 
 def test_words_are_folded_runs_of_letters_digits_and_marks() -> None:
-    assert normal_words("Don't STOP, re-do 3.5 naïve “Ünïts” ﬁnd") == ["don", "t", "stop", "re", "do", "3", "5", "naïve", "ünïts", "find"]
-    assert normal_words("कि की") == ["कि", "की"]  # vowel signs are marks, not separators
-    assert normal_words("ọmọ e\u0301") == ["ọmọ", "é"]
-    assert normal_words("— … !") == []
+    assert segment("Don't STOP, re-do 3.5 naïve “Ünïts” ﬁnd") == ["don", "t", "stop", "re", "do", "3", "5", "naïve", "ünïts", "find"]
+    assert segment("कि की") == ["कि", "की"]  # vowel signs are marks, not separators
+    assert segment("ọmọ e\u0301") == ["ọmọ", "é"]
+    assert segment("— … !") == []
 
 
-def test_characters_of_scripts_without_spaces_are_words() -> None:
-    assert normal_words("東京GPU速報") == ["東", "京", "gpu", "速", "報"]
-    assert len(normal_words("สวัสดีครับ")) == 10
-    assert normal_words("안녕 하세요") == ["안녕", "하세요"]  # Hangul has spaces
+def test_grapheme_clusters_of_scripts_without_spaces_are_words() -> None:
+    assert segment("東京GPU速報") == ["東", "京", "gpu", "速", "報"]
+    assert segment("สวัสดีครับ") == ["ส", "วั", "ส", "ดี", "ค", "รั", "บ"]  # a vowel sign belongs to its consonant
+    assert segment("ភាសាខ្មែរ") == ["ភា", "សា", "ខ្មែ", "រ"]  # and so does a stacked consonant
+    assert segment("မြန်မာ") == ["မြ", "န်", "မာ"]
+    assert segment("ｶﾞ") == ["ガ"]
+    assert segment("안녕 하세요") == ["안녕", "하세요"]  # Hangul has spaces
 
 
 def test_length_counts_two_characters_as_a_word_where_there_are_no_spaces() -> None:
@@ -27,12 +37,53 @@ def test_length_counts_two_characters_as_a_word_where_there_are_no_spaces() -> N
     assert count_words("   ") == 0
 
 
-def test_keys_ignore_case_spacing_and_punctuation_but_nothing_else() -> None:
-    assert duplicate_key("A test: one.") == duplicate_key("a  TEST “one”!")
+def test_exact_duplicates_are_equal_after_nfc_and_with_white_space_collapsed() -> None:
+    assert duplicate_key("  one\ttwo\u00a0\n three ") == duplicate_key("one two three")
     assert duplicate_key("café") == duplicate_key("cafe\u0301") != duplicate_key("cafe")
-    assert duplicate_key("की") != duplicate_key("कि")
-    assert duplicate_key("😀") != duplicate_key("😞")
-    assert duplicate_key("...") != duplicate_key("!!!")
+
+
+@given(
+    st.text(
+        st.sampled_from("ab. \t\n\x0b\x1c\x85\u00a0\u2003\u200b\u3000é\u0301\u0327Å가\u1100\u1161ก\u0e33東")
+        | st.characters(exclude_categories=["Cs"])
+    )
+)
+def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc_however_much_of_it_is_ascii(text: str) -> None:
+    for one in (text, "Plain ASCII words, more than nine in ten! " * 20 + text):
+        expected = unicodedata.normalize("NFC", " ".join(one.split()))
+        assert duplicate_key(one) == blake2b(expected.encode(), digest_size=16).digest()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ask a therapist", "ask a the rapist"),
+        ("if x < y", "if x > y"),
+        ("great film 😂", "great film 😡"),
+        ("it grew by 1.5", "it grew by 15"),
+        ("Polish", "polish"),
+        ("ﬁnd", "find"),
+        ("x²", "x2"),
+        ("की", "कि"),
+        ("...", "!!!"),
+    ],
+)
+def test_texts_that_differ_are_no_exact_duplicates(one: str, other: str) -> None:
+    assert duplicate_key(one) != duplicate_key(other)
+
+
+def test_texts_of_the_same_words_have_the_same_words_key_whatever_their_case_and_punctuation() -> None:
+    assert words_key("A test: one.") == words_key("a  TEST “one”!")
+    assert words_key("café") == words_key("cafe\u0301") != words_key("cafe")
+    assert words_key("therapist") != words_key("the rapist")
+    assert words_key("1.5") != words_key("15")
+    assert words_key("की") != words_key("कि")
+
+
+def test_texts_without_words_have_the_same_words_key_only_as_exact_duplicates() -> None:
+    assert words_key("😀") != words_key("😞")
+    assert words_key("...") != words_key("!!!")
+    assert words_key(" ? \n !") == words_key("? !")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +93,7 @@ def test_a_few_foreign_characters_in_ascii_are_read_as_among_themselves(block: t
     # White space at the end changes nothing but the way that is taken: short of it, a foreign character is over a tenth of the text.
     for character in map(chr, range(*block)):
         for text in (f"Ab{character}c", f"{character} e{character}{character}F."):
-            assert duplicate_key(text + " " * 200) == duplicate_key(text), ascii(text)
+            assert words_key(text + " " * 200) == words_key(text), ascii(text)
             assert count_words(text + " " * 200) == count_words(text), ascii(text)
 
 
@@ -51,7 +102,7 @@ def test_a_few_foreign_characters_in_ascii_are_read_as_among_themselves(block: t
 )
 def test_lengths_and_keys_do_not_depend_on_the_share_of_foreign_characters(text: str, ascii_text: str) -> None:
     mixed = ascii_text * 3 + text + ascii_text
-    assert duplicate_key(mixed + " " * 5000) == duplicate_key(mixed)
+    assert words_key(mixed + " " * 5000) == words_key(mixed)
     assert count_words(mixed + " " * 5000) == count_words(mixed)
     assert count_words(ascii_text) == len(ascii_text.split())
 
@@ -97,5 +148,5 @@ def test_passages_hold_every_character_but_edge_white_space_once_and_in_order(te
 def test_text_with_a_few_foreign_characters_gives_the_words_that_text_of_any_script_gives(text: str) -> None:
     padded = "Plain ASCII words, more than nine in ten! " * 20 + text
     for one in (text, padded):
-        words = _words_of_any_script(one).decode("utf-8", "surrogatepass").split()
-        assert normal_words(one) == words
+        words = _segment_any_script(one).decode("utf-8", "surrogatepass").split()
+        assert segment(one) == words

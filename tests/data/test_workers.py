@@ -2,14 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cramlm.data.workers import run_tasks
 from cramlm.errors import DataError, EnvironmentFault
+from cramlm.io.workers import run_tasks
 from cramlm.records import Emit, Event
 
 
@@ -86,10 +88,42 @@ def test_when_the_caller_fails_all_workers_end_at_once() -> None:
         pids.append(event.data["pid"])
         raise ValueError
 
-    began = time.monotonic()
     with pytest.raises(ValueError):  # noqa: PT011 - the one above
-        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 60}] * 2, workers=2, tell=refuse)
-    assert time.monotonic() - began < 30
+        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 86_400}] * 2, workers=2, tell=refuse)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+SCRIPT = """
+import sys
+from test_workers import WORK
+from cramlm.io.workers import run_tasks
+tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
+run_tasks(WORK, tasks, workers=2, tell=lambda number, event: print(event.data["pid"], flush=True))
+"""
+
+
+def test_workers_of_a_script_without_a_main_guard_end_when_it_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as script:
+        assert script.stdout is not None
+        pids = [int(script.stdout.readline()) for _ in range(2)]
+        script.kill()
+    for pid in pids:
+        for _ in range(1200):
+            if not is_running(pid):
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail(f"worker {pid} is left")
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

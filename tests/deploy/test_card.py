@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard
 from test_export import LABELS, provenance
 
-from cramlm.deploy.card import model_card
+from cramlm import recipes
+from cramlm.config.run import RunConfig
+from cramlm.export.card import model_card
+from cramlm.export.provenance import published
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -21,6 +29,42 @@ def test_the_front_matter_names_library_and_task_and_leaves_the_license_to_the_u
     assert not any(line.startswith("license") for line in settings)
 
 
+def test_the_head_holds_the_scores_of_the_model_as_a_model_index() -> None:
+    given = facts(config={"name": "mine", "task": {"train": "/secret/place/train.csv", "dev": None, "test": "/secret/place/test\n.csv"}})
+    head = ModelCard(model_card(given)).data
+    measured = given["scores"]["models"]["mine"]["test"]
+    assert head.model_name == "mine"
+    assert {(each.metric_name, each.metric_type, each.metric_value) for each in head.eval_results} == {
+        ("macro-F1", "f1", round(measured["macro_f1"], 4)),
+        ("micro-F1", "f1", round(measured["micro_f1"], 4)),
+        ("accuracy", "accuracy", round(measured["accuracy"], 4)),
+    }
+    assert {(each.dataset_name, each.dataset_split) for each in head.eval_results} == {("test .csv", "test")}
+    assert "model-index" not in model_card(facts(scores={}))
+
+
+def test_license_and_language_stand_in_the_head_if_they_are_given() -> None:
+    card = model_card(facts(), license_id="apache-2.0", language="no")
+    head = ModelCard(card).data
+    assert (head.license, head.language) == ("apache-2.0", "no")
+    assert "left to you" not in card
+
+
+def test_the_card_of_a_linear_model_loads_no_torch(tmp_path: Path) -> None:
+    fit = {"variant": "words", "scheme": "multinomial", "class_weights": "uniform", "c": 1.0, "tau": 0.0, "vectors": False}
+    fit |= {"features": 10, "train_texts": 100, "seconds": 1.5, "tried": [{}]}
+    given = facts(model="tfidf", fit=fit)
+    (tmp_path / "facts.json").write_text(json.dumps(given), "utf-8")
+    code = (
+        "import json, sys\nfrom cramlm.export.card import model_card\nprint(model_card(json.load(open(sys.argv[1], encoding='utf-8'))))\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code, tmp_path / "facts.json"], capture_output=True, text=True, check=True).stdout
+    assert "library_name: cramlm" in printed
+    assert "Fitted on 100 labelled texts in 1.5 seconds." in printed
+    assert printed.splitlines()[-1] == "[]"
+
+
 def test_scores_stand_beside_the_baselines_with_their_intervals() -> None:
     card = model_card(facts())
     own = next(line for line in card.splitlines() if "(this model)" in line)
@@ -28,6 +72,22 @@ def test_scores_stand_beside_the_baselines_with_their_intervals() -> None:
     baseline = next(line for line in card.splitlines() if line.startswith("| tfidf-words"))
     assert baseline.endswith("| – | – |")
     assert "Use it (macro-F1 85.7)." in card
+
+
+def test_the_linear_models_beside_it_are_explained_and_compared_by_cross_fitted_scores() -> None:
+    given = facts()
+    fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "train_texts": 100}
+    dev = next(iter(given["scores"]["models"].values()))["dev"]
+    given["scores"]["models"] = {"mine": {"dev": dev}, "static": {"dev": dev, "fit": fit}, "tfidf": {"dev": dev, "fit": fit}}
+    given["scores"]["comparison"] = {"cross_fitted": {"tfidf": 0.5, "static": 0.612, "mine": 0.7}}
+    card = model_card(given)
+    assert "`static` is a linear model (multinomial logistic regression) on TF-IDF and averaged token vectors, fitted on 100" in card
+    assert "(union, balanced class weights, C = 30)" in card
+    row = next(line for line in card.splitlines() if line.startswith("| static |"))
+    assert "| 61.2 |" in row
+    header = next(line for line in card.splitlines() if line.startswith("| model |"))
+    assert "dev macro-F1, cross-fitted" in header
+    assert row.count("|") == header.count("|")
 
 
 def test_every_table_has_as_many_cells_in_each_row() -> None:
@@ -66,6 +126,55 @@ def test_a_run_without_corpus_baselines_or_scores_has_a_card_without_them() -> N
     assert "## Data" not in card
     assert "labelled texts only" in card
     assert "None" not in card.replace("top_k=None", "")
+
+
+def card_of(config: RunConfig) -> str:
+    return model_card(facts(config=config.model_dump(mode="json"), kind=config.task.kind, scores={}))
+
+
+def test_the_parts_that_the_run_used_beside_texts_and_labels_are_named() -> None:
+    card = card_of(recipes.tlm(train="", corpus="corpus.jsonl"))
+    assert "Training also used a linear teacher, co-occurrence embeddings and logit adjustment." in card
+    assert "- Linear teacher: logistic regression on TF-IDF and averaged token embeddings, fitted on the training labels." in card
+    assert (
+        "for the raw text (phase joint, weight 1) and for the training texts, each held out of its fit (phase finetune, weight 1)" in card
+    )
+    assert "smoothing" not in card
+    assert "lignment" not in card
+
+
+def test_with_few_texts_a_label_alignment_and_smoothing_are_named(tmp_path: Path) -> None:
+    train = tmp_path / "train.csv"
+    train.write_text("text,label\n" + "".join(f"text {number},{number % 2}\n" for number in range(20)), "utf-8")
+    config = recipes.tlm(train=str(train), corpus="corpus.jsonl")
+    card = card_of(config)
+    names = "a linear teacher, distribution alignment, co-occurrence embeddings, label smoothing and logit adjustment"
+    assert f"Training also used {names}." in card
+    assert f"Training also used {names}." in model_card(published(facts(config=config.model_dump(mode="json"))))
+    assert "for the raw text (phase joint, weight 1)." in card
+    assert "- Label smoothing: 0.2 (phase finetune)." in card
+
+
+def test_a_run_with_none_of_these_parts_says_so() -> None:
+    card = card_of(recipes.tlm_plain(train="", corpus="corpus.jsonl"))
+    assert "no teacher, no co-occurrence embeddings, no label smoothing and no logit adjustment" in card
+    for word in ("Linear teacher", "Training also used"):
+        assert word not in card
+
+
+def test_a_model_whose_config_has_settings_of_another_version_has_a_card_without_them() -> None:
+    config = recipes.tlm(train="", corpus="corpus.jsonl").model_dump(mode="json")
+    config["phases"][0]["terms"] = None
+    card = model_card(facts(config=config))
+    assert "Training also used" not in card
+    assert "no teacher" not in card
+
+
+def test_pseudo_labels_are_named_with_the_phase_that_gave_them_and_a_number_has_no_logit_adjustment() -> None:
+    card = card_of(recipes.pet(train="", corpus="corpus.jsonl"))
+    assert "- Pseudo-labels: probabilities that the model of phase finetune gave the raw text (phase distil, weight 1)." in card
+    assert "inear teacher" not in card
+    assert "logit adjustment" not in card_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression"))
 
 
 def test_random_retrieval_is_called_so() -> None:

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cramlm.cli import app
-from cramlm.config import load_config
-from cramlm.deploy.explain import Explanation, Word, explain, explain_at, log_odds, nearest_passages, word_spans
-from cramlm.deploy.predictor import Predictor
-from cramlm.deploy.runs import held_out, model_of, run_of
+from cramlm.cli.app import app
+from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, CramError, UsageError
-from cramlm.model.tokenization import Tokenizer
-from cramlm.pipeline import run
+from cramlm.inference.explain import Explanation, Word, explain, explain_at, log_odds, nearest_passages
+from cramlm.inference.predictor import Predictor
+from cramlm.inference.runs import held_out, model_of, run_of
+from cramlm.inference.texts import word_spans
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.pipeline.run import run
+from cramlm.retrieval.selection_table import SelectionTable
 from tiny_task import TOPICS, tiny_config, write_task
 
 TEXT = "The old ship was near the harbour, and a Sailor on the path to the island"
@@ -92,7 +94,7 @@ def test_what_is_cut_off_is_not_read_and_does_not_move_in(predictor: Predictor) 
 
 def test_the_nearest_passages_are_of_the_runs_selection_and_share_words(finished: Path) -> None:
     passages = nearest_passages(finished, TEXT, limit=3)
-    selected = {json.loads(line)["text"] for line in (finished / "selection" / "selected.jsonl").read_text("utf-8").splitlines()}
+    selected = set(SelectionTable.open(finished / "selection").texts())
     assert len(passages) == 3
     assert {passage.text for passage in passages} <= selected
     assert [passage.score for passage in passages] == sorted((passage.score for passage in passages), reverse=True)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm import artifacts
-from cramlm.artifacts import Artifact
-from cramlm.deploy import export
-from cramlm.deploy.export import export_run
-from cramlm.deploy.predictor import Predictor
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import predict_probabilities
 from cramlm.evaluation.metrics import score
-from cramlm.model.hf import load_classifier
+from cramlm.export import folder as export
+from cramlm.export.folder import export_run
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import load_classifier
 from cramlm.model.model import Model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Event
+from cramlm.storage import artifacts
+from cramlm.storage.artifacts import Artifact
 
 LABELS = ("up|down", "<< b >>", "très bien")
 KEY = {"format": 1, "model": "abc"}
@@ -167,7 +167,7 @@ def test_the_cards_lines_for_transformers_work(tmp_path: Path, model: Model, tok
     block = (artifact.path / "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
     text = " ".join(texts)
     block = block.replace("path/to/this/folder", str(artifact.path)).replace('"some text"', repr(text))
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", block], capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", block], capture_output=True, text=True, check=True, timeout=600)
     (answers,) = [eval(line) for line in result.stdout.splitlines() if line.startswith("[")]
     answers = answers[0] if isinstance(answers[0], list) else answers
     (ours,) = Predictor.load(artifact.path).predict([text])

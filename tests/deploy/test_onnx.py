@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.artifacts import verify
-from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.deploy.onnx import export_onnx
-from cramlm.deploy.onnx_predictor import OnnxPredictor, load_predictor
-from cramlm.deploy.predictor import Predictor
+from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.model.hf import save_classifier
+from cramlm.export.onnx import export_onnx
+from cramlm.inference.onnx import OnnxPredictor, load_predictor
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Event, Example
+from cramlm.storage.artifacts import verify
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
@@ -63,6 +63,21 @@ def test_the_answers_are_those_of_the_model_for_any_length_and_company(exported:
     assert theirs.probabilities([]).shape == (0, 3)
 
 
+def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None:
+    ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
+    labelled = [Example(str(place), text, None, (*LABELS, "unknown")[place % 4]) for place, text in enumerate(texts)]
+    expected, scores = ours.score(labelled).as_dict(), theirs.score(labelled).as_dict()
+    assert scores.pop("calibration_error") == pytest.approx(expected.pop("calibration_error"), abs=1e-4)
+    assert scores == expected
+    for predictor in (ours, theirs):
+        with pytest.raises(DataError, match=r"file:3: label 'unknown' is none of the model's .*--unseen-labels"):
+            predictor.check_labels(labelled, origin="file")
+        with pytest.raises(DataError, match="example 0: has no label"):
+            predictor.score([Example("0", "a", None, None)])
+        with pytest.raises(DataError, match="no examples"):
+            predictor.score([])
+
+
 def test_pairs_are_cut_as_the_model_cuts_them(exported: Path, texts: list[str]) -> None:
     ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
     pairs = [None if number % 5 == 0 else text for number, text in enumerate(reversed(texts))]
@@ -89,7 +104,7 @@ def test_the_folder_says_what_it_is_and_how_it_was_checked(exported: Path, texts
 
 ALONE = """
 import sys
-from cramlm.deploy.onnx_predictor import OnnxPredictor
+from cramlm.inference.onnx import OnnxPredictor
 print(OnnxPredictor.load(sys.argv[1]).predict(["aspirin reduces pain"])[0].label)
 print({"torch", "transformers", "sklearn", "pydantic", "numba", "pyarrow", "scipy", "typer", "rich"} & set(sys.modules))
 """
@@ -122,7 +137,7 @@ def test_int8_is_smaller_and_tells_how_often_it_agrees(exported: Path, texts: li
 @pytest.mark.slow
 def test_a_graph_that_answers_otherwise_is_not_published(modern: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooling that forgets the mask, as a fault in the graph would be: only texts of different lengths show it."""
-    from cramlm.deploy import onnx
+    from cramlm.export import onnx
 
     class Faulty(onnx.Graph):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.deploy.predictor import Predictor
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities
-from cramlm.model.hf import save_classifier
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import Model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 
 LABELS = ("007", "negative", "très bien")
@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_transformers_and_scikit_learn_are_not_needed_to_predict(folder: Path) -> None:
     code = (
-        "import sys; from cramlm.deploy.predictor import Predictor\n"
+        "import sys; from cramlm.inference.predictor import Predictor\n"
         f"print(len(Predictor.load({str(folder)!r}).predict(['a', 'b'])), 'transformers' in sys.modules, 'sklearn' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,18 +10,67 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
-from cramlm.deploy.export import export_run
-from cramlm.deploy.predictor import Predictor
-from cramlm.deploy.push import push_model
+from cramlm.config.retriever import DenseConfig, DsirConfig, ElasticsearchConfig, UnionConfig
+from cramlm.config.run import Bm25Config, CorpusConfig, RandomConfig, RunConfig, TaskConfig
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.export.folder import export_run
+from cramlm.export.hub import push_model
+from cramlm.export.provenance import PUBLISHED, file_name
+from cramlm.inference.predictor import Predictor
 from cramlm.model.model import Model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 from hub_stand_in import Hub, running_hub
 
+SIGNED = "https://corp.internal/b/a.jsonl?X-Amz-Signature=secret&X-Amz-Credential=someone"
+ELASTICSEARCH = {
+    "kind": "elasticsearch",
+    "top_k": 50,
+    "url": "https://secret.internal:9200",
+    "index": "secret-index",
+    "text_field": "secret_field",
+    "api_key_env": "SECRET_KEY",
+    "ca_certs": "/home/someone/secret.pem",
+}
+DENSE = {"kind": "dense", "top_k": 7, "encoder": "/home/someone/models/minilm", "query_prefix": "query: "}
 PROVENANCE = {
-    "config": {"name": "mine", "task": {"train": "/home/someone/secret/train.csv"}, "corpus": {"files": ["/home/someone/a.jsonl"]}},
-    "scores": {"models": {}, "verdict": "Use it."},
+    "config": {
+        "name": "mine",
+        "seed": 13,
+        "init": "/home/someone/models/bert",
+        "task": {"kind": "classification", "train": "/home/someone/secret/train.csv", "dev": None, "text_column": "secret_column"},
+        "corpus": {"files": ["/home/someone/a.jsonl", SIGNED, "s3://someone-secret/raw/*.jsonl.zst"], "passage_words": 200},
+        "retriever": {"kind": "union", "retrievers": [DENSE, {"kind": "bm25", "k1": 1.2}]},
+        "encoder": {"layers": 2, "hidden": 32},
+        "secret_of_tomorrow": "secret",
+    },
+    "init": {"name": "/home/someone/models/bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}},
+    "retriever": ELASTICSEARCH,
+    "corpus": {
+        "rows": {"read": 3, "used": 3},
+        "passages": {"kept": 3},
+        "sources": {"https://secret.internal/page": 3},
+        "files": [{"name": SIGNED, "rows_used": 3, "sha256": "ab" * 32, "bytes": 10}],
+        "server": "https://secret.internal:9200",
+    },
+    "selection": {
+        "documents": {"selected": 2, "dropped": 1},
+        "words": 20,
+        "sources": {"https://secret.internal/page": 2},
+        "over_represented": [{"word": "secret"}],
+    },
+    "task": {"fingerprint": {"train": "f1"}, "train": 40, "dev": 16, "test": 16},
+    "scores": {"models": {}, "verdict": "Use it.", "training": {"secret": 1}},
+    "secret_of_tomorrow": "secret",
+}
+WITHHELD = {
+    TaskConfig: {"text_column", "label_column", "text_pair_column", "label_separator"},
+    CorpusConfig: {"text_column", "id_column", "source_column"},
+    ElasticsearchConfig: {
+        *("url", "index", "text_field", "id_field", "source_field", "api_key_env", "login_env", "ca_certs"),
+        *("batch", "timeout", "retries"),
+    },
 }
 
 
@@ -42,7 +91,7 @@ def push(hub: Hub, *arguments: str | Path, token: str = "hf_right") -> subproces
     # The hub's newer way to send large files is a service of its own; without it the client uses git's (LFS), which the stand-in speaks.
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
     command = [sys.executable, "-m", "cramlm", "push", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
 
 @pytest.mark.parametrize("model", ["modernbert"], indirect=True)
@@ -57,14 +106,57 @@ def test_what_was_pushed_answers_as_the_model_does(tmp_path: Path, hub: Hub, fol
     assert (Predictor.load(tmp_path / "copy").probabilities(texts) == Predictor.load(folder).probabilities(texts)).all()
     card = files["README.md"].decode()
     assert 'model="owner/mine"' in card
-    assert "\nlicense: apache-2.0\nlanguage: yo\n---" in card
+    head = ModelCard(card).data
+    assert (head.license, head.language) == ("apache-2.0", "yo")
+    assert "left to you" not in card
     assert "mlm/model.safetensors" in files
     assert "manifest.json" not in files
     sent = b"".join(data for name, data in files.items() if name.endswith((".md", ".json"))).decode()
-    assert "secret" not in sent
-    assert "someone" not in sent
-    assert json.loads(files["provenance.json"])["config"]["task"]["train"] == "train.csv"
+    for leak in ("secret", "someone", "internal", "X-Amz", "SECRET"):
+        assert leak not in sent, leak
+    facts = json.loads(files["provenance.json"])
+    assert facts["config"]["task"] == {"kind": "classification", "train": "train.csv", "dev": None}
+    assert facts["config"]["corpus"] == {"files": ["a.jsonl", "a.jsonl", "*.jsonl.zst"], "passage_words": 200}
+    assert facts["config"]["retriever"]["retrievers"] == [DENSE | {"encoder": "minilm"}, {"kind": "bm25", "k1": 1.2}]
+    assert facts["retriever"] == {"kind": "elasticsearch", "top_k": 50}
+    assert facts["init"] == {"name": "bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}}
+    assert facts["labels"] == ["a", "b", "c"]
+    assert "started from the weights of bert" in card
+    assert "a.jsonl: 3 rows" in card
     assert push(hub, folder, "owner/mine").returncode == 0, "again, to a repository that is there"
+
+
+def test_every_setting_is_either_published_or_withheld_on_purpose() -> None:
+    published = {
+        RunConfig: PUBLISHED["config"],
+        TaskConfig: PUBLISHED["config"]["task"],
+        CorpusConfig: PUBLISHED["config"]["corpus"],
+        **dict.fromkeys(
+            (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig), PUBLISHED["config"]["retriever"]
+        ),
+    }
+    for model, fields in published.items():
+        withheld = WITHHELD.get(model, set())
+        assert not withheld & set(fields), model
+        assert set(model.model_fields) <= withheld | set(fields), model
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("train.csv", "train.csv"),
+        ("/home/someone/train.csv", "train.csv"),
+        ("C:\\Users\\someone\\train.csv", "train.csv"),
+        (SIGNED, "a.jsonl"),
+        ("hf://datasets/someone/private@abc/train.parquet#text", "train.parquet"),
+        ("https://user:secret@host/x.csv", "x.csv"),
+        ("https://host?token=secret", "?"),
+        ("/home/someone/", "someone"),
+        ("/", "?"),
+    ],
+)
+def test_of_a_file_its_name_is_published_and_not_where_it_lies(name: str, shown: str) -> None:
+    assert file_name(name) == shown
 
 
 @pytest.mark.parametrize("model", ["bert"], indirect=True)

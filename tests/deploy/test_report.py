@@ -5,7 +5,9 @@ The last tests look at it in a real Chromium; they are skipped where there is no
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,17 +18,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from cramlm.config import load_config
-from cramlm.deploy.report.charts import ticks
-from cramlm.deploy.report.facts import read_run
-from cramlm.deploy.report.learning import latest
-from cramlm.deploy.report.markup import passage
-from cramlm.deploy.report.page import refresh_report, report_page, write_report
-from cramlm.deploy.report.side_by_side import sign_test
+from cramlm import recipes
+from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError
-from cramlm.pipeline import run
+from cramlm.pipeline.run import run
 from cramlm.records import Event
+from cramlm.reporting.charts import ticks
+from cramlm.reporting.comparison import sign_test
+from cramlm.reporting.page import environment, refresh_report, report_page, write_report
+from cramlm.reporting.record import read_run
 from tiny_task import tiny_config, write_task
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -73,6 +75,12 @@ class Page(HTMLParser):
     @property
     def words(self) -> str:
         return " ".join(" ".join(self.text).split())
+
+
+def passage(text: str, **settings: Any) -> str:
+    """A text from data as the templates show it."""
+    macros: Any = environment().get_template("macros.html.jinja").module
+    return str(macros.passage(text, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +175,61 @@ def test_scores_stand_with_their_intervals_beside_the_baselines_and_without_leak
     assert f"macro-F1 is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
 
 
+def test_the_page_says_which_model_to_use_by_which_scores_and_how_each_linear_model_was_fitted(reported: Path) -> None:
+    scores = json.loads((reported / "evaluation/scores.json").read_bytes())
+    page = Page((reported / "report.html").read_text("utf-8"))
+    assert scores["verdict"] in page.words
+    assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "static", "tfidf"}
+    for name, score in scores["comparison"]["cross_fitted"].items():
+        dev = scores["models"][name]["dev"]
+        low, high = dev["intervals"]["macro_f1"]
+        own = f"{name} (this run)" if name == "tlm" else name
+        assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
+    for name, stage in (("static", "static"), ("tfidf", "baseline")):
+        fit = json.loads((reported / stage / "fit.json").read_bytes())
+        uses = fit["variant"] + (" and token vectors" if name == "static" else "")
+        assert f"{name} {uses} {fit['scheme']} {fit['class_weights']} {fit['c']:g} {fit['tau']:g} {fit['features']:,}" in page.words
+        assert f"{name}: the best 20 of {len(fit['tried'])} settings tried" in page.words
+    assert "F1 of static F1 of tfidf" in page.words
+
+
+@pytest.fixture(scope="module")
+def linear(reported: Path) -> dict[str, Path]:
+    """Runs of the recipes `static` and `tfidf` on the data of `reported`."""
+    data = reported.parent / "data"
+    task = {name: str(data / f"{name}.jsonl") for name in ("train", "dev", "test")}
+    made = {"static": recipes.static(corpus=[str(data / "corpus.jsonl")], **task), "tfidf": recipes.tfidf(**task)}
+    for name, config in made.items():
+        run(config, out=reported.parent / name, store=reported.parent / "store")
+    return {name: reported.parent / name for name in made}
+
+
+def test_a_run_of_a_linear_recipe_leaves_a_page_without_phases(linear: dict[str, Path]) -> None:
+    for name, folder in linear.items():
+        scores = json.loads((folder / "evaluation/scores.json").read_bytes())
+        text = (folder / "report.html").read_text("utf-8")
+        page = Page(text)
+        assert scores["verdict"] in page.words
+        assert f"{name} (this run)" in page.words
+        assert "How the linear models were fitted" in page.words
+        assert "linear: TF-IDF" in page.words
+        assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("every knob")[0]
+        assert "not finished" not in page.words
+        assert {"#scores", "#errors"} <= {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+
+
+def test_runs_of_several_kinds_of_model_stand_side_by_side_and_no_model_twice(
+    reported: Path, linear: dict[str, Path], tmp_path: Path
+) -> None:
+    words = Page(write_report([reported, linear["static"]], tmp_path / "two.html").read_text("utf-8")).words
+    assert "tfidf (fitted beside run)" in words
+    assert "static (fitted beside" not in words
+    assert "not of the same task" not in words
+    words = Page(write_report([reported, *linear.values()], tmp_path / "three.html").read_text("utf-8")).words
+    assert "fitted beside" not in words
+    assert "3 runs side by side" in words
+
+
 def test_the_same_run_gives_the_same_bytes_and_is_not_written_again(copied: Path) -> None:
     one = report_page(copied)
     assert report_page(copied) == one
@@ -196,25 +259,25 @@ def test_a_labels_only_run_without_test_file_says_what_it_has_not(reported: Path
     words = Page((tmp_path / "run/report.html").read_text("utf-8")).words
     assert "nothing was retrieved" in words
     assert "There is no test file" in words
-    assert "No baseline was fitted" in words
+    assert "No linear model was fitted" in words
     assert "Where it errs, on dev" in words
     assert "nearest retrieved passages" not in words
 
 
 def test_a_half_finished_run_says_how_far_it_came(copied: Path) -> None:
-    for stage in ("phase-2-finetune", "evaluation", "export"):
+    for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     words = Page(report_page(copied)).words
-    assert "This run is not finished. Published so far: baseline, plan, selection, tokenizer, schedule, phase-1-joint." in words
+    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, schedule, teacher, phase-1-joint"
+    assert f"This run is not finished. Published so far: {published}." in words
     assert "The model is not evaluated yet." in words
     assert "There are no predictions yet." in words
 
 
-def test_a_run_whose_task_files_moved_is_told_without_their_texts(copied: Path, reported: Path) -> None:
-    toml = (copied / "run.toml").read_text("utf-8")
-    (copied / "run.toml").write_text(toml.replace("train.jsonl", "gone.jsonl"), "utf-8")
+def test_a_run_without_a_copy_of_its_task_is_shown_without_the_texts(copied: Path) -> None:
+    shutil.rmtree(copied / "task")
     words = Page(report_page(copied)).words
-    assert "the task's files cannot be read any more" in words
+    assert "holds no copy of the task" in words
     assert "The mistaken texts are not shown" in words or "There is no mistake to show" in words
 
 
@@ -240,7 +303,7 @@ def test_a_curve_that_was_resumed_counts_its_later_steps(copied: Path) -> None:
     again = {"time": 0, "kind": "step", "stage": "phase-1-joint", "data": {"step": 3, "loss": 9.0}}
     with log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(again) + "\n" + '{"time": 1, "kind": "st')
-    found = latest(read_run(copied), "phase-1-joint", "step")
+    found = read_run(copied).events_of("phase-1-joint", "step")
     assert [data["step"] for data in found] == [1, 2, 3]
     assert found[-1]["loss"] == 9.0
 
@@ -255,8 +318,10 @@ def test_a_long_passage_shows_where_the_shared_words_are() -> None:
 
 
 def test_several_runs_stand_side_by_side_with_what_differs(reported: Path, copied: Path, tmp_path: Path) -> None:
-    toml = (copied / "run.toml").read_text("utf-8")
-    (copied / "run.toml").write_text(toml.replace("top_k = 20", "top_k = 30"), "utf-8")
+    toml = (copied / "run.toml").read_bytes().replace(b"top_k = 20", b"top_k = 30")
+    (copied / "run.toml").write_bytes(toml)
+    record = json.loads((copied / "stages.json").read_bytes())  # as if the run were of these settings
+    (copied / "stages.json").write_text(json.dumps(record | {"config": hashlib.sha256(toml).hexdigest()}), "utf-8")
     page = Page(write_report([reported, copied], tmp_path / "runs.html").read_text("utf-8"))
     assert "2 runs side by side" in page.words
     assert "retriever.top_k 20 30" in page.words
@@ -268,6 +333,20 @@ def test_the_sign_test_is_the_binomial_one() -> None:
     assert sign_test(0, 5) == pytest.approx(0.0625)  # 2 / 2**5
     assert sign_test(1, 9) == pytest.approx(22 / 1024)
     assert sign_test(4, 4) == sign_test(0, 0) == 1.0
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_the_sign_test_is_the_sum_of_the_tails(one: int, other: int) -> None:
+    tail = sum(math.comb(one + other, count) for count in range(min(one, other) + 1))
+    assert sign_test(one, other) == pytest.approx(min(1.0, 2 * tail / 2 ** (one + other)))
+    assert 0 <= sign_test(1000 * one, 1000 * other) <= 1, "of as many rows as a test file has"
+
+
+def test_a_template_cleans_and_escapes_every_value_and_refuses_a_name_that_is_not_there() -> None:
+    template = environment().from_string('<p title="{{ label }}">{{ label }}</p>')
+    assert template.render(label='<b>\x00\ud83d"') == '<p title="&lt;b&gt;␀\ufffd&#34;">&lt;b&gt;␀\ufffd&#34;</p>'
+    with pytest.raises(UndefinedError, match="label"):
+        template.render()
 
 
 @given(st.text(max_size=900), st.sets(st.text(max_size=4), max_size=3))

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
-from cramlm.deploy.predictor import Predictor
-from cramlm.deploy.server_batching import Batcher, BusyError, NotReadyError
-from cramlm.deploy.server_limits import Limits
-from cramlm.deploy.server_metrics import Metrics
-from cramlm.deploy.server_models import ServedModel, load_model, of_torch
 from cramlm.errors import DivergedError
-from cramlm.model.hf import load_classifier
-from cramlm.model.tokenization import Tokenizer
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import load_classifier
+from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
-from serving import export_tiny, serving
+from cramlm.serving.app import build_app
+from cramlm.serving.batching import Batcher, BusyError, NotReadyError
+from cramlm.serving.limits import Limits
+from cramlm.serving.metrics import Metrics
+from cramlm.serving.models import ServedModel, load_model, of_torch
+from serving import PATIENCE, export_tiny, serving
+
+NEVER = 1e6  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +43,33 @@ def loaded(folder: Path) -> ServedModel:
 def onnx_folder(folder: Path, texts: list[str]) -> Path:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
-    from cramlm.deploy.onnx import export_onnx
+    from cramlm.export.onnx import export_onnx
 
     return export_onnx(folder, texts=[Example(str(place), text, None, None) for place, text in enumerate(texts)]).path
 
 
 @contextmanager
-def batching(loaded: ServedModel, *, window_seconds: float = 0.0, limits: Limits = Limits()) -> Iterator[Batcher]:  # noqa: B008
+def batching(
+    loaded: ServedModel,
+    *,
+    window_seconds: float = 0.0,
+    limits: Limits = Limits(),  # noqa: B008
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Batcher]:
     """A started batcher of the running loop, its model there."""
     there = threading.Event()
-    batcher = Batcher(lambda: loaded, limits=limits, metrics=Metrics(), window_seconds=window_seconds, loaded=lambda _: there.set())
+    settings: dict[str, Any] = {"limits": limits, "metrics": Metrics(), "window_seconds": window_seconds, "clock": clock}
+    batcher = Batcher(lambda: loaded, loaded=lambda _: there.set(), **settings)
     with pytest.raises(NotReadyError, match="loading"):
         batcher.submit(["too early"], [None])
     batcher.start(asyncio.get_running_loop())
-    assert there.wait(10)
+    assert there.wait(PATIENCE)
     while batcher.model is None:
         pass
     try:
         yield batcher
     finally:
-        assert batcher.close(seconds=10)
+        assert batcher.close(seconds=PATIENCE)
 
 
 def alone(texts: Sequence[str]) -> list[None]:
@@ -78,7 +91,7 @@ def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: Served
 
 def test_a_cancelled_request_makes_room_at_once(loaded: ServedModel) -> None:
     async def ask() -> int:
-        with batching(loaded, window_seconds=60, limits=Limits(texts=4, queue_texts=4)) as batcher:
+        with batching(loaded, window_seconds=NEVER, limits=Limits(texts=4, queue_texts=4, wait_seconds=NEVER)) as batcher:
             first = batcher.submit(["a"] * 4, [None] * 4)
             with pytest.raises(BusyError):
                 batcher.submit(["b"], [None])
@@ -86,26 +99,46 @@ def test_a_cancelled_request_makes_room_at_once(loaded: ServedModel) -> None:
             await asyncio.sleep(0)
             second = batcher.submit(["b"] * 4, [None] * 4)
             assert batcher.outstanding == 1
-            batcher.drain()
+            batcher.drain()  # which ends the window
             with pytest.raises(NotReadyError, match="draining"):
                 batcher.submit(["c"], [None])
-            await asyncio.to_thread(batcher.close, seconds=10)  # which ends the window
             return len((await second).probabilities)
 
     assert asyncio.run(ask()) == 4
 
 
 def test_what_waited_too_long_is_refused_instead_of_computed(loaded: ServedModel) -> None:
+    now = 0.0
+
     async def ask() -> list[object]:
-        with batching(loaded, window_seconds=0.3, limits=Limits(wait_seconds=0.1)) as batcher:
+        nonlocal now
+        with batching(loaded, window_seconds=NEVER, limits=Limits(wait_seconds=2), clock=lambda: now) as batcher:
             late = batcher.submit(["a"], [None])
-            await asyncio.sleep(0.25)
+            now = 1.0
             fresh = batcher.submit(["b"], [None])
+            now = 2.5
+            batcher.drain()
             return await asyncio.gather(late, fresh, return_exceptions=True)
 
     late, fresh = asyncio.run(ask())
     assert isinstance(late, BusyError)
     assert not isinstance(fresh, BaseException)
+
+
+def test_a_server_that_drains_says_so_and_takes_no_texts(loaded: ServedModel) -> None:
+    async def ask() -> list[httpx.Response]:
+        with batching(loaded) as batcher:
+            app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+                before = await client.get("/readyz")
+                batcher.drain()
+                return [before, await client.get("/readyz"), await client.post("/v1/predict", json={"texts": ["a"]})]
+
+    ready, drains, refused = asyncio.run(ask())
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert (drains.status_code, drains.json()) == (503, {"status": "draining"})
+    assert refused.status_code == 503
+    assert "draining" in refused.json()["error"]
 
 
 def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(loaded: ServedModel) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cramlm.deploy.server_page import PAGE_HEADERS, page
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.serving.page import PAGE_HEADERS, page
 from serving import LABELS, export_tiny, serving
 
 TOKEN = "correct-horse-battery"

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from cramlm.config import RunConfig, load_config, to_toml
-from cramlm.deploy.trackers import follow, open_tracker, replay
+from cramlm.config.run import RunConfig, load_config
 from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.pipeline.run_folder import Recorder
+from cramlm.pipeline.trackers import follow, open_tracker, replay
 from cramlm.records import Event, silent
+from cramlm.storage.artifacts import publish
 from tiny_task import tiny_config
 
 PATHS = {name: f"{name}.jsonl" for name in ("train", "dev", "test", "corpus")}
@@ -33,12 +35,16 @@ def config() -> RunConfig:
 def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder as far as trackers read it; whatever a tracker keeps elsewhere is kept below."""
     folder = tmp_path / "mine"
-    (folder / "evaluation").mkdir(parents=True)
-    (folder / "run.toml").write_text(to_toml(config), "utf-8")
+    folder.mkdir()
+    recorder = Recorder.begin(folder, config)
     lines = [{"time": 1.0, "kind": event.kind, "stage": event.stage, "message": "", "data": event.data} for event in EVENTS]
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     test = {"accuracy": 0.5, "macro_f1": 0.5, "micro_f1": 0.5}
-    (folder / "evaluation" / "scores.json").write_text(json.dumps({"models": {"tlm": {"test": test, "dev": None}}}), "utf-8")
+    baseline = {"c": 1.0, "weights": "balanced", "dev": test, "features": 7, "seconds": 0.1, "tried": []}
+    models = {"tlm": {"test": test, "dev": None}, "tfidf-words": baseline}
+    scores = json.dumps({"models": models}).encode()
+    write = lambda target: (target / "scores.json").write_bytes(scores)  # noqa: E731
+    recorder.confirm(publish(folder / "evaluation", kind="evaluation", key={"format": 1}, write=write))
     for name, value in (
         ("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}"),
         ("MLFLOW_ALLOW_FILE_STORE", "true"),
@@ -64,7 +70,16 @@ EXPECTED = {
     "phase-1-joint/mlm": [(5, 3.0)],
     "phase-1-joint/dev_macro_f1": [(10, 0.75)],
     "final/tlm/test_accuracy": [(0, 0.5)],
+    "final/tfidf-words/dev_accuracy": [(0, 0.5)],
 }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scores_of_other_settings_than_those_of_the_run_are_not_sent(run: Path, config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
+    Recorder.begin(run, config.model_copy(update={"seed": 99}))
+    replay("tensorboard", run, silent)
+    assert not [name for name in tensorboard_scalars(run) if name.startswith("final/")]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -9,14 +9,10 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, r2_score
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from cramlm.config import BaselineConfig
-from cramlm.data.labels import spell_labels
-from cramlm.evaluation.baselines import fit_baselines
 from cramlm.evaluation.evaluate import outputs_of
 from cramlm.evaluation.kinds import CLOSE, KINDS
-from cramlm.evaluation.label_metrics import score_labels
-from cramlm.evaluation.number_metrics import score_numbers
-from cramlm.records import Example, LabelsPrediction, NumberPrediction, Scale, Task, TaskKind
+from cramlm.evaluation.metrics import score_labels, score_numbers
+from cramlm.records import LabelsPrediction, NumberPrediction
 
 NAMES = ("a", "b", "c", "never")
 RANDOM = np.random.Generator(np.random.Philox(key=[4, 2]))
@@ -37,6 +33,14 @@ def test_scores_of_several_labels_are_those_of_scikit_learn_over_the_labels_that
     assert all(low < scores.figures[name] < high for name, (low, high) in intervals.items())
     nothing = score_labels([[], []], [[], []], NAMES)
     assert (nothing.macro_f1, nothing.micro_f1, nothing.subset_accuracy) == (0, 0, 1)
+
+
+def test_scores_of_a_single_label_that_a_text_has_or_not_are_those_of_scikit_learn() -> None:
+    true, said = [["a"], [], ["a"], []], [["a"], ["a"], [], []]
+    scores = score_labels(true, said, ("a",))
+    expected = f1_score([1, 0, 1, 0], [1, 1, 0, 0])
+    assert (scores.macro_f1, scores.micro_f1, scores.subset_accuracy) == (expected, expected, 0.5)
+    assert scores.per_class == {"a": {"precision": 0.5, "recall": 0.5, "f1": expected, "support": 2}}
 
 
 def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn() -> None:
@@ -75,27 +79,3 @@ def test_logits_of_several_labels_are_probabilities_each_on_its_own() -> None:
 def test_the_logit_of_a_regression_is_its_number() -> None:
     outputs = outputs_of("regression", np.array([[2003.5], [-1.0]], dtype=np.float32))
     assert KINDS["regression"].answers(outputs, ("year",)) == [NumberPrediction(2003.5), NumberPrediction(-1.0)]
-
-
-def task_of(kind: TaskKind, labels: list[str], names: tuple[str, ...]) -> Task:
-    """Words w0, w1, w2 mean the labels a, b, c."""
-    texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
-    examples = [Example(str(number), text, None, label) for number, (text, label) in enumerate(zip(texts, labels, strict=True))]
-    parts = tuple(examples[:32]), tuple(examples[32:40]), tuple(examples[40:])
-    return Task(*parts, names, dev_is_split_from_train=False, kind=kind, scale=Scale())
-
-
-def test_the_baselines_learn_several_labels_and_numbers() -> None:
-    config = BaselineConfig(c=(1.0, 10.0))
-    several = [spell_labels([name for place, name in enumerate("abc") if number >> place & 1]) for number in range(48)]
-    numbers = [repr(float(100 + number % 8)) for number in range(48)]
-    for task in (task_of("multi-label", several, ("a", "b", "c")), task_of("regression", numbers, ("label",))):
-        found = fit_baselines(task, config, seed=1)
-        best = found.variants[found.chosen]
-        assert best.reached > 0.95
-        assert best.test is not None
-        assert best.test.figures[best.metric] > 0.95
-        assert len(best.answers) == len(task.test)
-        assert f"dev_{best.metric}" in best.as_dict()["tried"][0]
-        again = fit_baselines(task, config, seed=1)
-        assert again.variants[found.chosen].answers == best.answers

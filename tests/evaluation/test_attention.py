@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.config import EncoderConfig, HeadConfig, TokenizerConfig
+from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.evaluation.attention import HeadShares, head_shares
-from cramlm.experiments.heads import draw, look_at, markdown, plain
-from cramlm.model.hf import save_mlm
+from cramlm.experiments.attention import draw, look_at, markdown, plain
+from cramlm.model.huggingface.folder import save_mlm
 from cramlm.model.model import Model, build_model
-from cramlm.model.tokenization import Tokenizer
-from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.records import silent
 
 TEXTS = ["the sea was calm. a ship came in", "hills. and more hills, near the sea", "calm. calm. calm.", "one"]

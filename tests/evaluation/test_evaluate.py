@@ -8,9 +8,9 @@ from cramlm.errors import DataError, DivergedError
 from cramlm.evaluation.evaluate import evaluate_examples, predict_logits, predict_probabilities, sequences_of
 from cramlm.evaluation.metrics import score
 from cramlm.model.model import Model, PackedBatch
-from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray
-from cramlm.training.batching import pack
+from cramlm.training.packing import pack
 
 LABELS = ("a", "b", "c")
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cramlm.config import load_config, to_toml
-from cramlm.errors import UsageError
+from cramlm.config.run import load_config, to_toml
+from cramlm.errors import Stopped, UsageError
 from cramlm.experiments.compare import Experiment, compare
-from cramlm.experiments.draws import draw_labels
-from cramlm.experiments.grid import Arm, Question, arms_of, arms_over, cells_of, read_counts, read_seeds
-from cramlm.experiments.picture import draw
-from cramlm.experiments.results import BASELINE, CellResult, pairs_of, rows_of, totals_of
-from cramlm.experiments.spending import Spent, read_spent, spending
-from cramlm.experiments.tables import markdown
+from cramlm.experiments.grid import Arm, Question, arms_of, arms_over, cells_of, default_folder, read_counts, read_seeds
+from cramlm.experiments.results import CellResult, Spent, draw, markdown, pairs_of, read_spent, rows_of, spending, totals_of
+from cramlm.experiments.subsample import draw_labels
 from cramlm.records import Event
+from cramlm.reporting.page import report_page
+from cramlm.storage.artifacts import open_artifact, publish
 from tiny_task import tiny_config, write_task
 
 
@@ -49,17 +49,19 @@ def test_arms_run_on_equal_terms_share_what_is_equal_and_are_not_run_again(tmp_p
 
     found = ask(tmp_path / "out")
     assert [(row.arm, row.seeds) for row in found.rows][:2] == [("raw", (1, 2)), ("alone", (1, 2))]
-    assert found.rows[-1].arm == BASELINE
+    assert [(row.arm, row.seeds, row.is_baseline) for row in found.rows[-2:]] == [("static", (1, 2), True), ("tfidf", (1, 2), True)]
     raw, alone = found.rows[:2]
     assert raw.passages > 0 == alone.passages
     assert raw.executed_flops is not None
     assert raw.paper_flops is not None
     assert raw.scores["test macro_f1"].deviation is not None
-    assert found.totals["runs"] == len([result for result in found.results if result.arm != BASELINE])
-    assert {("alone", "raw"), (BASELINE, "raw")} <= {(pair.arm, pair.other) for pair in found.pairs}
+    assert found.totals["runs"] == len([result for result in found.results if not result.is_baseline])
+    assert {("alone", "raw"), ("tfidf", "raw"), ("static", "raw"), ("tfidf", "static")} <= {(pair.arm, pair.other) for pair in found.pairs}
     runs = tmp_path / "out" / "runs" / "all"
-    baselines = [runs / arm / "1" / "baseline" / "baselines.json" for arm in ("raw", "alone")]
+    baselines = [runs / arm / "1" / "baseline" / "linear.json" for arm in ("raw", "alone")]
     assert baselines[0].samefile(baselines[1])
+    for file in ("static/linear.json", "embedding/embedding.npy"):
+        assert (runs / "raw/1" / file).samefile(runs / "bad/1" / file), "arms with equal settings share it"
     assert (runs / "raw/1/tokenizer/tokenizer.json").samefile(runs / "bad/1/tokenizer/tokenizer.json")
     told = json.loads((tmp_path / "out/results.json").read_bytes())
     assert told["rows"][0]["arm"] == "raw"
@@ -83,8 +85,105 @@ def test_the_values_of_a_setting_are_compared_and_what_is_done_is_not_run_again(
     assert tokenizers[0].samefile(tokenizers[1])
     seen: list[Event] = []
     again = compare(question, out=tmp_path / "out", store=tmp_path / "store", emit=seen.append)
-    assert [event.message for event in seen] == ["2 runs, 2 of them done"]
+    assert [event.message for event in seen if event.kind != "progress"] == ["2 runs, 2 of them done"]
     assert again.rows == found.rows
+
+
+def alone_question(folder: Path, *settings: str) -> Question:
+    """One run on labels alone over the tiny task in `folder`, the same every time."""
+    paths = write_arms(folder)
+    task = {name: paths[name] for name in ("train", "dev", "test")}
+    return Question(arms_of([str(folder / "alone.toml")]), (1,), ("all",), task, settings=("baseline.enabled=false", *settings))
+
+
+def stops_at(step: int, seen: list[Event]) -> Callable[[], int | None]:
+    """A `stop` that asks for the end once the events hold a logged step of training from this one on."""
+    return lambda: 75 if any(event.kind == "step" and event.data["step"] >= step for event in seen) else None
+
+
+def test_a_finished_run_asked_with_other_settings_and_stopped_is_not_reported_with_its_old_scores(tmp_path: Path) -> None:
+    few = alone_question(tmp_path / "data")
+    longer = replace(few, settings=(*few.settings, "phases[0].steps=40", "phases[0].evaluate_every=10"))
+    out, store, seen = tmp_path / "out", tmp_path / "store", list[Event]()
+    before = compare(few, out=out, store=store)
+    with pytest.raises(Stopped):
+        compare(longer, out=out, store=store, emit=seen.append, stop=stops_at(5, seen))
+    run = out / "runs/all/alone/1"
+    assert [path.name for path in run.glob("*/") if path.name in ("evaluation", "export")], "the old results are still there"
+    page = report_page(run)
+    assert "This run is not finished" in page
+    assert "The model is not evaluated yet" in page
+    assert "Of earlier settings, and therefore not shown: phase-1-finetune, logit-adjustment, evaluation, export." in page
+    assert json.loads((out / "results.json").read_bytes())["question"]["settings"] == list(few.settings)
+    seen.clear()
+    after = compare(longer, out=out, store=store, emit=seen.append)
+    assert "1 runs, 0 of them done" in [event.message for event in seen]
+    flops = [found.results[0].flops["executed"] for found in (before, after)]
+    assert flops[1] > 10 * flops[0]
+    told = json.loads((out / "results.json").read_bytes())
+    assert (told["question"]["settings"], told["cells"][0]["flops"]["executed"]) == (list(longer.settings), flops[1])
+    assert "This run is not finished" not in report_page(run)
+
+
+@pytest.mark.parametrize("change", ["training texts", "code", "damage"])
+def test_a_finished_run_of_other_texts_or_of_other_code_is_run_again_and_the_reason_is_told(tmp_path: Path, change: str) -> None:
+    question = alone_question(tmp_path / "data")
+    compare(question, out=tmp_path / "out", store=tmp_path / "store")
+    run = tmp_path / "out/runs/all/alone/1"
+    if change == "training texts":
+        with Path(str(question.task["train"])).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"text": "wave ship harbour", "label": "sea"}) + "\n")
+    elif change == "code":  # as if an earlier version had written it
+        before = open_artifact(run / "evaluation", kind="evaluation")
+        scores = (run / "evaluation/scores.json").read_bytes()
+        old = {**before.key, "format": -1}
+        publish(run / "evaluation", kind="evaluation", key=old, write=lambda folder: void((folder / "scores.json").write_bytes(scores)))
+    else:
+        (run / "evaluation/scores.json").write_text("{}", "utf-8")
+    seen: list[Event] = []
+    again = compare(question, out=tmp_path / "out", store=tmp_path / "store", emit=seen.append)
+    reason = {"training texts": "task: rows", "code": "evaluation: format -1 -> ", "damage": "scores.json: damaged"}[change]
+    assert any(event.message.startswith("alone, seed 1 runs again: ") and reason in event.message for event in seen)
+    if change == "damage":
+        assert "scores.json: damaged" in again.failed["alone, seed 1"]
+        assert not again.results
+    else:
+        assert not again.failed
+        assert (run / "evaluation/predictions-test.jsonl").is_file()
+
+
+def void(value: object) -> None:
+    """Forget a value, so that a call can stand in a lambda that returns nothing."""
+
+
+def test_an_experiment_that_was_moved_is_still_done_and_keeps_its_costs(tmp_path: Path) -> None:
+    question = replace(alone_question(tmp_path / "data"), labels=("10",))
+    found = compare(question, out=tmp_path / "out", store=tmp_path / "store")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    seen: list[Event] = []
+    again = compare(question, out=tmp_path / "elsewhere", store=tmp_path / "store", emit=seen.append)
+    assert [event.message for event in seen if event.kind == "note"] == ["1 runs, 1 of them done"]
+    assert again.rows == found.rows
+
+
+def test_a_folder_that_holds_an_experiment_on_another_task_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    question = alone_question(tmp_path / "data")
+    compare(question, out=tmp_path / "out", store=tmp_path / "store")
+    table = (tmp_path / "out/table.md").read_bytes()
+    other = alone_question(tmp_path / "other")
+    train = Path(str(other.task["train"]))
+    train.write_text(train.read_text("utf-8").replace(" the ", " another "), "utf-8")
+    with pytest.raises(UsageError, match=r"runs/all/alone/1: holds a run on other training texts .*--overwrite"):
+        compare(other, out=tmp_path / "out", store=tmp_path / "store")
+    assert (tmp_path / "out/table.md").read_bytes() == table
+    replaced = compare(other, out=tmp_path / "out", store=tmp_path / "store", overwrite=True)
+    assert not replaced.failed
+    assert replaced.question.task == other.task
+
+
+def test_the_default_folder_of_an_experiment_is_named_after_the_task() -> None:
+    assert default_folder("data/reviews/train.jsonl", "compare") == Path("runs/reviews-compare")
+    assert default_folder("news.csv", "ablate") == Path("runs/news-ablate")
 
 
 def test_over_gives_an_arm_for_every_value_and_a_folder_of_its_own() -> None:
@@ -171,6 +270,56 @@ def result(arm: str, seed: int, answers: str, true: str = "aabb" * 10, labels: s
     return CellResult(arm, labels, seed, scores, spent, flops, 5_000_000, 10, 2e6, tuple(true), tuple(answers))
 
 
+def linear(name: str, seed: int, answers: str) -> CellResult:
+    return replace(result(name, seed, answers), spent=Spent(seconds=6), flops={}, parameters=None, passages=0, tokens=0.0)
+
+
+def test_linear_models_stand_below_the_arms_and_cost_what_their_fit_took() -> None:
+    results = [result("tlm", 1, "aabb" * 10), linear("tfidf", 1, "aabb" * 9 + "bbaa"), linear("static", 1, "aabb" * 10)]
+    rows = rows_of([*results, result("labels-only", 1, "abab" * 10)])
+    assert [(row.arm, row.is_baseline) for row in rows] == [("tlm", False), ("labels-only", False), ("static", True), ("tfidf", True)]
+    assert (rows[3].minutes, rows[3].cpu_minutes, rows[3].executed_flops) == (0.1, None, None)
+    table = markdown(rows, pairs_of(results), totals_of(results), {})
+    assert "| tfidf | 1 | 90.0 | 90.0 | -10.0" in table
+    assert "dev chooses their settings" in table
+    assert "All 1 runs together" in table
+    assert "tfidf" not in markdown(rows_of(results[:1]), [], totals_of(results[:1]), {})
+
+
+def test_every_table_has_both_linear_models_in_rows_and_paired_tests(tmp_path: Path) -> None:
+    paths = write_arms(tmp_path / "data")
+    task = {name: paths[name] for name in ("train", "dev", "test")}
+    arms = arms_of([str(tmp_path / "data" / name) for name in ("alone.toml", "raw.toml")])
+    found = compare(Question(arms, (1,), ("all",), task, (paths["corpus"],)), out=tmp_path / "out", store=tmp_path / "store")
+    assert [(row.arm, row.is_baseline) for row in found.rows] == [("alone", False), ("raw", False), ("static", True), ("tfidf", True)]
+    assert found.rows[2].scores.keys() == found.rows[0].scores.keys()
+    assert {(pair.arm, pair.other) for pair in found.pairs if "raw" in (pair.arm, pair.other)} == {
+        ("raw", "alone"),
+        ("raw", "tfidf"),
+        ("static", "raw"),
+    }
+
+
+def test_a_linear_recipe_that_is_an_arm_has_one_row(tmp_path: Path) -> None:
+    paths = write_arms(tmp_path / "data")
+    task = {name: paths[name] for name in ("train", "dev", "test")}
+    question = Question(arms_of(["static", "tfidf"]), (1,), ("all",), task, (paths["corpus"],), settings=("baseline.c=[1.0]",))
+    found = compare(question, out=tmp_path / "out", store=tmp_path / "store")
+    assert [(row.arm, row.is_baseline) for row in found.rows] == [("static", False), ("tfidf", False)]
+    assert [(pair.arm, pair.other) for pair in found.pairs] == [("tfidf", "static")]
+    alone = replace(question, arms=arms_of(["static"]))
+    again = compare(alone, out=tmp_path / "out", store=tmp_path / "store")
+    assert [(row.arm, row.is_baseline) for row in again.rows] == [("static", False), ("tfidf", True)]
+
+
+def test_an_encoder_cannot_have_the_name_of_a_linear_model(tmp_path: Path) -> None:
+    paths = write_arms(tmp_path / "data")
+    (tmp_path / "data/raw.toml").rename(tmp_path / "data/static.toml")
+    question = Question(arms_of([str(tmp_path / "data/static.toml")]), (1,), ("all",), {"train": paths["train"]})
+    with pytest.raises(UsageError, match="'static' is the name of a linear model"):
+        cells_of(question, tmp_path / "out")
+
+
 def test_the_table_has_mean_and_spread_costs_and_paired_tests() -> None:
     results = [result("good", seed, "aabb" * 10) for seed in (1, 2)]
     results += [result("fair", 1, "aabb" * 9 + "bbaa"), result("fair", 2, "aabb" * 10), result("bad", 1, "bbaa" * 10)]
@@ -188,23 +337,39 @@ def test_the_table_has_mean_and_spread_costs_and_paired_tests() -> None:
 
 
 def test_the_picture_names_every_arm_and_escapes_what_it_is_given() -> None:
-    picture = draw(rows_of([result("a < b & c", 1, "aabb" * 10), result(BASELINE, 1, "aaaa" * 10)]), title="<title>")
+    picture = draw(rows_of([result("a < b & c", 1, "aabb" * 10), linear("tfidf", 1, "aaaa" * 10)]), title="<title>")
     root = ET.fromstring(picture)
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"<title>", "a < b & c", BASELINE} <= set(words)
+    assert {"<title>", "a < b & c", "tfidf"} <= set(words)
     assert draw([], title="nothing") == ""
 
 
 def test_what_a_run_spent_adds_up_over_its_starts_and_says_if_one_was_killed(tmp_path: Path) -> None:
+    config = load_config(tiny_config({name: f"{name}.jsonl" for name in ("train", "dev", "test", "corpus")}))
     for _ in range(2):
-        with spending(tmp_path):
+        with spending(tmp_path, config):
             pass
-    told = read_spent(tmp_path)
+    told = read_spent(tmp_path, config)
     assert told is not None
     assert (told.starts, told.whole, told.running) == (2, True, False)
-    killed = spending(tmp_path)
+    killed = spending(tmp_path, config)
     killed.__enter__()
-    assert read_spent(tmp_path).running  # type: ignore[union-attr]
-    with spending(tmp_path):
+    assert read_spent(tmp_path, config).running  # type: ignore[union-attr]
+    with spending(tmp_path, config):
         pass
-    assert read_spent(tmp_path).whole is False  # type: ignore[union-attr]
+    assert read_spent(tmp_path, config).whole is False  # type: ignore[union-attr]
+
+
+def test_what_a_run_spent_is_counted_for_its_settings_wherever_its_files_are(tmp_path: Path) -> None:
+    data = tiny_config({name: f"here/{name}.jsonl" for name in ("train", "dev", "test", "corpus")})
+    moved = tiny_config({name: f"there/{name}.jsonl" for name in ("train", "dev", "test", "corpus")})
+    one, other = load_config(data), load_config(data | {"seed": 4})
+    with spending(tmp_path, one):
+        pass
+    publish(tmp_path / "baseline", kind="baseline", key={}, write=lambda folder: None)
+    with spending(tmp_path, other):
+        pass
+    assert read_spent(tmp_path, load_config(moved)) == read_spent(tmp_path, one)
+    assert read_spent(tmp_path, one).whole  # type: ignore[union-attr]
+    assert not read_spent(tmp_path, other).whole  # type: ignore[union-attr]  # it has a stage of the other settings
+    assert read_spent(tmp_path, load_config(data | {"seed": 5})) is None

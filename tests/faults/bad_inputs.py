@@ -304,7 +304,7 @@ def bad_inputs(world: World, scratch: Path, *, most: int | None = None) -> Figur
 def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> None:
     (folder / "data").mkdir(parents=True)
     path = place(case, folder / "data")
-    code = finish(start(command(arguments(name, path, world, folder), folder)), within=60)
+    code = finish(start(command(arguments(name, path, world, folder), folder)))
     errors = (folder / "stderr").read_text(errors="replace")
     last = (errors.strip().splitlines() or [""])[-1]
     where = f"row {case.row}, {case.what}, {name} {case.file}"
@@ -316,7 +316,7 @@ def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> N
     left = [published for published in results(folder) if Path(published).parent.name != "parts" and published != "run/baseline"]
     figure.check(not left and not (folder / "answers.jsonl").exists(), f"{where}: published {left}")
     if case.skippable and name == CORPUS:
-        code = finish(start(command([*arguments(name, path, world, folder), "--on-bad-row", "skip"], folder)), within=60)
+        code = finish(start(command([*arguments(name, path, world, folder), "--on-bad-row", "skip"], folder)))
         errors = (folder / "stderr").read_text(errors="replace")
         figure.check(code == 0 and f"1 of {len(ROWS)} rows rejected, first line {BAD_LINE}" in errors, f"{where}, skipped: {errors[-300:]}")
         counts = [json.loads(path.read_bytes())["files"][0] for path in folder.glob("index/parts/*/statistics.json")]

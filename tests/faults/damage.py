@@ -10,15 +10,15 @@ from pathlib import Path
 from figures import Figure
 from workloads import World, run_child
 
-from cramlm.artifacts import MANIFEST, open_artifact, verify
 from cramlm.data.corpus import verify_corpora
-from cramlm.deploy.predictor import Predictor
 from cramlm.errors import ArtifactError
-from cramlm.model.tokenization import Tokenizer
+from cramlm.inference.predictor import Predictor
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.retrieval.bm25.index import verify_indexes
 from cramlm.retrieval.catalog import open_catalog
-from cramlm.retrieval.index import verify_indexes
 from cramlm.retrieval.selection import read_selection
-from cramlm.training.checkpoint import load_newest
+from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
+from cramlm.training.checkpoints import load_newest
 
 
 def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:

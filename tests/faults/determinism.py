@@ -10,11 +10,11 @@ from pathlib import Path
 from figures import Figure
 from workloads import World, results, run_child
 
-from cramlm.config import CorpusConfig
+from cramlm.config.retriever import Bm25Config
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
-from cramlm.retrieval.index import build_index
+from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import Bm25Config
 
 
 def repeats(world: World, scratch: Path, *, runs: int) -> Figure:

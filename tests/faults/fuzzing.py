@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 import zstandard
 from hypothesis import strategies as st
 
-from cramlm.data.readers import Reader
-from cramlm.data.rows import Column
 from cramlm.errors import CramError
+from cramlm.io.readers import Reader
+from cramlm.io.rows import Column
 
 Rows = list[tuple[str, str]]
 COLUMNS = (Column("text"), Column("label", "label", flag="--label-column"))

@@ -25,7 +25,7 @@ from figures import Figure
 from syscalls import CHANGES, Call, supervise
 from workloads import World
 
-from cramlm.artifacts import MANIFEST, hash_json
+from cramlm.storage.artifacts import MANIFEST, hash_json
 
 PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # folders for this user only, made by tempfile
 PICKLES = ("pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz", "optimizer.ckpt", "x.dill")

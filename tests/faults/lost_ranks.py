@@ -14,7 +14,7 @@ from pathlib import Path
 from figures import Figure
 from workloads import results
 
-from cramlm.config import RunConfig, to_toml
+from cramlm.config.run import RunConfig, to_toml
 from tiny_task import tiny_config, write_task
 
 STEPS = 150

@@ -9,18 +9,18 @@ import sys
 
 from torch import Tensor
 
-import cramlm.training.objective as objective
-from cramlm.cli import main
+import cramlm.training.terms.base as terms
+from cramlm.cli.app import main
 
 
 def poison(after: int) -> None:
     """From call `after` on this process computes NaN."""
-    right, calls = objective.weighted_cross_entropy, itertools.count()
+    right, calls = terms.weighted_cross_entropy, itertools.count()
 
     def wrong(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         return right(logits * math.nan if next(calls) >= after else logits, targets, weights)
 
-    objective.weighted_cross_entropy = wrong  # type: ignore[assignment]
+    terms.weighted_cross_entropy = wrong  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -76,11 +76,11 @@ def main() -> int:
             for figure in FIGURES[name](world, folder / name, options.size == "release"):
                 rows.append(figure)
                 print(
-                    f"{name}: {figure.trials:,} trials, {len(figure.failures)} failures, {figure.seconds:.0f} s",
+                    f"{name}: {figure.trials:,} trials, {len(figure.wrong)} failures, {figure.seconds:.0f} s",
                     file=sys.stderr,
                     flush=True,
                 )
-                print("".join(f"  {failure}\n" for failure in figure.failures[:20]), file=sys.stderr, end="", flush=True)
+                print("".join(f"  {failure}\n" for failure in figure.wrong[:20]), file=sys.stderr, end="", flush=True)
     commit = (
         subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     )
@@ -88,9 +88,9 @@ def main() -> int:
     print(f"| figure | what | trials | failures | seconds |\n|---|---|---:|---:|---:|  <!-- {date}, {commit} -->")
     for figure in rows:
         notes = f" ({'; '.join(figure.notes)})" if figure.notes else ""
-        print(f"| {figure.name} | {figure.what}{notes} | {figure.trials:,} | {len(figure.failures)} | {figure.seconds:.0f} |")
+        print(f"| {figure.name} | {figure.what}{notes} | {figure.trials:,} | {len(figure.wrong)} | {figure.seconds:.0f} |")
     print(json.dumps({"date": date, "commit": commit, "size": options.size, "figures": [figure.as_dict() for figure in rows]}))
-    return int(any(figure.failures for figure in rows))
+    return int(any(figure.wrong for figure in rows))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from figures import Figure
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.artifacts import verify
 from cramlm.data.corpus import verify_corpora
 from cramlm.errors import ArtifactError
-from cramlm.retrieval.index import verify_indexes
+from cramlm.retrieval.bm25.index import verify_indexes
+from cramlm.storage.artifacts import verify
 
 watched = pytest.mark.skipif(not syscalls.available(), reason="this kernel does not let a process watch its child's calls")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import cramlm.pipeline
-from cramlm.artifacts import hash_file, verify
-from cramlm.config import RunConfig
+import cramlm.pipeline.run
+from cramlm.config.run import RunConfig
+from cramlm.storage.artifacts import hash_file, verify
 from tiny_task import tiny_config, write_task
 
 
@@ -27,7 +27,7 @@ def start(config: RunConfig, folder: Path) -> int:
     if pid == 0:
         code = 1
         try:
-            cramlm.pipeline.run(config, out=folder / "run", store=folder / "store")
+            cramlm.pipeline.run.run(config, out=folder / "run", store=folder / "store")
             code = 0
         finally:
             os._exit(code)
@@ -46,7 +46,7 @@ def results(folder: Path) -> dict[str, str]:
         "export/model.safetensors",
         "export/mlm/model.safetensors",
         "evaluation/predictions-test.jsonl",
-        "selection/selected.jsonl",
+        "selection/selection.arrow",
         "tokenizer/tokenizer.json",
     )
     return {name: hash_file(run / name) for name in names}

@@ -15,7 +15,7 @@ import pytest
 from lost_ranks import PATIENCE, TIMEOUT, error_lines, launch, losses, output, ranks_of, write_config
 from test_kill import results
 
-from cramlm.artifacts import verify
+from cramlm.storage.artifacts import verify
 from ranks import free_port
 
 pytestmark = pytest.mark.slow

@@ -21,20 +21,20 @@ from typing import Any, TypeAlias
 
 import torch
 
-import cramlm.pipeline
-from cramlm.artifacts import MANIFEST, hash_json, verify
-from cramlm.config import RunConfig, to_toml
+import cramlm.pipeline.run
+from cramlm.config.retriever import Bm25Config
+from cramlm.config.run import RunConfig, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import CramError
 from cramlm.records import Task
 from cramlm.retrieval.catalog import build_catalog, open_catalog
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import Bm25Config
+from cramlm.storage.artifacts import MANIFEST, hash_json, verify
 from tiny_task import tiny_config, write_task
 
 Action: TypeAlias = Callable[[Path], None]
 TIMED = (
-    "baselines.json",
+    "fit.json",
     "phase.json",
     "plan.json",
     "scores.json",
@@ -102,7 +102,7 @@ class World:
         paths = write_task(folder / "data", train=24, held_out=8, documents=60)
         config = RunConfig.model_validate(fault_config(paths))
         (folder / "run.toml").write_text(to_toml(config), "utf-8")
-        cramlm.pipeline.run(config, out=folder / "run", store=folder / "store")
+        cramlm.pipeline.run.run(config, out=folder / "run", store=folder / "store")
         torch.set_num_threads(1)
         assert config.corpus is not None
         build_catalog(config.corpus, folder / "catalog", workers=1)
@@ -114,7 +114,7 @@ class World:
         """By name, in the order of a run. `train` and `finish` go on from a run whose earlier stages are done."""
         assert self.config.corpus is not None
         fewer = self.config.corpus.model_copy(update={"passage_words": 20})
-        after_training = ("label-prior", "evaluation", "export", "report.html")
+        after_training = ("logit-adjustment", "evaluation", "export", "report.html")
         all_ = (
             Workload("index", self.index, older=lambda folder: void(build_catalog(fewer, folder, workers=1))),
             Workload("select", self.select, older=functools.partial(self.select, top_k=5)),
@@ -138,11 +138,11 @@ class World:
 
     def fit(self, folder: Path, stop: Callable[[], int | None] = lambda: None) -> None:
         """`cramlm fit` with a store that holds corpus and index."""
-        cramlm.pipeline.run(self.config, out=folder / "run", store=self.folder / "store", stop=stop)
+        cramlm.pipeline.run.run(self.config, out=folder / "run", store=self.folder / "store", stop=stop)
 
     def fit_anew(self, folder: Path) -> None:
         """`cramlm fit` with an empty store."""
-        cramlm.pipeline.run(self.config, out=folder / "run", store=folder / "store")
+        cramlm.pipeline.run.run(self.config, out=folder / "run", store=folder / "store")
 
     def copy_run(self, folder: Path, without: tuple[str, ...]) -> None:
         """The finished run, in `folder`, without what these patterns name."""

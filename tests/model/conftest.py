@@ -5,9 +5,8 @@ from pathlib import Path
 import model_fixtures
 import pytest
 
-from cramlm.config import TokenizerConfig
-from cramlm.model.tokenization import Tokenizer
-from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.config.run import TokenizerConfig
+from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.model import PackedBatch
-from cramlm.model.tokenization import Tokens
+from cramlm.model.tokenizer import Tokens
 from cramlm.records import Batch
 
 WORDS = [

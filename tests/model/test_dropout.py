@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from cramlm.model.dropout import Dropout
+from cramlm.model.kernels.dropout import Dropout, splitmix64
+from cramlm.model.kernels.torch import Mask, drop
 
 KINDS = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -42,3 +47,53 @@ def test_calls_of_a_pass_and_seeds_draw_apart_and_a_pass_can_be_repeated() -> No
 def test_a_rate_of_zero_is_the_identity() -> None:
     x = torch.ones(3)
     assert Dropout(0.0, 1)(x) is x
+
+
+def test_splitmix64_gives_the_numbers_of_its_reference_implementation() -> None:
+    golden = 0x9E3779B97F4A7C15
+    outputs = [splitmix64(call * golden) for call in range(3)]  # Vigna, splitmix64.c, x = 0
+    assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_masks_of_parts_calls_and_seeds_are_independent_under_every_xor_of_the_index(kind: torch.dtype, rate: float) -> None:
+    x = torch.ones(2**16, dtype=kind)
+    masks = []
+    for seed, part in itertools.product((3, 4), (0, 1)):
+        dropout = Dropout(rate, seed, attention_rate=rate, part=part)
+        masks += [(dropout(x) == 0).double().numpy() for _ in range(2)]
+        masks += [(drop(x, attention_mask(dropout)) == 0).double().numpy() for _ in range(2)]
+    for one, other in itertools.combinations(masks, 2):
+        assert np.abs(correlations_under_xor(one, other)).max() < 7 / 2**8  # 7 standard deviations of independent masks
+
+
+def test_the_masks_of_activations_and_of_attention_depend_on_their_own_rate_alone() -> None:
+    x = torch.ones(100, 100)
+    both, activations, attention = (Dropout(rate, 3, attention_rate=other) for rate, other in ((0.5, 0.2), (0.5, 0.0), (0.0, 0.2)))
+    for _ in range(2):
+        assert torch.equal(both(x), activations(x))
+        assert attention_mask(both) == attention_mask(attention)
+        assert activations.attention() is None
+        assert attention(x) is x
+
+
+def attention_mask(dropout: Dropout) -> Mask:
+    mask = dropout.attention()
+    assert mask is not None
+    return mask
+
+
+def correlations_under_xor(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Correlation of one[i] and other[i ^ s] for every s, by the Walsh-Hadamard transform."""
+    spectra = [_walsh_hadamard((mask - mask.mean()) / mask.std()) for mask in (one, other)]
+    return _walsh_hadamard(spectra[0] * spectra[1]) / len(one) ** 2
+
+
+def _walsh_hadamard(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    half = 1
+    while half < len(values):
+        pairs = values.reshape(-1, 2, half)
+        values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        half *= 2
+    return values

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.model import hf
+from cramlm.model.huggingface import folder as hf
+from cramlm.model.kernels.dropout import Dropout
 from cramlm.model.model import Model, build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
@@ -116,6 +117,31 @@ def test_transformers_gives_our_vocabulary_logits(model: Model, tokenizer: Token
     assert len(fill("the river [MASK] flows", top_k=2)) == 2
 
 
+@pytest.mark.parametrize(("rate", "attention_rate"), [(0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
+def test_dropout_gives_the_mean_and_the_spread_of_transformers_bert_under_training(
+    rate: float, attention_rate: float, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The samplers differ, so outputs are compared by their moments over many passes."""
+    import transformers
+
+    encoder, head = model_fixtures.SHAPES["bert"]
+    model = scrambled(build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=11))
+    hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)
+    rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": attention_rate}
+    native = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="eager", **rates).train()
+    tokens = tokenizer.sequences(["the river flows slowly under the old stone bridge"], max_length=40, cut="truncate")
+    batch, ids = model_fixtures.packed(tokens, per_row=1, padding=0), torch.from_numpy(tokens[0].astype(np.int64))[None]
+    passes = 1500
+    with torch.no_grad():
+        ours = torch.stack([model.hidden(batch, dropout=Dropout(rate, seed, attention_rate=attention_rate)) for seed in range(passes)])
+        torch.manual_seed(0)
+        theirs = native(input_ids=ids.expand(passes, -1)).last_hidden_state
+    deviation = theirs.var(0).sqrt()
+    assert deviation.min() > 0.01
+    assert ((ours.mean(0) - theirs.mean(0)).abs() / deviation).max() < 6 * (2 / passes) ** 0.5  # standard errors of a difference
+    assert float(ours.var(0).sum() / theirs.var(0).sum()) == pytest.approx(1, abs=0.03)
+
+
 @pytest.mark.parametrize("kind", ["tokenizer", "bpe_tokenizer"])
 def test_transformers_tokenizer_gives_our_ids_for_every_script_and_literal_special_tokens(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -196,7 +222,7 @@ def test_loading_does_not_import_transformers(tokenizer: Tokenizer, tmp_path: Pa
     model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=0)
     hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)
     script = (
-        "import sys; from pathlib import Path; from cramlm.model.hf import load_classifier; "
+        "import sys; from pathlib import Path; from cramlm.model.huggingface.folder import load_classifier; "
         "load_classifier(Path(sys.argv[1])); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cramlm.errors import ArtifactError
-from cramlm.model import hf
+from cramlm.model.huggingface import folder as hf
 from cramlm.model.model import build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 
 
 @pytest.fixture(params=["bert", "modernbert-mean"])

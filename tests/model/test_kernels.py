@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from cramlm.model.encoder import attention_bias
-from cramlm.model.kernels import Rotation, add_norm, attend, attend_fused, geglu, gelu, norm_of_sum
+from cramlm.model.kernels.torch import Mask, Rotation, add_norm, attend, attend_fused, drop, geglu, gelu, norm_of_sum
 
-Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Rotation | None, int], torch.Tensor]
+Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Rotation | None, int, Mask | None], torch.Tensor]
+DROPOUT = Mask(0.3, 0x0123456789ABCDEF)
 
 
-def plain_attention(qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | None, heads: int) -> torch.Tensor:
-    """The formula, a head at a time, with rotate_half as in Su et al. 2021 and transformers."""
+def plain_attention(
+    qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | None, heads: int, factors: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The formula, a head at a time, with rotate_half as in Su et al. 2021 and transformers. factors: of the probabilities (R, H, L, L)."""
     rows, length, width = qkv.shape
     size = width // 3 // heads
     result = torch.zeros(rows, length, width // 3, dtype=qkv.dtype)
@@ -22,16 +25,26 @@ def plain_attention(qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | 
         if rotation is not None:
             cos, sin = (torch.cat([table[:, :, 0], table[:, :, 0]], -1) for table in rotation)
             query, key = (x * cos + torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1) * sin for x in (query, key))
-        scores = query @ key.transpose(1, 2) / size**0.5 + bias[:, 0]
-        result = result + torch.cat(
-            [scores.softmax(-1) @ value if other == head else torch.zeros_like(value) for other in range(heads)], dim=-1
-        )
+        probabilities = (query @ key.transpose(1, 2) / size**0.5 + bias[:, 0]).softmax(-1)
+        if factors is not None:
+            probabilities = probabilities * factors[:, head]
+        result = result + torch.cat([probabilities @ value if other == head else torch.zeros_like(value) for other in range(heads)], dim=-1)
     return result
+
+
+def dropout_factors(mask: Mask | None, kind: torch.dtype, rows: int, heads: int, length: int) -> torch.Tensor | None:
+    """What the probabilities of that type are multiplied by, in float64."""
+    if mask is None:
+        return None
+    kept = drop(torch.ones(rows, heads, length, length, dtype=kind), mask) != 0
+    assert 0 < kept.double().mean() < 1
+    return kept / (1 - torch.tensor(mask.rate, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("attention", [attend, attend_fused])
 @pytest.mark.parametrize("rotary", [True, False])
-def test_attention_and_its_gradient_equal_the_plain_formula(attention: Attention, rotary: bool) -> None:
+@pytest.mark.parametrize("mask", [None, DROPOUT])
+def test_attention_and_its_gradient_equal_the_plain_formula(attention: Attention, rotary: bool, mask: Mask | None) -> None:
     generator = torch.Generator().manual_seed(0)
     sequence = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
     qkv = torch.randn(2, 6, 3 * 8, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -39,9 +52,9 @@ def test_attention_and_its_gradient_equal_the_plain_formula(attention: Attention
     rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
     bias = attention_bias(sequence, torch.float64, torch.zeros_like(sequence))
     upstream = torch.randn(2, 6, 8, generator=generator, dtype=torch.float64)
-    ours = attention(qkv, bias, rotation, 2)
+    ours = attention(qkv, bias, rotation, 2, mask)
     (our_gradient,) = torch.autograd.grad((ours * upstream).sum(), qkv)
-    plain = plain_attention(qkv, bias, rotation, 2)
+    plain = plain_attention(qkv, bias, rotation, 2, dropout_factors(mask, qkv.dtype, 2, 2, 6))
     (plain_gradient,) = torch.autograd.grad((plain * upstream).sum(), qkv)
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(our_gradient, plain_gradient)
@@ -92,17 +105,21 @@ def same_in_bf16(
         torch.testing.assert_close(ours.double(), exact, **BF16)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rotary", [True, False])
-def test_attention_in_bf16_equals_the_plain_formula(rotary: bool) -> None:
+@pytest.mark.parametrize("mask", [None, DROPOUT])
+def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch.dtype, rotary: bool, mask: Mask | None) -> None:
     sequence = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
     angle = drawn(2, 6, 1, 2, seed=3).float()
     rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
 
     def attention(qkv: torch.Tensor) -> torch.Tensor:
-        form = attend if qkv.dtype == torch.bfloat16 else plain_attention
-        return form(qkv, attention_bias(sequence, qkv.dtype, torch.zeros_like(sequence)), rotation, 2)
+        bias = attention_bias(sequence, qkv.dtype, torch.zeros_like(sequence))
+        if qkv.dtype == kind:
+            return attend(qkv, bias, rotation, 2, mask)
+        return plain_attention(qkv, bias, rotation, 2, dropout_factors(mask, kind, 2, 2, 6))
 
-    same_in_bf16(attention, [drawn(2, 6, 3 * 8, seed=0)], [torch.bfloat16])
+    same_in_bf16(attention, [drawn(2, 6, 3 * 8, seed=0)], [kind])
 
 
 @pytest.mark.parametrize("function", [gelu, geglu])

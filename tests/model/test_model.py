@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.model.dropout import Dropout
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.model.kernels.dropout import Dropout
 from cramlm.model.model import Model, build_model
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 
 
 def built(name: str, *, seed: int = 5, vocab_size: int = 400) -> Model:

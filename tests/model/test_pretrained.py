@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import Shape, write_checkpoint
-from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
-from cramlm.model import hf
+from cramlm.model.huggingface import folder as hf
+from cramlm.model.huggingface.pretrained import open_pretrained
+from cramlm.model.huggingface.starting_weights import Taken, take_weights
 from cramlm.model.model import Model, build_model
-from cramlm.model.pretrained import open_pretrained
-from cramlm.model.starting_weights import Taken, take_weights
-from cramlm.model.tokenization import Tokenizer
+from cramlm.model.tokenizer import Tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load

@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.config import EncoderConfig, PhaseConfig, PromptConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, PromptConfig
+from cramlm.config.terms import Classify, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import predict_logits, predict_logits_fast
-from cramlm.model.hf import load_classifier, save_prompted
-from cramlm.model.label_words import association, choose_words
+from cramlm.model.huggingface.folder import load_classifier, save_prompted
 from cramlm.model.model import Model, build_model
-from cramlm.model.prompts import Prompt, head_of, read_passages, read_texts, resolve_prompt, text_room
-from cramlm.model.tokenization import Tokenizer, Tokens
-from cramlm.training.batching import SpecialIds
+from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room
+from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.training.flops import executed_flops
 from cramlm.training.gradients import gradients, in_parts
-from cramlm.training.masking import mask
-from cramlm.training.objective import Counts
+from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.objective import objective_of
 from cramlm.training.packing import pack
-from cramlm.training.planning import executed_flops
 
 LONG = "aspirin reduces pain of rats " * 30
 
@@ -79,7 +78,7 @@ def test_entities_are_said_again_as_their_markers_show_them(tokenizer: Tokenizer
 
 def test_long_passages_become_pieces_in_the_patterns_in_turn(tokenizer: Tokenizer) -> None:
     prompt = prompt_of(tokenizer, "{mask} {text}", "{text} the {mask}")
-    tokens = read_passages(prompt, tokenizer, ["water", LONG], max_length=64)
+    tokens = read_passages(prompt, tokenizer, tokenizer.encode(["water", LONG]), max_length=64)
     assert shown(tokenizer, tokens)[0] == "[CLS] [MASK] water [SEP]"
     assert tokens.source.tolist() == [0, 1, 1, 1]
     assert tokens.lengths.max() <= 64
@@ -109,7 +108,7 @@ def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_p
         pad_id=0,
         soft_labels=np.zeros((4, 2), np.float32),
     )
-    phase = PhaseConfig(name="joint", external=1, task=1, max_length=16, teacher_weight=0.0, dropout=0.0)
+    phase = PhaseConfig(name="joint", external=1, task=1, terms=(Mlm(), Classify()), max_length=16, dropout=0.0)
     masked = mask(batch, phase.masking, np.random.default_rng(3), special, where=batch.external, rate=0.5)
     (whole,) = in_parts(masked, 1)
     with torch.no_grad():
@@ -120,7 +119,8 @@ def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_p
 
     everywhere = mask(batch, phase.masking, np.random.default_rng(3), special, rate=0.99)
     assert (everywhere.token_ids[everywhere.token_ids >= tokenizer.vocab_size]).size == 4  # vectors are never hidden
-    counts = Counts.of(masked, phase)
+    masked = replace(masked, term="mlm")
+    counts = objective_of(phase).counts(masked)
     one = gradients(model, in_parts(masked, 1), phase, counts, precision="fp32", dropout_seed=0)
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()

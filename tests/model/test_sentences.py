@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 import torch
 
+from cramlm.config.retriever import DenseConfig
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.sentences import SentenceEncoder, open_sentence_encoder
-from cramlm.retriever_config import DenseConfig
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load

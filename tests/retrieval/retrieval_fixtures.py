@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import hash_json
 from cramlm.records import IntArray
-from cramlm.retrieval.analysis import analyze
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25.analysis import analyze
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.storage.artifacts import hash_json
 
 
 class TextCorpus:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cramlm.config import CorpusConfig
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.records import Example, Task
+from cramlm.retrieval.selection_table import SelectionTable
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Corpus:
@@ -32,3 +33,8 @@ def make_task(train: Sequence[str], dev: Sequence[str] = ("something of no conce
 def lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def selected(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a published selection."""
+    return list(SelectionTable.open(folder).rows())

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cramlm.retrieval import analysis, analysis_kernels
-from cramlm.retrieval.analysis import MAX_TERM_BYTES, Vocabulary, analyze
+from cramlm.retrieval.bm25 import analysis, analysis_kernels
+from cramlm.retrieval.bm25.analysis import MAX_TERM_BYTES, Vocabulary, analyze
 
 
 def compiled(texts: list[str]) -> list[list[str]]:

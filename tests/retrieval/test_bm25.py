@@ -11,15 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results
 
-from cramlm.config import CorpusConfig
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_examples
 from cramlm.errors import UsageError
-from cramlm.retrieval import bm25, build
-from cramlm.retrieval.analysis import analyze
-from cramlm.retrieval.bm25 import Scoring
-from cramlm.retrieval.index import Index, build_index
-from cramlm.retrieval.index_kernels import BLOCK
+from cramlm.retrieval.bm25 import search as bm25
+from cramlm.retrieval.bm25 import segment as build
+from cramlm.retrieval.bm25.analysis import analyze
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index_kernels import BLOCK
+from cramlm.retrieval.bm25.search import Scoring
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -248,6 +249,13 @@ def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[li
         assert sum(part for _, part in terms) == pytest.approx(score, rel=1e-6)
         assert [part for _, part in terms] == sorted((part for _, part in terms), reverse=True)
     assert index.explain("nowhere", 0) == []
+
+
+def test_explain_refuses_a_position_outside_of_the_index(large: tuple[list[str], Index]) -> None:
+    texts, index = large
+    for outside in (-1, len(texts)):
+        with pytest.raises(UsageError, match=f"position {outside:,} is not in an index of {len(texts):,} documents"):
+            index.explain("zebra5", outside)
 
 
 @pytest.mark.parametrize("settings", [{"k1": -1}, {"b": 1.5}, {"k1": float("nan")}, {"norm": "exactly"}])

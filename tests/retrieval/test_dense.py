@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,16 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
-from selection_fixtures import lines, make_task, write_corpus
+from selection_fixtures import make_task, selected, write_corpus
 
-from cramlm.artifacts import verify
+from artifact_fixtures import ReleasedWhenWaitedFor
+from cramlm.config.retriever import DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
 from cramlm.records import FloatArray, silent
 from cramlm.retrieval import dense
-from cramlm.retrieval.dense import DenseRetriever, nearest, pack, unpack
+from cramlm.retrieval.dense import DenseRetriever, embed_part, nearest, pack, unpack
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import DenseConfig
+from cramlm.storage.artifacts import verify
 
 CONFIG = DenseConfig(encoder="anywhere", top_k=5)
 TEXTS = invented_texts(12, seed=72, words=(4, 9))
@@ -96,6 +98,16 @@ def test_the_corpus_is_encoded_once_for_all_tasks_and_again_for_another_prefix(c
     assert verify(tmp_path) == 2 * len(corpus.parts)
 
 
+def test_vectors_that_another_process_computes_are_waited_for(corpus: Corpus, tmp_path: Path) -> None:
+    (part,) = corpus.parts
+    expected = np.array(embed_part(corpus, part, LetterEncoder(), tmp_path, prefix="", emit=silent))
+    (folder,) = (path for path in (tmp_path / "embeddings").iterdir() if path.is_dir())
+    shutil.rmtree(folder)
+    other = ReleasedWhenWaitedFor(folder)
+    np.testing.assert_array_equal(embed_part(corpus, part, LetterEncoder(), tmp_path, prefix="", emit=other), expected)
+    assert f"waiting: {folder}: being built by another process" in other.notes[0]
+
+
 def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
     encoder = LetterEncoder()
     proposal = DenseRetriever(CONFIG, encoder, tmp_path).propose(corpus, ["", " "], emit=silent)
@@ -106,7 +118,7 @@ def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
 def test_a_selection_is_published_through_the_encoder_that_is_passed_in(corpus: Corpus, tmp_path: Path) -> None:
     settings = {"index": None, "seed": 1, "out": tmp_path / "out", "store": tmp_path / "store"}
     selection = select_documents(CONFIG, corpus, make_task(TEXTS), open_encoder=lambda config: LetterEncoder(), **settings)
-    assert [row["position"] for row in lines(tmp_path / "out" / "selected.jsonl")] == selection.position.tolist()
+    assert [row["position"] for row in selected(tmp_path / "out")] == selection.position.tolist()
     assert 0 < selection.score.min() <= selection.score.max() <= 1.0001
     with pytest.raises(UsageError, match="needs an encoder"):
         select_documents(CONFIG, corpus, make_task(TEXTS), **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
-from cramlm.artifacts import verify
+from artifact_fixtures import ReleasedWhenWaitedFor
+from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import Event, silent
 from cramlm.retrieval.dsir import DsirRetriever, resample
-from cramlm.retrieval.ngrams import count, divergence, hash_texts, in_order
+from cramlm.retrieval.ngrams import corpus_ngrams, in_order
 from cramlm.retrieval.ranking import Ranking
-from cramlm.retriever_config import DsirConfig
+from cramlm.storage.artifacts import verify
+from cramlm.text.ngrams import count, divergence, hash_texts
 
 MADE_UP = ["Well, this is (in a way) 3.5% of it_all!", "«Où?» – çà et là; naïve CAFÉ…", "", "  ...  ", "I\tsaw\nA\u00a0cat, a cat"]
 TARGET = invented_texts(30, seed=32, words=(3, 15), vocabulary=300)
@@ -124,6 +127,22 @@ def test_the_corpus_is_hashed_once_and_neither_threads_nor_tasks_change_its_ngra
     other = DsirRetriever(DsirConfig(), tmp_path / "two", 1, 3).propose(corpus, TARGET, emit=silent)
     assert other.ranking.position.tolist() == first.ranking.position.tolist()
     assert verify(tmp_path / "one") == verify(tmp_path / "two") == len(corpus.parts)
+
+
+def test_another_version_of_unicode_hashes_the_corpus_again(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("14.0.0", "99.0.0", "99.0.0"):
+        monkeypatch.setattr(unicodedata, "unidata_version", version)
+        propose(corpus, DsirConfig(max_documents=3), tmp_path)
+    assert len(list((tmp_path / "ngrams").glob("*/manifest.json"))) == 2
+
+
+def test_ngrams_that_another_process_hashes_are_waited_for(corpus: Corpus, tmp_path: Path) -> None:
+    expected = [counts.tolist() for _, counts in corpus_ngrams(corpus, tmp_path)]
+    (folder,) = (path for path in (tmp_path / "ngrams").iterdir() if path.is_dir())
+    shutil.rmtree(folder)
+    other = ReleasedWhenWaitedFor(folder)
+    assert [counts.tolist() for _, counts in corpus_ngrams(corpus, tmp_path, emit=other)] == expected
+    assert f"waiting: {folder}: being built by another process" in other.notes[0]
 
 
 def test_training_texts_without_a_character_are_an_error(corpus: Corpus, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import lines, make_task, write_corpus
 
+from cramlm.config.retriever import RandomConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
 from cramlm.retrieval.selection import select_documents
-from cramlm.retriever_config import RandomConfig
 
 BASE = invented_texts(60, seed=61, words=(60, 90))
 
@@ -27,8 +27,15 @@ def changed(text: str, words: int) -> str:
 def test_shingles_are_runs_of_five_words_whatever_their_case_and_punctuation() -> None:
     assert shingles("One two, THREE four five six!") == {"one two three four five", "two three four five six"}
     assert shingles("Too short.") == {"too short"}
-    assert shingles("") == {""}
+    assert shingles("ประเทศ") == {"ป ร ะ เ ท", "ร ะ เ ท ศ"}
     assert jaccard({"a", "b", "c"}, {"b", "c", "d"}) == 0.5
+
+
+def test_texts_of_symbols_alone_are_near_duplicates_only_if_they_are_equal(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, ["😀 😀", "😡", "*** ***", "one two three four five"])
+    duplicates = NearDuplicates(corpus, 0.8)
+    assert [duplicates.twin(position, corpus.text(position)) for position in range(4)] == [None] * 4
+    assert duplicates.twin(9, "😀  😀\n") == (0, 1.0)
 
 
 @given(st.floats(0.01, 1))

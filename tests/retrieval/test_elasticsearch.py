@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 from search_server import Answer, SearchServer, serving
 
+from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.records import Document, Event
 from cramlm.retrieval.elasticsearch import Failure, ServerHits, fetch_documents, search_elasticsearch
-from cramlm.retriever_config import ElasticsearchConfig
 
 pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")
 

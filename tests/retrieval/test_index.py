@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from retrieval_fixtures import TextCorpus, index_texts, invented_texts, results
 
-from cramlm.artifacts import verify
 from cramlm.errors import ArtifactError
 from cramlm.records import Event
-from cramlm.retrieval import shard
-from cramlm.retrieval.analysis import Vocabulary
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25 import segment as shard
+from cramlm.retrieval.bm25.analysis import Vocabulary
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.storage.artifacts import verify
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from retrieval_fixtures import index_texts, invented_texts, results
 from sklearn.feature_extraction.text import CountVectorizer
 
-from cramlm.retrieval.analysis import analyze
-from cramlm.retrieval.bm25 import Scoring
-from cramlm.retrieval.index import Index
-from cramlm.retrieval.lucene_norm import LENGTHS, lucene_lengths
+from cramlm.retrieval.bm25.analysis import analyze
+from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.lucene_norm import LENGTHS, lucene_lengths
+from cramlm.retrieval.bm25.search import Scoring
 from lucene_peer import Lucene
 
 RELATIVE = 1e-6
@@ -95,12 +98,14 @@ def index(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Index:
     return index_texts(oracle.texts, tmp_path_factory.mktemp("oracle"))
 
 
-def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, limit: int) -> None:
-    """`found` are the best `limit` of `scores` (> 0), best first, each with its score."""
+def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, limit: int, *, fine: float | None = None) -> None:
+    """`found` are the best `limit` of `scores` (> 0), best first, each with its score, to within `fine`."""
     position = np.array([position for position, _ in found], np.int64)
     score = np.array([score for _, score in found])
     assert len(np.unique(position)) == len(found) == min(limit, int((scores > 0).sum()))
-    fine = 1e-7 * scores.max()  # the unit of a query's scores grows with its size, and some here repeat a word 900 times
+    fine = (
+        1e-7 * scores.max() if fine is None else fine
+    )  # the unit of a query's scores grows with its size, and some here repeat a word 900 times
     np.testing.assert_allclose(score, scores[position], rtol=RELATIVE, atol=fine)
     np.testing.assert_allclose(score, np.sort(scores)[::-1][: len(found)], rtol=RELATIVE, atol=fine)
 
@@ -148,3 +153,94 @@ def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Pa
             unlike = {position for position, _ in hits} ^ set(positions)
             known = dict(hits) | dict(zip(positions, scores, strict=True))
             assert all(known[position] == pytest.approx(hits[-1][1], rel=2e-6) for position in unlike)
+
+
+@dataclass(frozen=True)
+class Exhaustive:
+    """An index, and the impact of every one of its terms on every text by the formula: float64 (texts, terms). Term i is the word w<i>."""
+
+    index: Index
+    impacts: np.ndarray
+    frequency: np.ndarray
+
+    @classmethod
+    def of(cls, counts: np.ndarray, store: Path) -> Exhaustive:
+        """counts: (texts, terms), how often each term stands in each text."""
+        texts = [" ".join(f"w{term}" for term in np.repeat(np.arange(len(row)), row)) for row in counts]
+        frequency, lengths = (counts > 0).sum(axis=0), counts.sum(axis=1)
+        idf = np.log1p((len(counts) - frequency + 0.5) / (frequency + 0.5))
+        norms = 1.2 * (0.25 + 0.75 * lengths / lengths.mean())
+        return cls(index_texts(texts, store), idf * counts / (counts + norms[:, None]), frequency)
+
+    def assert_search_is_exact(self, queries: Sequence[np.ndarray], limit: int) -> None:
+        """queries: how often each stands in it, by term; each query is searched for in one batch with the others."""
+        texts = [" ".join(f"w{term}" for term in np.repeat(np.arange(len(counts)), counts)) for counts in queries]
+        expected = (self.impacts @ np.stack(queries, axis=1).astype(np.float64)).T
+        for counts, found, scores in zip(queries, results(self.index, texts, limit=limit), expected, strict=True):
+            assert_equal_up_to_ties(found, scores, limit, fine=2**-21 * counts.sum())  # an occurrence is rounded to 2 ** -20 or finer
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Exhaustive:
+    """6,000 texts of 20 words, two or three times each of 8 of the same 20 terms: every term is in 40 % of the texts."""
+    chance = np.random.default_rng(1)
+    counts = chance.permuted(np.tile([3] * 4 + [2] * 4 + [0] * 12, (6000, 1)), axis=1)
+    return Exhaustive.of(counts, tmp_path_factory.mktemp("common"))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Exhaustive:
+    """5,000 texts; of 1,200 terms a quarter is in more than a sixteenth of the texts (a row each), the rest in few to hundreds."""
+    chance = np.random.default_rng(2)
+    share = np.concatenate([chance.uniform(0.0627, 0.9, 300), 10 ** chance.uniform(-3.3, -1.3, 900)])
+    counts = (chance.random((5000, len(share))) < share) * chance.geometric(0.6, (5000, len(share)))
+    return Exhaustive.of(counts, tmp_path_factory.mktemp("mixed"))
+
+
+@pytest.mark.parametrize("words", [480, 560, 580, 600, 620])
+@pytest.mark.parametrize("company", [0, 200])
+def test_long_queries_of_common_terms_find_their_best_texts_alone_and_beside_short_ones(
+    common: Exhaustive, words: int, company: int
+) -> None:
+    for terms in (7, 8, 10, 20):
+        query = np.bincount(np.arange(words) % terms, minlength=20)
+        short = [np.bincount([number % 20, number // 20], minlength=20) for number in range(company)]
+        common.assert_search_is_exact([query, *short], 50)
+
+
+@dataclass(frozen=True)
+class QueryShape:
+    """How a query is sampled: `words` words, of `terms` terms at most, none more than 100 times; `dense`: the share of dense terms."""
+
+    words: int
+    terms: int
+    dense: float
+    seed: int
+
+    def sample(self, frequency: np.ndarray) -> np.ndarray:
+        chance = np.random.default_rng(self.seed)
+        dense, sparse = (np.flatnonzero(kind) for kind in (frequency > 5000 / 16, (frequency > 0) & (frequency <= 5000 / 16)))
+        count = min(round(self.dense * self.terms), len(dense))
+        chosen = np.concatenate([chance.choice(dense, count, replace=False), chance.choice(sparse, min(self.terms - count, len(sparse)))])
+        result = np.zeros(len(frequency), np.int64)
+        np.add.at(result, chance.choice(chosen, self.words), 1)
+        return np.minimum(result, 100)
+
+
+shapes = st.builds(
+    QueryShape,
+    st.integers(1, 2000),
+    st.sampled_from([1, 2, 5, 20, 100, 300, 1000]),
+    st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    st.integers(0, 999),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(shapes, min_size=1, max_size=4), st.sampled_from([0, 1, 60]), st.sampled_from([1, 50, 700]))
+@example([QueryShape(2000, 20, 1.0, 0)], 0, 50)  # every term 100 times
+@example([QueryShape(2000, 300, 1.0, 0), QueryShape(1, 1, 1.0, 0)], 60, 50)
+@example([QueryShape(1500, 300, 1.0, 0), QueryShape(1500, 1000, 0.0, 1)], 0, 50)
+def test_queries_of_any_length_are_exact_alone_and_in_any_batch(mixed: Exhaustive, long: list[QueryShape], short: int, limit: int) -> None:
+    sampled = [*long, *(QueryShape(5, 5, 0.5, seed) for seed in range(short))]
+    mixed.assert_search_is_exact([shape.sample(mixed.frequency) for shape in sampled], limit)

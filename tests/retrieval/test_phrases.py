@@ -7,8 +7,8 @@ from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
 from cramlm.data.corpus import Corpus
-from cramlm.retrieval.ngrams import cut_into_tokens
 from cramlm.retrieval.phrases import first_words, key_phrases, stop_words, texts_to_ask
+from cramlm.text.ngrams import cut_into_tokens
 
 STOP = frozenset(("the", "of", "and", "in", "a", "is", "are"))
 # Candidates: river delta | slow river | delta | wide river delta | mud.   Frequency: river 3, delta 3, slow 1, wide 1, mud 1.

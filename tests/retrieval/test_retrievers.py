@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
+from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.records import silent
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.filters import Bound, estimate_tokens, within_bound
 from cramlm.retrieval.ranking import Proposal, Ranking, cap_per_query, one_each
 from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.union import take_turns
 from cramlm.retrieval.widening import widen
-from cramlm.retrieval.winnow import Bound, estimate_tokens, within_bound
-from cramlm.retriever_config import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
 RETRIEVERS: list[RetrieverConfig] = [
@@ -99,7 +99,7 @@ def test_a_member_gives_no_more_than_its_own_bound(world: World) -> None:
     proposal = propose(world, config, TEXTS)
     by_words, drawn = (member.ranking for member in proposal.members)
     assert len(drawn) == 7
-    costs = [estimate_tokens(world[0].text(position)) for position in propose(world, Bm25Config(top_k=12), TEXTS).ranking.position.tolist()]
+    costs = [estimate_tokens(world[0].data(position)) for position in propose(world, Bm25Config(top_k=12), TEXTS).ranking.position.tolist()]
     assert sum(costs[: len(by_words)]) <= 500 < sum(costs[: len(by_words) + 1])
     assert set(proposal.ranking.position.tolist()) == set(by_words.position.tolist()) | set(drawn.position.tolist())
 
@@ -153,9 +153,9 @@ def test_a_cap_keeps_the_first_documents_of_every_query(queries: list[int], most
 
 
 def test_a_character_of_a_script_without_spaces_is_estimated_as_a_token() -> None:
-    assert estimate_tokens("a" * 40) == 10
-    assert estimate_tokens("ẹ̀kọ́") == 5 / 4
-    assert estimate_tokens("機械学習 " + "a" * 7) == 4 + 8 / 4
+    assert estimate_tokens(b"a" * 40) == 10
+    assert estimate_tokens("ẹ̀kọ́".encode()) == 5 / 4
+    assert estimate_tokens(("機械学習 " + "a" * 7).encode()) == 4 + 8 / 4
 
 
 @pytest.mark.parametrize("config", [RandomConfig(), DsirConfig()])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 from retrieval_fixtures import invented_texts
-from selection_fixtures import lines, make_task, write_corpus
+from selection_fixtures import lines, make_task, selected, write_corpus
 
-from cramlm.artifacts import verify
-from cramlm.data.corpus import Corpus
+from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.config.run import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Event, Selection, Task
-from cramlm.retrieval.index import Index, build_index
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.filters import CHARACTERS_PER_TOKEN
 from cramlm.retrieval.random import draw_documents
 from cramlm.retrieval.ranking import QueryCounts
 from cramlm.retrieval.selection import read_selection, select_documents
-from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN
-from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.storage.artifacts import verify
 
 HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls watch it from above"
 
@@ -58,7 +60,7 @@ def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: t
 def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     out = tmp_path / "out"
     selection = select(world, make_task([*QUERIES, QUERIES[0], "nowhere"]), out, Bm25Config(top_k=5))
-    rows, report = lines(out / "selected.jsonl"), json.loads((out / "report.json").read_bytes())
+    rows, report = selected(out), json.loads((out / "report.json").read_bytes())
     assert [row["position"] for row in rows] == selection.position.tolist()
     first = world[0].document(rows[0]["position"])
     assert list(rows[0]) == ["position", "id", "source", "rank", "score", "query", "text"]
@@ -70,10 +72,36 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
     assert report["bytes"] == sum(len(row["text"].encode()) for row in rows)
     assert report["words"] == sum(len(row["text"].split()) for row in rows) == sum(report["source_words"].values())
     assert report["corpus_sources"] == {"even": 202, "odd": 201}
+    assert report["other_sources"] == {"sources": 0, "passages": 0}
     assert report["corpus_documents"] == 403
     assert report["task_likeness"]["kl_reduction"] > 0
     assert report["rank"]["p0"] == 0
     assert verify(out) == 1
+
+
+def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kinds() -> list[str]:
+        events: list[Event] = []
+        select_documents(RandomConfig(max_documents=3), world[0], make_task(QUERIES), index=None, out=tmp_path, seed=1, emit=events.append)
+        return [event.kind for event in events]
+
+    kinds()
+    assert kinds() == ["fresh"]
+    monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
+    assert "stale" in kinds()
+
+
+def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.jsonl"
+    rows = [{"source": f"https://example.org/{n % 150}", "text": f"Number {n} of many."} for n in range(160)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    corpus = build_corpus(CorpusConfig(files=(str(file),)), tmp_path / "store")
+    config = RandomConfig(max_documents=160)
+    select_documents(config, corpus, make_task(["Number 1"]), index=None, out=tmp_path / "out", seed=1)
+    report = json.loads((tmp_path / "out/report.json").read_bytes())
+    assert {source: count for source, count in report["sources"].items() if count > 1} == {f"https://example.org/{n}": 2 for n in range(10)}
+    assert set(report["sources"]) == set(report["source_words"]) == set(report["corpus_sources"])
+    assert (len(report["sources"]), report["other_sources"]) == (100, {"sources": 50, "passages": 50})
 
 
 def test_the_order_of_the_training_texts_and_the_threads_do_not_change_the_slice(world: tuple[Corpus, Index], tmp_path: Path) -> None:
@@ -130,7 +158,7 @@ def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, 
 def test_a_union_says_which_retriever_named_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
     selection = select(world, make_task(QUERIES), tmp_path / "out", config)
-    rows, report = lines(tmp_path / "out" / "selected.jsonl"), json.loads((tmp_path / "out" / "report.json").read_bytes())
+    rows, report = selected(tmp_path / "out"), json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert [row["retriever"] for row in rows[:6]] == ["bm25", "random"] * 3
     assert [part["kind"] for part in report["retrievers"]] == ["bm25", "random"]
     assert sum(part["selected"] for part in report["retrievers"]) == len(selection) == 60
@@ -231,7 +259,7 @@ def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], 
         assert getattr(read, name).dtype == dtype
 
 
-@pytest.mark.parametrize("name", ["selected.jsonl", "dropped.jsonl", "report.json", "position.npy"])
+@pytest.mark.parametrize("name", ["selection.arrow", "dropped.jsonl", "report.json"])
 def test_a_damaged_selection_is_refused_and_the_file_named(world: tuple[Corpus, Index], tmp_path: Path, name: str) -> None:
     select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
     with (tmp_path / "out" / name).open("ab") as file:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
-from cramlm.retrieval.ngrams import count, divergence, hash_texts
-from cramlm.retrieval.report import PRIOR_WORDS, compare_with_corpus, over_represented
+from cramlm.retrieval.report import PRIOR_WORDS, compare_with_corpus, over_represented, random_batches
+from cramlm.text.ngrams import count, divergence, hash_texts
 
 SEA = ["the tide and the harbour and a ship in the reef", "a sailor on the ship saw the reef and the tide", "the harbour of the sailor"]
 OTHER = invented_texts(120, seed=41)
@@ -39,6 +40,18 @@ def test_the_blind_draw_holds_as_much_text_as_the_selection(tmp_path: Path) -> N
     corpus = write_corpus(tmp_path, [*OTHER, " ".join(OTHER[:6])])
     report = compare_with_corpus(corpus, np.array([120]), OTHER[:3])  # as long as six others
     assert 3 <= report["task_likeness"]["random_passages"] <= 12
+
+
+def test_the_blind_draw_holds_one_array_of_all_positions_not_a_list() -> None:
+    tracemalloc.start()
+    try:
+        first = next(random_batches(1_000_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(set(first)) == len(first) < 1000
+    assert peak < 10_000_000  # an array of 8 MB; a list of as many numbers takes 40
+    assert sorted(position for batch in random_batches(1_300) for position in batch) == list(range(1_300))
 
 
 def test_log_odds_are_the_hand_calculated_ones_with_a_prior_of_pooled_counts() -> None:

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from search_server import SearchServer, serving
-from selection_fixtures import lines, make_task
+from selection_fixtures import lines, make_task, selected
 
-from cramlm.config import CorpusConfig, load_config
+from cramlm.config.amounts import Budget
+from cramlm.config.retriever import ElasticsearchConfig
+from cramlm.config.run import CorpusConfig, load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.pipeline.stages import text as text_stages
+from cramlm.pipeline.stages.common import Clock, Context
 from cramlm.records import Event
 from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.selection import select_documents
 from cramlm.retrieval.server_corpus import server_corpus
-from cramlm.retriever_config import ElasticsearchConfig
-from cramlm.stages import text as text_stages
 from tiny_task import tiny_config, write_task
 
 pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")
@@ -67,8 +69,8 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     task, config = make_task(QUERIES, dev=[held_out]), settings(server)
     corpus = server_corpus(config, QUERIES, tmp_path / "store")
     select_documents(config, corpus, task, index=None, out=tmp_path / "out", seed=1, store=tmp_path / "store")
-    selected = {row["id"]: (row["rank"], row["query"]) for row in lines(tmp_path / "out" / "selected.jsonl")}
-    assert (selected["kinase"], selected["cell"]) == ((0, 0), (1, 0))
+    found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
+    assert (found["kinase"], found["cell"]) == ((0, 0), (1, 0))
     assert [row["id"] for row in lines(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
     asked = len(server.asked)
     again = server_corpus(config.model_copy(update={"batch": 7, "max_documents": 2}), QUERIES, tmp_path / "store")
@@ -123,6 +125,6 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
     task = read_task(config.task, seed=1, emit=lambda event: None)
-    corpus = text_stages.corpus(config, task, tmp_path / "store", emit=lambda event: None)
+    corpus = text_stages.corpus(Context(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
     assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}

@@ -11,7 +11,9 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 
 from cramlm.errors import DataError
 from cramlm.records import Batch
-from cramlm.training.batching import Batches, Stream, TokenPool, pack
+from cramlm.training.batching import Batches, Stream
+from cramlm.training.packing import pack
+from cramlm.training.pools import TokenPool
 
 
 def same(left: Batch, right: Batch) -> bool:
@@ -112,10 +114,10 @@ def test_a_pool_is_seen_evenly_whatever_the_batch_size(mixing: str) -> None:
 
 
 def test_every_epoch_has_an_order_of_its_own() -> None:
-    batches = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=40), task=40)
+    batches = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=40), task=40)
     orders = [Counter(sequences_of(batches.batch(step))) for step in range(2)]
     assert orders[0] == orders[1]
-    half = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=20), task=40)
+    half = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=20), task=40)
     assert Counter(sequences_of(half.batch(0))) != Counter(sequences_of(half.batch(2)))
 
 
@@ -158,7 +160,7 @@ def test_a_ratio_beyond_one_batch_still_shows_a_task_sequence_in_every_batch() -
 
 @pytest.mark.parametrize("size", [1, 2, 7, 32])
 def test_a_batch_counted_in_sequences_has_exactly_that_many(size: int) -> None:
-    alone = make_batches(make_phase(external=0, mlm_weight=0.0, batch_unit="sequences", batch_size=size))
+    alone = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=size))
     assert [len(alone.batch(step).first) for step in range(4)] == [size] * 4
     both = make_batches(make_phase(batch_unit="sequences", batch_size=size))
     assert len(both.batch(0).first) == max(size, 2)
@@ -171,11 +173,11 @@ def test_labels_come_with_task_sequences_only() -> None:
 
 
 def test_text_without_mlm_weight_is_never_masked() -> None:
-    batch = make_batches(make_phase(mlm_weight=0.0)).batch(0)
+    batch = make_batches(make_phase(text_weight=0.0)).batch(0)
     masked_sequences = batch.sequence.ravel()[batch.masked]
     assert batch.external[masked_sequences].all()
     assert set(masked_sequences) == set(np.flatnonzero(batch.external))
-    labels_only = make_batches(make_phase(external=0, mlm_weight=0.0)).batch(0)
+    labels_only = make_batches(make_phase(external=0, text_weight=0.0)).batch(0)
     assert len(labels_only.masked) == 0
     assert SPECIAL.mask not in labels_only.token_ids
 
@@ -184,7 +186,7 @@ def test_text_without_mlm_weight_is_never_masked() -> None:
 @pytest.mark.parametrize(("external", "task"), [(2, 1), (0, 1), (3, 2), (1, 0)])
 @pytest.mark.parametrize("passes", [0.3, 1.0, 2.5])
 def test_steps_for_passes_is_the_first_step_count_that_has_drawn_that_much(mixing: str, external: int, task: int, passes: float) -> None:
-    phase = make_phase(mixing=mixing, external=external, task=task, mlm_weight=1.0)
+    phase = make_phase(mixing=mixing, external=external, task=task, text_weight=1.0)
     batches = make_batches(phase)
     steps = batches.steps_for_passes(passes)
     origin = "task" if task else "external"

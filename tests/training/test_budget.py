@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config import PhaseConfig
+from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.config.terms import Classify, Distil
 from cramlm.errors import UsageError
-from cramlm.recipes import finetune_phase, joint_phase
-from cramlm.retriever_config import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.training.budget import (
+from cramlm.planning.budget import (
     DROPOUT,
     EVALUATION_SPEEDUP,
     FEWEST_STEPS,
@@ -31,8 +30,8 @@ from cramlm.training.budget import (
     plan_phases,
     plan_selection,
     row_length,
-    with_softness,
 )
+from cramlm.recipes import finetune_phase, joint_phase
 
 SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
 SPEED = Speed(joint=10_000, finetune=12_000)
@@ -58,7 +57,7 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
 
 
 def test_numbers_set_by_hand_stay() -> None:
-    by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3, "teacher_weight": 0.5, "label_smoothing": 0.1}
+    by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3}
     fixed = joint_phase().model_copy(update=by_hand)
     planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
     assert planned == fixed
@@ -182,31 +181,12 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
         assert ended >= 0.9 * seconds
 
 
-def test_a_teacher_is_asked_where_there_is_something_to_learn_from_it_and_a_weight_set_by_hand_stays() -> None:
-    joint, finetune = joint_phase(), finetune_phase()
-    assert [with_softness(phase, 500, 7).teacher_weight for phase in (joint, finetune)] == [1.0, 1.0]
-    words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
-    assert with_softness(words_alone, 500, 7).teacher_weight == 0.0
-    assert with_softness(joint.model_copy(update={"teacher_weight": 0.3}), 500, 7).teacher_weight == 0.3
-
-
-def test_labels_of_few_texts_each_are_smoothed_where_those_of_many_are_asked_of_a_teacher() -> None:
-    def softness(phase: PhaseConfig, examples: int, labels: int = 7) -> tuple[float | None, float | None]:
-        decided = with_softness(phase, examples, labels)
-        return decided.teacher_weight, decided.label_smoothing
-
-    finetune = finetune_phase()
-    assert softness(finetune, 100) == (0.0, 0.2)
-    assert softness(finetune, 500) == (1.0, 0.0)
-    assert softness(finetune, 500, labels=20) == (0.0, 0.2)
-    assert softness(finetune, 100, labels=2) == (1.0, 0.0)
-    assert softness(joint_phase(), 100) == (1.0, 0.0), "of the passages it is asked all the same"
-    words_alone = finetune.model_copy(update={"task_weight": 0.0, "mlm_weight": 1.0})
-    assert softness(words_alone, 100) == (0.0, 0.0)
-    assert softness(finetune.model_copy(update={"label_smoothing": 0.05}), 100) == (1.0, 0.05)
-    assert softness(finetune.model_copy(update={"teacher_weight": 0.0}), 100) == (0.0, 0.0), "a recipe without a teacher is as it was"
-    planned = plan_phases([finetune], sizes=replace(SIZES, train_examples=100, train_tokens=5000), speed=SPEED, amount=600.0, rows=128)
-    assert softness(planned[0], 100) == (0.0, 0.2)
+@pytest.mark.parametrize("texts", [100, 4000])
+def test_the_planner_leaves_the_terms_as_they_are(texts: int) -> None:
+    sizes = replace(SIZES, train_examples=texts, train_tokens=50 * texts)
+    for terms in ((Classify(),), (Classify(label_smoothing=0.2),), (Classify(), Distil(on="task", weight=0.3))):
+        (planned,) = plan_phases([finetune_phase().model_copy(update={"terms": terms})], sizes=sizes, speed=SPEED, amount=600.0, rows=128)
+        assert planned.terms == terms
 
 
 def test_the_least_amount_is_enough_however_dear_a_look_at_dev_is() -> None:

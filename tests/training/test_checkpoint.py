@@ -11,7 +11,7 @@ from training_fixtures import FINGERPRINT, assert_same_bits
 
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import Event, silent
-from cramlm.training.checkpoint import Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
+from cramlm.training.checkpoints import Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.bias": torch.tensor([1.0, -2.0])}
 MOMENTS = {"adamw/a.weight/exp_avg": torch.ones(2, 3), "adamw/a.weight/step": torch.tensor(5.0)}
@@ -87,7 +87,7 @@ def test_a_fingerprint_with_tuples_equals_itself_after_json(tmp_path: Path) -> N
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cramlm.training.checkpoint.asdict", lambda _: {"step": 3, "epoch": 1})
+    monkeypatch.setattr("cramlm.training.checkpoints.asdict", lambda _: {"step": 3, "epoch": 1})
     save(tmp_path, 3)
     with pytest.raises(ArtifactError, match="not a checkpoint of this version"):
         load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")

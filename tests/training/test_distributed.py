@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed import HashStore, PrefixStore
 from training_fixtures import (
     ENCODER,
     FINGERPRINT,
@@ -32,15 +30,14 @@ from training_fixtures import (
     weights_of,
 )
 
-from cramlm.config import HeadConfig, PhaseConfig
+from cramlm.config.run import HeadConfig, PhaseConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Event
-from cramlm.training.batching import share
 from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
-from cramlm.training.objective import Counts, losses
-from cramlm.training.store import meet
+from cramlm.training.objective import objective_of
+from cramlm.training.packing import share
 from ranks import exit_codes, said, start_ranks
 
 THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}
@@ -102,22 +99,21 @@ def several(
     phase: PhaseConfig,
     folder: Path,
     *,
-    parallel: str = "ddp",
     accidents: Mapping[int, Callable[[Model], Stop]] | None = None,
     build: Build = make_model,
 ) -> list[int]:
     """Train on so many ranks; their exit codes."""
-    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "said", parallel=parallel))
+    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "said"))
 
 
-def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, parallel: str, build: Build = make_model) -> None:
+def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, build: Build = make_model) -> None:
     expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one", build)
     folder = tmp_path / "several"
-    assert several(ranks, phase, folder, parallel=parallel, build=build) == [0] * ranks, said(folder / "said")
+    assert several(ranks, phase, folder, build=build) == [0] * ranks, said(folder / "said")
     weights, (together, *rest) = results(folder)
     assert rest == [best, tokens, places]
     for alone, shared in zip(steps, together, strict=True):
-        for term in ("loss", "mlm_external", "mlm_task", "clm_external", "clm_task", "task"):
+        for term in ("loss", "mlm_external", "mlm_task", "causal_external", "causal_task", "classify_task"):
             assert (term in alone) == (term in shared)
             if term in alone:
                 assert shared[term] == pytest.approx(alone[term], rel=1e-5), f"{term} at step {alone['step']}"
@@ -128,44 +124,39 @@ def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: i
 
 
 def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
-    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, optimizer={"kind": "adamw"}), tmp_path, ranks=2, parallel="ddp")
+    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, optimizer={"kind": "adamw"}), tmp_path, ranks=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         {"optimizer": {"kind": "adamw"}},
-        {"optimizer": {"kind": "adamw"}, "external": 0, "mlm_weight": 0.0},
+        {"optimizer": {"kind": "adamw"}, "external": 0, "text_weight": 0.0},
         {"mixing": "interleaved", "loss_scale": "mean"},
-        {"external": 0, "mlm_weight": 0.0, "label_smoothing": 0.1},
+        {"external": 0, "text_weight": 0.0, "label_smoothing": 0.1},
         {"external": 0, "batch_size": 2, "batch_unit": "sequences"},
-        {"objective": "clm", "task_weight": 0.0},
-        {"objective": "hybrid", "optimizer": {"kind": "adamw"}},
+        {"text": "causal", "label_weight": 0.0},
+        {"text": "causal", "of_text": {"share": 0.5}, "optimizer": {"kind": "adamw"}},
     ],
 )
-def test_any_phase_on_several_ranks_has_the_losses_of_one_process(
-    tmp_path: Path, ranks: int, parallel: str, changes: dict[str, Any]
-) -> None:
-    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, **changes), tmp_path, ranks=ranks, parallel=parallel)
+def test_any_phase_on_several_ranks_has_the_losses_of_one_process(tmp_path: Path, ranks: int, changes: dict[str, Any]) -> None:
+    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, **changes), tmp_path, ranks=ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "objective", "parallel"),
-    [("modernbert", "rtd", "ddp"), ("moe", "mlm", "ddp"), ("moe", "mlm", "fsdp2"), ("albert", "mlm", "ddp"), ("albert", "mlm", "fsdp2")],
+    ("shape", "objective"),
+    [("modernbert", "replaced_tokens"), ("moe", "mlm"), ("albert", "mlm")],
 )
-def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process(
-    tmp_path: Path, shape: str, objective: str, parallel: str
-) -> None:
+def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process(tmp_path: Path, shape: str, objective: str) -> None:
     encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
-    head = HeadConfig(pooling="cls", generator=16 if objective == "rtd" else None)
+    head = HeadConfig(pooling="cls", generator=16 if objective == "replaced_tokens" else None)
     build = functools.partial(build_model, encoder, head, vocab_size=VOCABULARY, labels=LABELS)
-    phase = make_phase(steps=6, evaluate_every=3, optimizer={"kind": "adamw"}, objective=objective)
-    assert_losses_of_one_process(phase, tmp_path, ranks=2, parallel=parallel, build=build)
+    phase = make_phase(steps=6, evaluate_every=3, optimizer={"kind": "adamw"}, text=objective)
+    assert_losses_of_one_process(phase, tmp_path, ranks=2, build=build)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])
@@ -185,16 +176,16 @@ def test_every_row_is_computed_by_one_rank_and_places_and_tokens_are_even(ranks:
         assert len(part.masked) == len(part.mlm_labels)
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss_scale": "mean"}, {"external": 0, "mlm_weight": 0.0, "label_smoothing": 0.1}])
+@pytest.mark.parametrize("changes", [{}, {"loss_scale": "mean"}, {"external": 0, "text_weight": 0.0, "label_smoothing": 0.1}])
 @pytest.mark.parametrize("ranks", [2, 40])
 def test_the_losses_and_gradients_of_the_shares_sum_up_to_those_of_the_batch(changes: dict[str, Any], ranks: int) -> None:
     phase, model = make_phase(**changes), make_model()
     whole = make_batches(phase).batch(2)
-    counts = Counts.of(whole, phase)
+    counts = objective_of(phase).counts(whole)
 
     def of(parts: list[Any]) -> tuple[float, dict[str, torch.Tensor]]:
         model.zero_grad()
-        computed = [losses(model, PackedBatch.of(part), phase, counts).total for part in parts]
+        computed = [objective_of(phase).losses(model, PackedBatch.of(part), counts).total for part in parts]
         sum(computed, torch.zeros(())).backward()  # type: ignore[no-untyped-call]
         gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
         return float(sum(total.detach() for total in computed)), gradients
@@ -205,14 +196,14 @@ def test_the_losses_and_gradients_of_the_shares_sum_up_to_those_of_the_batch(cha
     torch.testing.assert_close(summed, gradients, rtol=1e-4, atol=1e-6)
 
 
-def undisturbed(phase: PhaseConfig, folder: Path, *, ranks: int = 2, parallel: str = "ddp") -> dict[str, torch.Tensor]:
-    assert several(ranks, phase, folder, parallel=parallel) == [0] * ranks
+def undisturbed(phase: PhaseConfig, folder: Path, *, ranks: int = 2) -> dict[str, torch.Tensor]:
+    assert several(ranks, phase, folder) == [0] * ranks
     return results(folder)[0]
 
 
-def assert_goes_on_exactly(phase: PhaseConfig, folder: Path, expected: dict[str, torch.Tensor], *, parallel: str = "ddp") -> None:
+def assert_goes_on_exactly(phase: PhaseConfig, folder: Path, expected: dict[str, torch.Tensor]) -> None:
     """The same two ranks again finish, with these bits."""
-    assert several(2, phase, folder, parallel=parallel) == [0, 0], said(folder / "said")
+    assert several(2, phase, folder) == [0, 0], said(folder / "said")
     assert_same_bits(results(folder)[0], expected)
 
 
@@ -220,27 +211,24 @@ def test_61_a_rank_that_is_killed_is_named_and_the_two_go_on_with_the_same_bits(
     phase = make_phase(**THOROUGH)
     expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "killed"
-    began = time.monotonic()
-    assert several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))}) == [4, -signal.SIGKILL]
-    assert time.monotonic() - began < 25, "a broken connection is noticed at once, not after the timeout"
+    codes = several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))})
+    assert codes == [4, -signal.SIGKILL], "a broken connection is noticed at once, not after the timeout of an hour"
     (line,) = said(folder / "said")
-    assert line.startswith("rank 1 (pid ")
-    assert "is gone or stopped" in line
+    assert line.startswith("rank 0 of 2: another rank is gone")
     assert "run the same command again" in line
     assert_goes_on_exactly(phase, folder, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_61_when_the_first_rank_is_killed_the_other_says_so(tmp_path: Path, parallel: str) -> None:
+def test_61_when_the_first_rank_is_killed_the_other_says_so(tmp_path: Path) -> None:
     phase = make_phase(**THOROUGH)
-    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "killed"
-    codes = several(2, phase, folder, accidents={0: at(7, to_itself(signal.SIGKILL))}, parallel=parallel)
+    codes = several(2, phase, folder, accidents={0: at(7, to_itself(signal.SIGKILL))})
     assert codes == [-signal.SIGKILL, 4]
     (line,) = said(folder / "said")
     assert "is gone" in line
-    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+    assert_goes_on_exactly(phase, folder, expected)
 
 
 @pytest.mark.slow
@@ -274,8 +262,7 @@ def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score
     codes = exit_codes(start_ranks(2, late, errors=tmp_path, timeout=3))
     assert codes == [4, 4]
     assert time.monotonic() - began < 40
-    (line,) = said(tmp_path)
-    assert "within 3 s" in line
+    assert "within 3 s" in said(tmp_path)[0]
 
 
 @pytest.mark.slow
@@ -286,41 +273,39 @@ def test_61_ranks_that_do_not_all_come_end_within_the_timeout(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_56_a_number_that_is_not_finite_on_one_rank_stops_both_and_nothing_of_it_is_saved(tmp_path: Path, parallel: str) -> None:
+def test_56_a_number_that_is_not_finite_on_one_rank_stops_both_and_nothing_of_it_is_saved(tmp_path: Path) -> None:
     phase = make_phase(**THOROUGH)
-    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "poisoned"
 
-    codes = several(2, phase, folder, accidents={1: at(7, spoil_the_loss)}, parallel=parallel)
+    codes = several(2, phase, folder, accidents={1: at(7, spoil_the_loss)})
     assert codes == [6, 6]
     (line,) = said(folder / "said")
     assert "step 7: the loss is nan" in line
     assert sorted(path.name for path in (folder / "work").iterdir()) == ["step-00000004"]
-    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+    assert_goes_on_exactly(phase, folder, expected)
 
 
 def spoil_the_loss(model: Model) -> None:
     """From now on this process computes NaN."""
-    import cramlm.training.objective as objective
+    import cramlm.training.terms.base as terms
 
-    right = objective.weighted_cross_entropy
-    objective.weighted_cross_entropy = lambda logits, targets, weights: right(logits * math.nan, targets, weights)  # type: ignore[assignment]
+    right = terms.weighted_cross_entropy
+    terms.weighted_cross_entropy = lambda logits, targets, weights: right(logits * math.nan, targets, weights)  # type: ignore[assignment]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_53_a_signal_to_one_rank_stops_all_at_the_same_boundary_twice_and_the_bits_are_the_same(tmp_path: Path, parallel: str) -> None:
+def test_53_a_signal_to_one_rank_stops_all_at_the_same_boundary_twice_and_the_bits_are_the_same(tmp_path: Path) -> None:
     phase = make_phase(**THOROUGH)
-    expected = undisturbed(phase, tmp_path / "straight", parallel=parallel)
+    expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "stopped"
     for rank, boundary in ((1, 5), (0, 4)):
-        codes = several(2, phase, folder, accidents={rank: at(boundary, lambda model: 75)}, parallel=parallel)
+        codes = several(2, phase, folder, accidents={rank: at(boundary, lambda model: 75)})
         assert codes == [75, 75]
         (line,) = said(folder / "said")
         assert "stopped after step" in line
     assert (folder / "work" / "step-00000009").is_dir()
-    assert_goes_on_exactly(phase, folder, expected, parallel=parallel)
+    assert_goes_on_exactly(phase, folder, expected)
 
 
 @pytest.mark.slow
@@ -337,6 +322,7 @@ def test_60_another_number_of_ranks_is_refused_in_the_middle_of_a_phase(tmp_path
 @pytest.mark.slow
 def test_what_the_first_rank_cannot_do_ends_all_with_its_exit_code_and_one_line(tmp_path: Path) -> None:
     def refuse(ranks: Ranks) -> None:
+        ranks.lead()
         if ranks.index == 0:
             raise DataError("train.jsonl:3: no label; add one")
         ranks.told(lambda: None)
@@ -352,8 +338,10 @@ def test_a_bug_on_another_rank_ends_all(tmp_path: Path) -> None:
             raise DataError("only here")
         ranks.agreed(None)
 
-    assert exit_codes(start_ranks(2, fail, errors=tmp_path)) == [3, 3]
-    assert said(tmp_path) == ["only here"]
+    assert exit_codes(start_ranks(2, fail, errors=tmp_path)) == [4, 3]
+    lost, reason = said(tmp_path)
+    assert lost.startswith("rank 0 of 2: another rank is gone")
+    assert reason == "only here"
 
 
 @pytest.mark.slow
@@ -365,13 +353,3 @@ def test_weights_that_drift_apart_are_noticed_before_they_are_saved(tmp_path: Pa
     assert several(2, make_phase(**THOROUGH), tmp_path, accidents={1: at(2, nudge)}) == [4, 4]
     (line,) = said(tmp_path / "said")
     assert "drifted apart" in line
-
-
-def test_ranks_that_are_started_again_meet_anew_in_a_store_that_remembers_the_earlier_ones() -> None:
-    shared = HashStore()
-    for _ in range(2):
-        with ThreadPoolExecutor() as ranks:
-            met = list(ranks.map(lambda index: meet(PrefixStore("ranks", shared), index, 3, timeout=10), (2, 1, 0)))
-        assert not any(store.check(["key"]) for store in met)
-        met[0].set("key", "value")
-        assert all(store.get("key") == b"value" for store in met)

@@ -11,15 +11,17 @@ import pytest
 import torch
 from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_phase, make_pool, run_phase
 
-from cramlm.config import HeadConfig, MarksConfig, MaskingConfig
+from cramlm.config.run import HeadConfig, MaskingConfig
+from cramlm.config.terms import ImportantTokens
 from cramlm.model.model import Model, PackedBatch, build_model
-from cramlm.training.batching import Batches, TokenPool, pack
+from cramlm.training.batching import Batches
 from cramlm.training.importance import MARKED, NOT_ASKED, PLAIN, mark_words, score_tokens
 from cramlm.training.masking import mask
-from cramlm.training.objective import losses
-from cramlm.training.units import word_names
+from cramlm.training.objective import objective_of
+from cramlm.training.packing import pack
+from cramlm.training.pools import TokenPool, word_names
 
-SCORER = {"objective": "marks", "external": 0, "mlm_weight": 1.0, "task_weight": 0.0, "keep": "last"}
+SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model that learnt the labels."""
     model = model_of()
     muon = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
-    run_phase(model, make_phase(external=0, mlm_weight=0.0, steps=60, optimizer=muon), tmp_path_factory.mktemp("tuned"), evaluate=None)
+    run_phase(model, make_phase(external=0, text_weight=0.0, steps=60, optimizer=muon), tmp_path_factory.mktemp("tuned"), evaluate=None)
     return model
 
 
@@ -68,7 +70,7 @@ def words_of(pool: TokenPool, number: int) -> list[list[int]]:
 
 def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tuned: Model) -> None:
     pool, delta = pool_of_words(), 0.05
-    marks = mark_words(tuned, pool, MarksConfig(delta=delta), SPECIAL, precision="fp32")
+    marks = mark_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
     used = 0
     for number in range(len(pool)):
         text, own = pool.sequence(number).tolist(), int(pool.labels[number])
@@ -95,7 +97,7 @@ def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tune
 
 def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to_first_order(tuned: Model) -> None:
     pool = pool_of_words()
-    marks = mark_words(tuned, pool, MarksConfig(rule="gradient", share=0.3), SPECIAL, precision="fp32")
+    marks = mark_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
     original = tuned.encoder.word_embeddings.detach().clone()
     checked = 0
     for number in range(1, len(pool)):
@@ -132,7 +134,7 @@ def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_
     pool = pool_of_words()
     marks = np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids % 3 == 0)).astype(np.uint8)
     phase = make_phase(**SCORER)
-    batch = Batches(phase, None, replace(pool, marks=marks), seed=1, phase_index=0, special=SPECIAL).batch(0)
+    batch = Batches(phase, None, replace(pool, token_labels=marks), seed=1, phase_index=0, special=SPECIAL).batch(0)
     flat = batch.token_ids.ravel()
     assert not np.isin(flat[batch.masked], SPECIAL.all).any()
     assert len(batch.masked) == batch.tokens - 2 * len(batch.first)
@@ -141,15 +143,15 @@ def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_
     logits = model.place_head(model.hidden(packed)[packed.masked])
     weight = torch.tensor(3.0)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, packed.mlm_labels.float(), pos_weight=weight)
-    result = losses(model, packed, phase)
+    result = objective_of(phase).losses(model, packed)
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert result.terms().keys() == {"loss", "marks_task"}
+    assert result.as_numbers().keys() == {"loss", "important_tokens_task"}
 
 
 def test_a_scorer_finds_what_it_was_taught_in_other_text(tmp_path: Path) -> None:
     def taught(seed: int, **more: Any) -> TokenPool:
         pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
-        return replace(pool, marks=np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids < 20)).astype(np.uint8))
+        return replace(pool, token_labels=np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids < 20)).astype(np.uint8))
 
     phase = make_phase(**SCORER, steps=50, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
     model = model_of()
@@ -167,7 +169,7 @@ def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_ma
     flat, owner = batch.token_ids.ravel(), batch.sequence.ravel()
     scores = np.random.default_rng(3).normal(-0.8, 1, len(flat)).astype(np.float32)
     config = MaskingConfig(kind="scored", scores_of="scorer", rate=0.15)
-    masked = mask(batch, config, np.random.default_rng(0), SPECIAL, told=scores)
+    masked = mask(batch, config, np.random.default_rng(0), SPECIAL, token_values=scores)
     for number in range(30):
         places = np.flatnonzero((owner == number) & ~np.isin(flat, SPECIAL.all))
         most = max(1, round(0.15 * len(places)))
@@ -175,13 +177,13 @@ def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_ma
         best = places[np.argsort(-scores[places])[:above]]
         assert sorted(best.tolist()) == masked.masked[owner[masked.masked] == number].tolist()
     control = config.model_copy(update={"kind": "scored-control"})
-    other = mask(batch, control, np.random.default_rng(0), SPECIAL, told=scores)
+    other = mask(batch, control, np.random.default_rng(0), SPECIAL, token_values=scores)
     assert np.bincount(owner[other.masked]).tolist() == np.bincount(owner[masked.masked]).tolist()
     assert not np.array_equal(other.masked, masked.masked)
 
 
 def test_settings_of_selective_masking_that_cannot_be_say_what_to_set() -> None:
-    with pytest.raises(ValueError, match="external = 0 and mlm_weight = 1"):
-        make_phase(objective="marks")
+    with pytest.raises(ValueError, match="no term is on external text"):
+        make_phase(terms=[{"kind": "important_tokens"}])
     with pytest.raises(ValueError, match="name the phase that scores"):
         make_phase(masking={"kind": "scored"})

@@ -22,12 +22,12 @@ from training_fixtures import (
     weights_of,
 )
 
-from cramlm.config import PhaseConfig
+from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event
 
-THOROUGH = {"dropout": 0.2, "optimizer": {"kind": "muon"}, "keep": "best"}
+THOROUGH = {"dropout": 0.2, "attention_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
 
 
 def run_with_stops(phase: PhaseConfig, work: Path, stops: list[int], *, precision: str = "fp32") -> tuple[Model, Any]:
@@ -56,7 +56,7 @@ def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, 
         )
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": {"kind": "adamw"}}, {"keep": "last"}, {"external": 0, "mlm_weight": 0.0}])
+@pytest.mark.parametrize("changes", [{"optimizer": {"kind": "adamw"}}, {"keep": "last"}, {"external": 0, "text_weight": 0.0}])
 def test_other_optimizers_and_phases_resume_with_the_same_bits_too(tmp_path: Path, changes: dict[str, Any]) -> None:
     phase = make_phase(steps=12, **(THOROUGH | changes))
     straight, _ = run_with_stops(phase, tmp_path / "straight", [])
@@ -91,7 +91,7 @@ def test_a_finished_phase_that_is_run_again_trains_nothing_and_gives_the_same_we
     first = make_model()
     result = run_phase(first, phase, tmp_path)
     again = make_model(seed=77)
-    assert run_phase(again, phase, tmp_path, evaluate=lambda model: pytest.fail("trained again")) == result
+    assert run_phase(again, phase, tmp_path, evaluate=lambda model, step: pytest.fail("trained again")) == result
     assert_same_bits(weights_of(again), weights_of(first))
 
 
@@ -140,11 +140,11 @@ def test_going_on_under_other_settings_is_refused_with_a_diff(tmp_path: Path) ->
         run_phase(make_model(), make_phase(), tmp_path, fingerprint={**FINGERPRINT, "data": "xyz"})
 
 
-def scripted(scores: list[float]) -> tuple[Callable[[Model], Mapping[str, float]], list[dict[str, torch.Tensor]]]:
+def scripted(scores: list[float]) -> tuple[Callable[[Model, int], Mapping[str, float]], list[dict[str, torch.Tensor]]]:
     """Dev scores as given, and the weights at each look."""
     seen: list[dict[str, torch.Tensor]] = []
 
-    def evaluate(model: Model) -> Mapping[str, float]:
+    def evaluate(model: Model, step: int) -> Mapping[str, float]:
         seen.append(weights_of(model))
         return {"accuracy": scores[len(seen) - 1]}
 
@@ -186,8 +186,8 @@ def test_dev_is_looked_at_ten_times_by_default_and_after_the_last_step_always(tm
 
 
 def test_a_phase_without_labels_never_looks_at_dev(tmp_path: Path) -> None:
-    phase = make_phase(steps=3, task_weight=0.0)
-    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model: pytest.fail("looked at dev"))
+    phase = make_phase(steps=3, label_weight=0.0)
+    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model, step: pytest.fail("looked at dev"))
     assert (result.best_step, result.best_score) == (None, None)
 
 
@@ -266,7 +266,7 @@ def test_a_full_disk_stops_the_phase_with_one_line_and_it_can_go_on(tmp_path: Pa
 def test_training_learns_the_task_and_the_words(tmp_path: Path) -> None:
     events: list[Event] = []
     model = make_model()
-    phase = make_phase(steps=120, mlm_weight=1.0, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
+    phase = make_phase(steps=120, text_weight=1.0, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
     result = run_phase(model, phase, tmp_path, emit=events.append)
     steps = [event for event in events if event.kind == "step"]
     assert result.best_score is not None
@@ -281,7 +281,7 @@ def test_events_are_plain_json_and_tell_losses_rates_and_speed(tmp_path: Path) -
     assert [events[0].kind, events[-1].kind] == ["start", "done"]
     steps = [event for event in events if event.kind == "step"]
     assert [event.data["step"] for event in steps] == list(range(1, 13))
-    assert steps[0].data.keys() >= {"loss", "mlm_external", "mlm_task", "task", "learning_rate", "tokens", "tokens_per_second"}
+    assert steps[0].data.keys() >= {"loss", "mlm_external", "mlm_task", "classify_task", "learning_rate", "tokens", "tokens_per_second"}
     assert all(json.dumps(dict(event.data), allow_nan=False) for event in events)
     progress = [event for event in events if event.kind == "progress"]
     assert (progress[-1].done, progress[-1].total) == (12, 12)
@@ -301,7 +301,7 @@ def test_the_result_counts_tokens_places_and_operations(tmp_path: Path) -> None:
 def test_deterministic_kernels_are_asked_for_inside_only(tmp_path: Path) -> None:
     inside = []
 
-    def look(model: Model) -> Mapping[str, float]:
+    def look(model: Model, step: int) -> Mapping[str, float]:
         inside.append(torch.are_deterministic_algorithms_enabled())
         return {"accuracy": 0.0}
 

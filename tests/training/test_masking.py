@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, make_pool
 
-from cramlm.config import MaskingConfig
+from cramlm.config.run import MaskingConfig
 from cramlm.records import Batch
-from cramlm.training.batching import pack
 from cramlm.training.masking import LONGEST_SPAN, mask
+from cramlm.training.packing import pack
 from cramlm.training.randomness import derived_key, generator, torch_seed
 
 
@@ -105,7 +105,7 @@ def test_words_are_hidden_whole_and_as_many_places_as_asked_for_on_the_mean(kind
     word = np.cumsum(begins)
     hidden = np.zeros((50, len(word)), dtype=bool)
     for seed, row in enumerate(hidden):
-        row[draw(batch, config, seed, told=begins).masked] = True
+        row[draw(batch, config, seed, token_values=begins).masked] = True
         assert (np.bincount(owner[row], minlength=30) > 0).all()
         assert all(len(set(row[(word == number) & maskable])) == 1 for number in np.unique(word[maskable]))
     assert hidden[:, maskable].mean() == pytest.approx(rate, abs=0.04)
@@ -116,13 +116,13 @@ def test_spans_hide_exactly_the_share_in_runs_of_words_of_geometric_length() -> 
     begins = words_of(batch, every=3)
     config = MaskingConfig(kind="span", rate=0.3)
     assert np.array_equal(
-        np.bincount(batch.sequence.ravel()[draw(batch, config, told=begins).masked]),
+        np.bincount(batch.sequence.ravel()[draw(batch, config, token_values=begins).masked]),
         np.bincount(batch.sequence.ravel()[draw(batch, MaskingConfig(rate=0.3)).masked]),
     )
     text = np.r_[2, np.tile(np.arange(5, 105), 2000), 3]
     row = pack([text], labels=np.zeros(1, dtype=np.int64), external=np.zeros(1, dtype=bool), row_length=len(text) + 8, pad_id=0)
     begins = row.sequence.ravel() >= 0
-    masked = draw(row, MaskingConfig(kind="span", rate=0.001), told=begins).masked
+    masked = draw(row, MaskingConfig(kind="span", rate=0.001), token_values=begins).masked
     lengths = np.array([len(run) for run in np.split(masked, np.flatnonzero(np.diff(masked) > 1) + 1)])
     shares = np.array([(lengths == length).mean() for length in range(1, LONGEST_SPAN + 1)])
     expected = np.array([0.2 * 0.8**number for number in range(9)] + [0.8**9])  # p = 1 / 5, all that would be longer cut at 10

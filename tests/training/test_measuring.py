@@ -6,13 +6,13 @@ import pytest
 import torch
 from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, make_phase
 
-from cramlm.config import EncoderConfig, HeadConfig
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.planning.speed import Measurement, count_step, measure
 from cramlm.training import memory
-from cramlm.training.measuring import Measurement, count_step, measure
-from cramlm.training.planning import executed_flops
+from cramlm.training.flops import executed_flops
 
 
-@pytest.mark.parametrize("changes", [{}, {"external": 0, "mlm_weight": 0.0}, {"mixing": "interleaved"}])
+@pytest.mark.parametrize("changes", [{}, {"external": 0, "text_weight": 0.0}, {"mixing": "interleaved"}])
 def test_speed_is_measured_on_real_updates_and_leaves_torch_as_it_was(changes: dict[str, float]) -> None:
     phase, threads = make_phase(**changes), torch.get_num_threads()
     measured = measure(ENCODER, HeadConfig(), phase, vocab_size=VOCABULARY, precision="fp32", threads=(1,), seconds=0.05)

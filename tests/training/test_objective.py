@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_model, make_phase, make_pool
 
-from cramlm.config import HeadConfig, PhaseConfig
-from cramlm.model.dropout import Dropout
+from cramlm.config.run import HeadConfig, PhaseConfig
+from cramlm.model.kernels.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Scale
-from cramlm.training.batching import Batches, share
-from cramlm.training.objective import Counts, Losses, losses
-from cramlm.training.vocabulary_loss import weighted_cross_entropy
+from cramlm.training.batching import Batches
+from cramlm.training.cross_entropy import weighted_cross_entropy
+from cramlm.training.objective import Losses, objective_of
+from cramlm.training.packing import share
 
 
 def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
@@ -27,7 +28,7 @@ def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
     external = batch.external[batch.sequence.flatten()[batch.masked]]
     labelled = batch.task_labels >= 0
     task = functional.cross_entropy(model.task_logits(hidden, batch)[labelled], batch.task_labels[labelled])
-    return {"mlm_external": mlm[external].mean(), "mlm_task": mlm[~external].mean(), "task": task}
+    return {"mlm_external": mlm[external].mean(), "mlm_task": mlm[~external].mean(), "classify_task": task}
 
 
 def first_batch(phase: PhaseConfig, step: int = 0) -> PackedBatch:
@@ -36,18 +37,18 @@ def first_batch(phase: PhaseConfig, step: int = 0) -> PackedBatch:
 
 def computed(phase: PhaseConfig, step: int = 0, **changes: Any) -> tuple[Model, PackedBatch, Losses]:
     model, batch = make_model(), first_batch(phase, step)
-    return model, batch, losses(model, batch, phase)
+    return model, batch, objective_of(phase).losses(model, batch)
 
 
 @pytest.mark.parametrize("shape", ["modernbert", "bert"])
 @pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 20 + 0.5)])
 def test_a_blended_batch_weighs_the_mean_of_each_term(shape: str, loss_scale: str, divisor: float) -> None:
-    phase = make_phase(mlm_weight=20.0, task_weight=0.5, loss_scale=loss_scale)
+    phase = make_phase(text_weight=20.0, label_weight=0.5, loss_scale=loss_scale)
     model, batch = make_model(shape=shape), first_batch(phase)
-    result, expected = losses(model, batch, phase), reference_terms(model, batch)
+    result, expected = objective_of(phase).losses(model, batch), reference_terms(model, batch)
     for name, value in expected.items():
-        assert float(getattr(result, name)) == pytest.approx(float(value.detach()), rel=1e-5)
-    total = (expected["mlm_external"] + 20 * expected["mlm_task"] + 0.5 * expected["task"]) / divisor
+        assert float(result.means[name]) == pytest.approx(float(value.detach()), rel=1e-5)
+    total = (expected["mlm_external"] + 20 * expected["mlm_task"] + 0.5 * expected["classify_task"]) / divisor
     assert float(result.total.detach()) == pytest.approx(float(total.detach()), rel=1e-5)
     ours = torch.autograd.grad(result.total, list(model.parameters()), allow_unused=True)
     theirs = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
@@ -58,67 +59,66 @@ def test_a_blended_batch_weighs_the_mean_of_each_term(shape: str, loss_scale: st
 
 
 def test_with_the_mean_scale_an_interleaved_external_batch_is_plain_mlm_and_a_task_batch_is_divided_by_rho2_plus_one() -> None:
-    phase = make_phase(mixing="interleaved", external=1, task=1, mlm_weight=20.0, loss_scale="mean")
+    phase = make_phase(mixing="interleaved", external=1, task=1, text_weight=20.0, loss_scale="mean")
     _, _, external = computed(phase, 0)
-    assert external.mlm_task is None
-    assert external.task is None
-    assert float(external.total.detach()) == pytest.approx(float(external.mlm_external), rel=1e-6)  # type: ignore[arg-type]
+    assert set(external.means) == {"mlm_external"}
+    assert float(external.total.detach()) == pytest.approx(float(external.means["mlm_external"]), rel=1e-6)
     _, _, task = computed(phase, 1)
-    assert task.mlm_external is None
-    assert task.mlm_task is not None
-    assert task.task is not None
-    assert float(task.total.detach()) == pytest.approx((20 * float(task.mlm_task) + float(task.task)) / 21, rel=1e-6)
+    assert set(task.means) == {"mlm_task", "classify_task"}
+    expected = (20 * float(task.means["mlm_task"]) + float(task.means["classify_task"])) / 21
+    assert float(task.total.detach()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_with_the_sum_scale_the_same_task_batch_is_twenty_one_times_larger() -> None:
     scaled, summed = (
-        computed(make_phase(mixing="interleaved", external=1, task=1, mlm_weight=20.0, loss_scale=scale), 1)[2] for scale in ("mean", "sum")
+        computed(make_phase(mixing="interleaved", external=1, task=1, text_weight=20.0, loss_scale=scale), 1)[2]
+        for scale in ("mean", "sum")
     )
     assert float(summed.total.detach()) == pytest.approx(21 * float(scaled.total.detach()), rel=1e-5)
 
 
 def test_a_phase_without_mlm_never_touches_the_vocabulary_head() -> None:
-    phase = make_phase(external=0, mlm_weight=0.0)
+    phase = make_phase(external=0, text_weight=0.0)
     model, _, result = computed(phase)
     result.total.backward()
-    assert (result.mlm_external, result.mlm_task) == (None, None)
+    assert set(result.means) == {"classify_task"}
     assert all(parameter.grad is None for parameter in model.mlm_head.parameters())
     assert all(parameter.grad is not None for parameter in model.classifier.parameters())
 
 
 def test_a_phase_without_labels_never_touches_the_classifier() -> None:
-    phase = make_phase(task_weight=0.0)
+    phase = make_phase(label_weight=0.0)
     model, _, result = computed(phase)
     result.total.backward()
-    assert result.task is None
+    assert set(result.means) == {"mlm_external", "mlm_task"}
     assert all(parameter.grad is None for parameter in model.classifier.parameters())
 
 
 def test_sequences_without_a_label_count_in_no_mean() -> None:
-    phase = make_phase(external=0, mlm_weight=0.0)
+    phase = make_phase(external=0, text_weight=0.0)
     model, batch = make_model(), first_batch(phase)
     labels = batch.task_labels.clone()
     labels[::2] = -1
     partly = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"task_labels": labels})
     each = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, reduction="none")
-    result = losses(model, partly, phase)
+    result = objective_of(phase).losses(model, partly)
     assert float(result.total.detach()) == pytest.approx(float(each[1::2].mean().detach()), rel=1e-5)
-    assert result.counts.labelled == len(labels[1::2])
+    assert objective_of(phase).counts(partly)["classify_task"] == len(labels[1::2])
 
 
 def test_a_batch_with_nothing_to_learn_has_loss_zero_and_gradient_zero() -> None:
-    phase = make_phase(external=0, mlm_weight=0.0)
+    phase = make_phase(external=0, text_weight=0.0)
     model, batch = make_model(), first_batch(phase)
     fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
-    result = losses(model, PackedBatch(**fields | {"task_labels": torch.full_like(batch.task_labels, -1)}), phase)
+    result = objective_of(phase).losses(model, PackedBatch(**fields | {"task_labels": torch.full_like(batch.task_labels, -1)}))
     result.total.backward()
     assert float(result.total.detach()) == 0.0
-    assert result.terms() == {"loss": 0.0}
+    assert result.as_numbers() == {"loss": 0.0}
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
 
 def test_label_smoothing_is_torchs() -> None:
-    phase = make_phase(external=0, mlm_weight=0.0, label_smoothing=0.2)
+    phase = make_phase(external=0, text_weight=0.0, label_smoothing=0.2)
     model, batch, result = computed(phase)
     expected = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, label_smoothing=0.2)
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -128,7 +128,7 @@ def test_dropout_is_drawn_from_its_seed_and_off_when_unset() -> None:
     model, batch = make_model(), first_batch(make_phase())
 
     def total(dropout: Dropout | None) -> float:
-        return float(losses(model, batch, make_phase(), dropout=dropout).total.detach())
+        return float(objective_of(make_phase()).losses(model, batch, dropout=dropout).total.detach())
 
     assert total(Dropout(0.3, 1)) == total(Dropout(0.3, 1))
     assert total(Dropout(0.3, 1)) != total(Dropout(0.3, 2))
@@ -145,7 +145,7 @@ def test_vocabulary_loss_of_even_logits_is_the_log_of_the_vocabulary() -> None:
 def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
     kind: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cramlm.training.vocabulary_loss._BLOCK", 700)
+    monkeypatch.setattr("cramlm.training.cross_entropy._BLOCK", 700)
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(45, 100, generator=generator) * 8).to(kind).requires_grad_()
     targets = torch.randint(0, 100, (45,), generator=generator)
@@ -179,24 +179,24 @@ def test_vocabulary_loss_of_logits_that_are_not_finite_is_not_finite(kind: torch
 
 @pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 0.25 + 0.5 + 2.0)])
 def test_soft_labels_of_external_text_are_a_cross_entropy_of_their_own(loss_scale: str, divisor: float) -> None:
-    phase = make_phase(mlm_weight=0.25, task_weight=0.5, teacher_weight=2.0, loss_scale=loss_scale)
+    phase = make_phase(text_weight=0.25, label_weight=0.5, teacher_weight=2.0, loss_scale=loss_scale)
     model, batch = make_model(), first_batch(phase)
     soft = torch.zeros(batch.sequences, model.labels)
     soft[batch.external] = torch.softmax(torch.arange(float(model.labels)), 0)
     asked = replace(batch, soft_labels=soft)
-    result, expected = losses(model, asked, phase), reference_terms(model, batch)
+    result, expected = objective_of(phase).losses(model, asked), reference_terms(model, batch)
     logits = model.task_logits(model.hidden(batch), batch)[batch.external]
-    expected["teacher"] = functional.cross_entropy(logits, soft[batch.external])
-    assert float(result.teacher) == pytest.approx(float(expected["teacher"].detach()), rel=1e-5)  # type: ignore[arg-type]
-    weights = {"mlm_external": 1.0, "mlm_task": 0.25, "task": 0.5, "teacher": 2.0}
+    expected["distil_external"] = functional.cross_entropy(logits, soft[batch.external])
+    assert float(result.means["distil_external"]) == pytest.approx(float(expected["distil_external"].detach()), rel=1e-5)
+    weights = {"mlm_external": 1.0, "mlm_task": 0.25, "classify_task": 0.5, "distil_external": 2.0}
     total = sum(weights[name] * float(value.detach()) for name, value in expected.items()) / divisor
     assert float(result.total.detach()) == pytest.approx(total, rel=1e-5)
-    assert losses(model, batch, phase).teacher is None  # nobody was asked
+    assert objective_of(phase).losses(model, batch).means.keys() == {"mlm_external", "mlm_task", "classify_task"}
 
 
 @pytest.mark.parametrize("kind", ["multi-label", "regression"])
 def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_shares_is_that_of_the_whole(kind: Any) -> None:
-    phase = make_phase(task_weight=0.5)
+    phase = make_phase(label_weight=0.5)
     outputs = 3 if kind == "multi-label" else 1
     external, task = make_pool(90, labelled=False, seed=1), make_pool(40, labelled=True, seed=2)
     given = np.random.default_rng(3).normal(size=(len(task), outputs)).astype(np.float32)
@@ -210,11 +210,10 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     logits = model.task_logits(model.hidden(packed), packed)[labelled]
     reference = {"multi-label": torch.nn.BCEWithLogitsLoss(), "regression": torch.nn.MSELoss()}[kind]
     expected = float(reference(logits, packed.targets[labelled]).detach())
-    result = losses(model, packed, phase)
-    assert result.task is not None
-    assert float(result.task) == pytest.approx(expected, rel=1e-5)
-    counts = Counts.of(batch, phase)
-    shares = [losses(model, PackedBatch.of(share(batch, rank, 3)), phase, counts).total for rank in range(3)]
+    result = objective_of(phase).losses(model, packed)
+    assert float(result.means["classify_task"]) == pytest.approx(expected, rel=1e-5)
+    counts = objective_of(phase).counts(batch)
+    shares = [objective_of(phase).losses(model, PackedBatch.of(share(batch, rank, 3)), counts).total for rank in range(3)]
     assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
 
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, weights_of
 
-from cramlm.config import OptimizerConfig, ScheduleConfig
+from cramlm.config.run import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model, PackedBatch
-from cramlm.training.objective import losses
-from cramlm.training.optimization import build_optimizer, learning_rate_factor
+from cramlm.training.objective import objective_of
+from cramlm.training.optimizers import build_optimizer, learning_rate_factor
 
 
 def train_a_little(model: Model, config: OptimizerConfig, steps: int) -> None:
@@ -16,7 +16,7 @@ def train_a_little(model: Model, config: OptimizerConfig, steps: int) -> None:
     batches, optimizer = make_batches(phase), build_optimizer(model, config)
     for step in range(steps):
         optimizer.zero_grad()
-        losses(model, PackedBatch.of(batches.batch(step)), phase).total.backward()
+        objective_of(phase).losses(model, PackedBatch.of(batches.batch(step))).total.backward()
         optimizer.set_factor(0.5)
         optimizer.step()
 
@@ -55,7 +55,7 @@ def test_adamw_is_torchs_adamw_with_decay_on_matrices_only() -> None:
     batches = make_batches(phase)
     for step in range(4):
         reference.zero_grad()
-        losses(theirs, PackedBatch.of(batches.batch(step)), phase).total.backward()
+        objective_of(phase).losses(theirs, PackedBatch.of(batches.batch(step))).total.backward()
         reference.step()
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter, theirs.get_parameter(name), rtol=1e-4, atol=1e-6)
@@ -66,7 +66,7 @@ def test_muon_takes_the_hidden_matrices_and_adamw_all_the_rest() -> None:
     optimizer = build_optimizer(model, OptimizerConfig(kind="muon"))
     train_a_little(model, OptimizerConfig(kind="muon"), 1)
     assert len(optimizer.parameters) == len({id(parameter) for parameter in optimizer.parameters}) == len(list(model.parameters()))
-    losses(model, PackedBatch.of(make_batches(make_phase()).batch(0)), make_phase()).total.backward()
+    objective_of(make_phase()).losses(model, PackedBatch.of(make_batches(make_phase()).batch(0))).total.backward()
     optimizer.step()
     state = optimizer.state_tensors()
     muon = {key.split("/")[1] for key in state if key.startswith("muon/")}
@@ -78,8 +78,8 @@ def test_parameters_without_gradient_are_left_alone_and_have_no_state() -> None:
     model = make_model()
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.5))
     before = weights_of(model)
-    phase = make_phase(external=0, mlm_weight=0.0)
-    losses(model, PackedBatch.of(make_batches(phase).batch(0)), phase).total.backward()
+    phase = make_phase(external=0, text_weight=0.0)
+    objective_of(phase).losses(model, PackedBatch.of(make_batches(phase).batch(0))).total.backward()
     optimizer.step()
     untouched = {name for name in before if name.startswith("mlm_head.")}
     assert untouched
@@ -96,7 +96,7 @@ def test_an_optimizer_whose_state_was_loaded_goes_on_bit_for_bit(kind: str) -> N
     def steps(model: Model, optimizer: object, which: range) -> None:
         for step in which:
             optimizer.zero_grad()  # type: ignore[attr-defined]
-            losses(model, PackedBatch.of(batches.batch(step)), phase).total.backward()
+            objective_of(phase).losses(model, PackedBatch.of(batches.batch(step))).total.backward()
             optimizer.step()  # type: ignore[attr-defined]
 
     straight = make_model()

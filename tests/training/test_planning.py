@@ -5,9 +5,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from training_fixtures import ENCODER, LABELS, VOCABULARY, make_batches, make_model, make_phase
 
 from cramlm.model.model import PackedBatch
-from cramlm.training.monitoring import _LossHistory
-from cramlm.training.objective import losses
-from cramlm.training.planning import count_parameters, executed_flops, paper_flops
+from cramlm.training.flops import count_parameters, executed_flops, paper_flops
+from cramlm.training.loop import _LossHistory
+from cramlm.training.objective import objective_of
 
 
 def test_parameters_are_counted_once_by_hand() -> None:
@@ -23,12 +23,12 @@ def test_parameters_are_counted_once_by_hand() -> None:
 
 
 @pytest.mark.parametrize("shape", ["modernbert", "bert"])
-@pytest.mark.parametrize("changes", [{}, {"external": 0, "mlm_weight": 0.0}, {"task_weight": 0.0}])
+@pytest.mark.parametrize("changes", [{}, {"external": 0, "text_weight": 0.0}, {"label_weight": 0.0}])
 def test_executed_operations_are_those_that_torch_counts(shape: str, changes: dict[str, float]) -> None:
     phase = make_phase(**changes)
     model, batch = make_model(shape=shape), PackedBatch.of(make_batches(phase).batch(0))
     with FlopCounterMode(display=False) as counter:
-        losses(model, batch, phase).total.backward()
+        objective_of(phase).losses(model, batch).total.backward()
     # torch counts no backward for the lookup, and the classifier's last layer for all sequences, as we do
     assert executed_flops(model, batch, phase) == pytest.approx(counter.get_total_flops(), rel=0.03)
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cramlm.config import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Emit, silent
-from cramlm.training.batching import Batches, SpecialIds, TokenPool
+from cramlm.training.batching import Batches
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import PhaseResult, never, train_phase
+from cramlm.training.masking import SpecialIds
+from cramlm.training.pools import TokenPool
 
 VOCABULARY = 120
 LABELS = 3
@@ -38,17 +40,30 @@ def make_pool(sequences: int, *, shortest: int = 5, longest: int = 32, labelled:
     return TokenPool(ids.astype(np.uint16), offsets, labels.astype(np.int64))
 
 
-def make_phase(**changes: Any) -> PhaseConfig:
-    values: dict[str, Any] = {
-        "name": "joint",
-        "steps": 30,
-        "external": 2,
-        "task": 1,
-        "mlm_weight": 2.0,
-        "batch_size": 256,
-        "max_length": 32,
-    }
-    return PhaseConfig.model_validate(values | changes)
+def make_phase(
+    *,
+    text: str = "mlm",
+    text_weight: float = 2.0,
+    label_weight: float = 1.0,
+    teacher_weight: float = 0.0,
+    label_smoothing: float = 0.0,
+    of_text: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> PhaseConfig:
+    """Weights of 0 leave a term out. text: the text term, on external text with weight 1, on task text with `text_weight`; of_text: its
+    other settings."""
+    values: dict[str, Any] = {"name": "joint", "steps": 30, "external": 2, "task": 1, "batch_size": 256, "max_length": 32} | changes
+    settings = {"kind": text, **(of_text or {})}
+    hybrid = [{"kind": "mlm"}] if text == "causal" and settings.get("share", 1.0) < 1 else []
+    terms: list[dict[str, Any]] = []
+    for on, weight in (("external", 1.0), ("task", text_weight)):
+        if weight and values[on]:
+            terms += [{**term, "on": on, "weight": weight} for term in (settings, *hybrid)]
+    if label_weight and values["task"]:
+        terms.append({"kind": "classify", "weight": label_weight, "label_smoothing": label_smoothing})
+    if teacher_weight:
+        terms.append({"kind": "distil", "on": "external" if values["external"] else "task", "weight": teacher_weight})
+    return PhaseConfig.model_validate({"terms": terms, **values})
 
 
 def make_batches(phase: PhaseConfig, *, seed: int = 7, external: int = 90, task: int = 40) -> Batches:
@@ -61,9 +76,9 @@ def make_model(*, shape: str = "modernbert", seed: int = 7) -> Model:
     return build_model(encoder, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
 
 
-def accuracy_on_dev(model: Model) -> dict[str, float]:
+def accuracy_on_dev(model: Model, step: int = 0) -> dict[str, float]:
     """Accuracy on eight labelled sequences, so coarse that ties happen."""
-    phase = make_phase(external=0, mlm_weight=0.0, batch_size=8, batch_unit="sequences")
+    phase = make_phase(external=0, text_weight=0.0, batch_size=8, batch_unit="sequences")
     batch = PackedBatch.of(make_batches(phase, seed=99).batch(0))
     with torch.no_grad():
         predicted = model.task_logits(model.hidden(batch), batch).argmax(-1)
@@ -77,7 +92,7 @@ def run_phase(
     *,
     emit: Emit = silent,
     stop: Callable[[], int | None] = never,
-    evaluate: Callable[[Model], Mapping[str, float]] | None = accuracy_on_dev,
+    evaluate: Callable[[Model, int], Mapping[str, float]] | None = accuracy_on_dev,
     fingerprint: Mapping[str, Any] = FINGERPRINT,
     incoming: float | None = None,
     strict: bool = False,

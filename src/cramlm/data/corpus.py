@@ -14,7 +14,7 @@ import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -24,20 +24,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.arrays import read_array
-from cramlm.artifacts import MANIFEST, hash_json, lock, open_artifact, stage, wait_while_locked
-from cramlm.config import CorpusConfig
-from cramlm.data.executors import Executor, Processes, Share
+from cramlm.config.run import CorpusConfig
 from cramlm.data.merge import PARTS_FOLDER, TABLE, merge_parts
-from cramlm.data.parts import Part, PartIds, allow_open_parts, damage_named, decode, gather_texts, read_statistics
+from cramlm.data.parts import Part, PartIds, Sources, allow_open_parts, damage_named, decode, gather_texts, read_statistics
 from cramlm.data.reading import PART_BYTES, STAGE, TELL_SECONDS, PartPlan, plan_parts, read_part
-from cramlm.data.remote import RemoteFile
-from cramlm.data.workers import available_cores
 from cramlm.errors import ArtifactError
+from cramlm.io.executors import Executor, Processes
+from cramlm.io.remote import RemoteFile
+from cramlm.io.workers import available_cores
 from cramlm.records import Document, Emit, Event, Int32Array, IntArray, silent
+from cramlm.storage.arrays import read_array
+from cramlm.storage.artifacts import MANIFEST, hash_json, lock, open_artifact, raise_if_checking, shared_stage, wait_while_locked
+from cramlm.storage.counts import count
 
 KIND: Final = STAGE
-CODE_FORMAT: Final = 2  # raise it when the same parts would give another folder
+CODE_FORMAT: Final = 4  # raise it when the same parts would give another folder
 _BYTES_PER_WORKER: Final = 8e6  # a second of reading: below, starting a process costs more than it saves
 _READ: Final = "cramlm.data.reading:read_task"
 
@@ -46,14 +47,14 @@ _READ: Final = "cramlm.data.reading:read_task"
 class Corpus:
     """A published corpus, memory-mapped. `fingerprint` depends on the content only: not on where folders or input lie, nor on the parts.
 
-    parts: in order of position. sources: names; source: int32 (N,), place in `sources` of every document.
+    parts: in order of position. source: int32 (N,), the number in `sources` of every document.
     """
 
     path: Path
     fingerprint: str
     statistics: dict[str, Any]
     parts: tuple[Part, ...]
-    sources: tuple[str, ...]
+    sources: Sources
     source: Int32Array
     _names: tuple[tuple[str, ...], ...]  # of each part's files
 
@@ -64,31 +65,59 @@ class Corpus:
         with damage_named(path):
             table = json.loads((path / TABLE).read_bytes())
             statistics = read_statistics(path)
-            sources = tuple(json.loads((path / "sources.json").read_bytes()))
             source = np.load(path / "source.npy", mmap_mode="r", allow_pickle=False)
             parts = _open_parts(path, table["parts"])
             names = [file["name"] for file in statistics["files"]]
             ends = np.cumsum([0, *(entry["files"] for entry in table["parts"])]).tolist()
             names_of_parts = tuple(tuple(names[start:end]) for start, end in pairwise(ends))
-            corpus = Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
+        sources = Sources(path)
         if len(source) != sum(map(len, parts)) or source.min() < 0 or source.max() >= len(sources):
             raise ArtifactError(f"{path / 'source.npy'}: damaged, a source is not listed; delete the folder and build it again")
-        return corpus
+        return Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def text(self, position: int) -> str:
         """The document's text, in O(its length)."""
+        text = decode(self.data(position), self.parts[self._find(position)[0]].path)
+        count("decoded", [text])
+        return text
+
+    def data(self, position: int) -> bytes:
+        """The document's text in UTF-8."""
         number, place = self._find(position)
         part = self.parts[number]
-        return decode(part.buffer[part.offsets[place] : part.offsets[place + 1]].tobytes(), part.path)
+        return part.buffer[part.offsets[place] : part.offsets[place + 1]].tobytes()
 
     def document(self, position: int) -> Document:
-        number, place = self._find(position)
-        if (ids := self._ids.get(number)) is None:
-            ids = self._ids[number] = PartIds(self.parts[number].path, self._names[number])
-        return Document(ids[place], self.text(position), self.sources[self.source[position]])
+        return Document(self.ids([position])[0], self.text(position), self.sources[int(self.source[position])])
+
+    def ids(self, positions: Iterable[int]) -> list[str]:
+        """The ids of the documents at these positions, in the order given."""
+        found = []
+        for number, place in map(self._find, positions):
+            if (ids := self._ids.get(number)) is None:
+                ids = self._ids[number] = PartIds(self.parts[number].columns, self._names[number])
+            found.append(ids[place])
+        return found
+
+    def words(self, positions: IntArray) -> IntArray:
+        """Words of the documents at these positions, as they were counted when the corpus was read, int64."""
+        return self._measured(positions, lambda part, places: part.words()[places])
+
+    def sizes(self, positions: IntArray) -> IntArray:
+        """Bytes of the documents at these positions, int64."""
+        return self._measured(positions, lambda part, places: part.offsets[places + 1] - part.offsets[places])
+
+    def _measured(self, positions: IntArray, measure: Callable[[Part, IntArray], npt.NDArray[Any]]) -> IntArray:
+        positions = np.asarray(positions, np.int64)
+        owner = np.searchsorted(self._firsts, positions, side="right") - 1
+        values = np.empty(len(positions), np.int64)
+        for number in np.unique(owner).tolist():
+            part, mine = self.parts[number], owner == number
+            values[mine] = measure(part, part.place(positions[mine] - part.first))
+        return values
 
     def release(self) -> None:
         """Let the kernel take back the memory in which text that was read is kept; reading it again is as before."""
@@ -142,7 +171,8 @@ def build_corpus(
 
     Raises:
         UsageError: a path is missing or holds no data. DataError: a bad row (unless skipped), repeated ids, or no document in the end.
-        EnvironmentFault: a file changed while it was read, or the disk refused. LockedError: another process builds this corpus.
+        EnvironmentFault: a file changed while it was read, or the disk refused. LockedError: another process builds this corpus for
+        longer than `wait_limit()`.
     """
     plans = plan_parts(config, part_bytes=part_bytes)
     keys = [plan.key for plan in plans]
@@ -159,19 +189,14 @@ def build_corpus(
         data = {**statistics, "files": len(statistics["files"])}
         emit(Event("done", KIND, _summary(statistics), done=read, total=read, unit="MB", data=data))
 
-    if (target / MANIFEST).exists() and _missing(plans, store):
-        with lock(target):  # the corpus is as it was, but someone deleted parts of it
-            _read_parts(plans, store, executor or _processes(plans, store, workers), emit)
-    return Corpus.open(stage(target, kind=KIND, key=key, write=write, emit=emit).path)
+    def restore() -> None:
+        if (target / MANIFEST).exists() and _missing(plans, store):  # the corpus is as it was, but someone deleted parts of it
+            raise_if_checking(KIND, "parts of it are missing")
+            with lock(target):
+                _read_parts(plans, store, executor or _processes(plans, store, workers), emit)
 
-
-def read_share(config: CorpusConfig, store: Path, share: Share, executor: Executor, *, emit: Emit = silent) -> tuple[int, int]:
-    """Read one share of the parts; (how many parts are still missing then, of how many). Raises as `build_corpus`."""
-    plans = plan_parts(config)
-    if missing := _missing(share.of(plans), store):
-        read = _read_parts(missing, store, executor, emit)
-        emit(Event("done", KIND, f"{len(missing)} parts read", done=read, total=read, unit="MB"))
-    return len(_missing(plans, store)), len(plans)
+    wait_while_locked(restore, stage=KIND, emit=emit)
+    return Corpus.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
 def verify_corpora(path: Path) -> None:
@@ -237,9 +262,7 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit
 
 def _wait_for(plan: PartPlan, store: Path, emit: Emit) -> None:
     """Until the process that reads this part for another corpus is done; if it gives up, read the part here."""
-    wait_while_locked(
-        lambda: read_part(plan, store), lambda message: emit(Event("note", KIND, f"waiting for a part of the corpus: {message}"))
-    )
+    wait_while_locked(lambda: read_part(plan, store), stage=KIND, emit=emit)
 
 
 class _Teller:
@@ -263,7 +286,10 @@ class _Teller:
 
 def _summary(statistics: dict[str, Any]) -> str:
     rows, passages = statistics["rows"], statistics["passages"]
+    duplicates = f"{passages['duplicates']:,} duplicates"
+    if passages["near_duplicates"]:
+        duplicates += f" and {passages['near_duplicates']:,} near-duplicates"
     return (
         f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
-        f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} cut, {passages['duplicates']:,} duplicates dropped)"
+        f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} cut, {duplicates} dropped)"
     )

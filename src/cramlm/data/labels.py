@@ -5,8 +5,8 @@
     regression        a finite number                           "3.5": as Python spells it
 
 `Example.label` holds the string on the right, so that equal strings are equal answers and nothing else needs to know the kind. What the
-kinds differ in later on: their answers and scores (evaluation/kinds.py), their loss (training/task_loss.py), their baseline
-(evaluation/linear.py), and what config.json calls them (model/native_config.py).
+kinds differ in later on: their answers and scores (evaluation/kinds.py), their loss (training/terms/classify.py), their baseline
+(evaluation/linear.py), and what config.json calls them (model/huggingface/config.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cramlm.data.rows import ColumnKind
-from cramlm.data.streams import brief
 from cramlm.errors import DataError
+from cramlm.io.rows import ColumnKind
+from cramlm.io.streams import brief
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -139,6 +139,12 @@ class SeveralLabels:
             raise DataError(f"{path}: 1 training row; a classifier needs more")
         if not counts:
             raise DataError(f"{path}: no row has a label; there is nothing to learn")
+        if len(set(labels)) == 1:
+            shown = ", ".join(brief(name, 30) for name in list(counts)[:3])
+            raise DataError(
+                f"{path}: every row has the labels ({shown}); there is nothing to learn: "
+                "add rows without them (an empty list) or with others"
+            )
         if len(counts) > counts.total() / 2:
             shown = ", ".join(brief(name, 30) for name in list(counts)[:3])
             raise DataError(

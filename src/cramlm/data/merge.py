@@ -4,7 +4,8 @@
 
     corpus.json       fingerprint; the parts in order: folder, fingerprint, files, passages kept and passages left out
     dropped.npy       int64, the numbers of the passages left out in their part, part after part
-    source.npy        int32 (N,), place in sources.json, a list of names in the order of the first kept passage
+    source.npy        int32 (N,), place among the names in sources.bin (UTF-8; source_offsets.npy: where each begins), a name for each
+                      source in the order of the first kept passage
     statistics.json   what was read, left out and why, and the sha256 of every input file
     rejected.jsonl    bad rows, if there are any: file, line, reason
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,16 +26,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.arrays import read_array, save_array
-from cramlm.artifacts import hash_json, open_artifact
-from cramlm.data.parts import damage_named, read_statistics
+from cramlm.data.parts import PartColumns, Sources, damage_named, read_statistics
 from cramlm.data.reading import KIND as PART
-from cramlm.data.reading import PartPlan
-from cramlm.data.streams import FileStamp, name_files
+from cramlm.data.reading import PartPlan, save_sources
 from cramlm.errors import DataError
+from cramlm.io.streams import FileStamp, name_files
 from cramlm.records import BoolArray, Int32Array, IntArray
+from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.artifacts import hash_json, open_artifact
 
 TABLE: Final = "corpus.json"
+MOST_SOURCES: Final = 100  # that statistics name: a source may be the address of a single page
 PARTS_FOLDER: Final = Path("../../parts")  # as seen from a corpus: a store can be moved as a whole
 _Digests = npt.NDArray[np.uint64]
 
@@ -51,6 +54,10 @@ class _Input:
     def passages(self) -> int:
         return sum(file["passages"] for file in self.files)
 
+    def digests(self, name: str) -> _Digests:
+        """A column of digests, copied: parts may be more than files can be open."""
+        return PartColumns(self.path).digests(name).copy()
+
     def array(self, name: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
         return values
@@ -59,7 +66,8 @@ class _Input:
 def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[str, Any]:
     """Write the corpus of these parts, all of which are in the store, to `folder`; returns its statistics.
 
-    The passages kept are those that reading all files in order, in one go, would keep: of equal ones the first.
+    The passages kept are those that reading all files in order, in one go, would keep: of equal ones the first and, if the config drops
+    those of the same words too, of these the first.
 
     Raises:
         DataError: ids are repeated, or no document is left. ArtifactError: a part is damaged.
@@ -68,12 +76,16 @@ def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[st
     first_files = accumulate((len(plan.stamps) for plan in plans), initial=0)
     inputs = [_open_input(plan, store, first_file) for plan, first_file in zip(plans, first_files, strict=False)]
     _check_ids(inputs, stamps)
-    digests: _Digests = np.concatenate([part.array("digests") for part in inputs])
+    digests: _Digests = np.concatenate([part.digests("digest") for part in inputs])
     if not len(digests):
         raise DataError(f"{stamps[0].path}: the corpus has 0 documents, every row is blank or rejected; pass files with text")
     keep = np.ones(len(digests), np.bool_)
     keep[repetitions(digests)[0]] = False
-    return _Merger(inputs, stamps, folder, keep).write(digests)
+    distinct = int(keep.sum())
+    if plans[0].config.duplicates == "words":
+        word_digests: _Digests = np.concatenate([part.digests("word_digest") for part in inputs])
+        keep[repetitions(word_digests)[0]] = False  # all that are equal have the same words: the first of them is the first of these
+    return _Merger(inputs, stamps, folder, keep, near_duplicates=distinct - int(keep.sum())).write(digests)
 
 
 def repetitions(digests: _Digests) -> tuple[IntArray, IntArray]:
@@ -120,10 +132,15 @@ def _check_ids(inputs: Sequence[_Input], stamps: Sequence[FileStamp]) -> None:
 
 
 class _Merger:
-    """Writes one corpus folder; used once. `keep`: which passages of all parts, one part after the other, are kept."""
+    """Writes one corpus folder; used once. `keep`: which passages of all parts, one part after the other, are kept. `near_duplicates`: how
+    many are left out for their words alone.
+    """
 
-    def __init__(self, inputs: Sequence[_Input], stamps: Sequence[FileStamp], folder: Path, keep: BoolArray) -> None:
+    def __init__(
+        self, inputs: Sequence[_Input], stamps: Sequence[FileStamp], folder: Path, keep: BoolArray, *, near_duplicates: int
+    ) -> None:
         self._inputs, self._stamps, self._folder, self._keep = inputs, stamps, folder, keep
+        self._near_duplicates = near_duplicates
         self._names = name_files([stamp.path for stamp in stamps])
         self._sources: dict[str, int] = {}
         self._passages_per_source: list[int] = []
@@ -151,22 +168,26 @@ class _Merger:
         save_array(self._folder / "source.npy", source)
         self._write_rejected()
         statistics = self._statistics()
-        _write_json(self._folder / "sources.json", list(self._sources))
+        save_sources(self._folder, self._sources)
         _write_json(self._folder / "statistics.json", statistics)
-        hashes = [hashed.hexdigest() for hashed in (self._texts, self._lengths, self._ids, hashlib.sha256(source.tobytes()))]
-        _write_json(self._folder / TABLE, {"fingerprint": hash_json([hashes, list(self._sources), statistics]), "parts": table})
+        names = [hashlib.sha256((self._folder / name).read_bytes()) for name in ("source.npy", "sources.bin", "source_offsets.npy")]
+        hashes = [hashed.hexdigest() for hashed in (self._texts, self._lengths, self._ids, *names)]
+        _write_json(self._folder / TABLE, {"fingerprint": hash_json([hashes, statistics]), "parts": table})
         return statistics
 
     def _add(self, part: _Input, keep: BoolArray, digests: _Digests, source: Int32Array) -> None:
         """Count one part's kept passages; writes their sources' numbers to `source`."""
-        lengths = np.diff(part.array("offsets"))[keep]
-        self._words += int(part.array("words")[keep].sum(dtype=np.int64))
+        columns = PartColumns(part.path)
+        lengths = np.diff(columns.text()[1])[keep]
+        self._words += int(columns.numbers("words")[keep].sum(dtype=np.int64))
         self._bytes += int(lengths.sum())
         self._texts.update(digests[keep].data)
         self._lengths.update(lengths.data)
         self._ids.update(part.array("own_ids").data)
-        names = json.loads((part.path / "sources.json").read_bytes())
-        local, first, inverse, counts = np.unique(part.array("source")[keep], return_index=True, return_inverse=True, return_counts=True)
+        names = Sources(part.path)
+        local, first, inverse, counts = np.unique(
+            columns.numbers("source")[keep], return_index=True, return_inverse=True, return_counts=True
+        )
         numbers = np.empty(len(local), np.int32)
         for place in np.argsort(first).tolist():  # a source's number is the order in which it first appears
             own = int(local[place])
@@ -191,7 +212,7 @@ class _Merger:
 
     def _statistics(self) -> dict[str, Any]:
         """Plain data. rows: read = used + rejected; of the used, blank ones give no passage and cut ones several. passages: made = kept
-        + duplicates.
+        + duplicates + near_duplicates.
         """
         files = [file for part in self._inputs for file in part.files]
         total = {name: sum(file[name] for file in files) for name in files[0] if name != "sha256"}
@@ -205,15 +226,27 @@ class _Merger:
                 "blank": total["blank"],
                 "cut": total["cut"],
             },
-            "passages": {"made": made, "kept": kept, "duplicates": made - kept},
+            "passages": {
+                "made": made,
+                "kept": kept,
+                "duplicates": made - kept - self._near_duplicates,
+                "near_duplicates": self._near_duplicates,
+            },
             "words": self._words,
             "bytes": self._bytes,
-            "sources": dict(zip(self._sources, self._passages_per_source, strict=True)),
+            **largest(Counter(dict(zip(self._sources, self._passages_per_source, strict=True)))),
             "files": [
                 {"name": name, **{key: file[key] for key in ("bytes", "sha256", "rows_read", "rows_used", "rows_rejected")}}
                 for name, file in zip(self._names, files, strict=True)
             ],
         }
+
+
+def largest(passages: Counter[str]) -> dict[str, Any]:
+    """Plain JSON: passages of the `MOST_SOURCES` largest sources, and how many others and passages of theirs there are."""
+    named = dict(passages.most_common(MOST_SOURCES))
+    others = {"sources": len(passages) - len(named), "passages": passages.total() - sum(named.values())}
+    return {"sources": named, "other_sources": others}
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -20,12 +20,53 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.artifacts import Artifact, environment_faults, hash_json, open_artifact
-from cramlm.data.reading import KIND, NAMELESS
+from cramlm.data.reading import KIND, NAMELESS, PART_FILE, part_schema
 from cramlm.errors import ArtifactError
-from cramlm.records import IntArray
+from cramlm.records import Int32Array, IntArray
+from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact
+from cramlm.storage.tables import map_table, text_buffers
 
-_FILES_PER_PART: Final = 8  # open ones: text, ids and where they begin; and what an index opens for the same passages
+_FILES_PER_PART: Final = 8  # open ones: the part's, and what an index opens for the same passages
+
+
+class PartColumns:
+    """The columns of a part, memory-mapped (reading.py); opening them reads nothing of them but the offsets of the text, when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ArtifactError if the file is not that of a part."""
+        import pyarrow as pa
+
+        self.path, self._file = path, path / PART_FILE
+        table, self.mapped = map_table(self._file, part_schema(word_digests=False), part_schema(word_digests=True))
+        batches = table.to_batches()
+        if len(batches) > 1:
+            raise ArtifactError(f"{self._file}: damaged, {len(batches)} batches; delete the folder and build the corpus again")
+        self._column = batches[0].column if batches else lambda name: pa.array([], table.schema.field(name).type)
+
+    def text(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """Text of all passages, UTF-8, without separators, and where each begins, int64 (passages + 1,)."""
+        return self._strings("text")
+
+    def ids(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """The same of ids."""
+        return self._strings("id")
+
+    def numbers(self, name: str) -> Int32Array:
+        """Words or sources, int32 (passages,)."""
+        numbers: Int32Array = self._column(name).to_numpy()
+        return numbers
+
+    def digests(self, name: str) -> npt.NDArray[np.uint64]:
+        """A column of digests, uint64 (passages, 2)."""
+        column = self._column(name)
+        return (
+            np.frombuffer(column.buffers()[1], np.uint64)[: 2 * len(column)].reshape(-1, 2) if len(column) else np.empty((0, 2), np.uint64)
+        )
+
+    def _strings(self, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        data, offsets = text_buffers(self._column(name))
+        check_offsets(self._file, offsets, end=int(offsets[-1]) if offsets[-1] <= len(data) else len(data))
+        return data[: offsets[-1]], offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,21 +85,20 @@ class Part:
     buffer: npt.NDArray[np.uint8]
     offsets: IntArray
     kept: IntArray | None
+    columns: PartColumns
 
     @staticmethod
     def open(path: Path, *, first: int, dropped: IntArray) -> Part:
         """Raises ArtifactError if the folder is not a whole part, or has no passages with the numbers `dropped`."""
         artifact = open_artifact(path, kind=KIND)
-        with damage_named(path):
-            offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
-            buffer = map_bytes(path / "text.bin")
-        check_offsets(path / "offsets.npy", offsets, end=len(buffer))
+        columns = PartColumns(path)
+        buffer, offsets = columns.text()
         kept = None
         if len(dropped):
             if dropped[0] < 0 or dropped[-1] >= len(offsets) - 1:
                 raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
             kept = np.delete(np.arange(len(offsets) - 1), dropped)
-        return Part(path, artifact.fingerprint, _content(artifact, dropped), first, buffer, offsets, kept)
+        return Part(path, artifact.fingerprint, _content(path, dropped), first, buffer, offsets, kept, columns)
 
     def __len__(self) -> int:
         """Passages kept."""
@@ -66,9 +106,11 @@ class Part:
 
     def release(self) -> None:
         """Forget the pages of the text that were read: they count as this process's memory as long as it maps them."""
-        mapped = getattr(self.buffer, "_mmap", None)  # none where the part is empty
-        if mapped is not None:
-            mapped.madvise(mmap.MADV_DONTNEED)
+        self.columns.mapped.madvise(mmap.MADV_DONTNEED)
+
+    def words(self) -> Int32Array:
+        """Words of every passage of the part, int32."""
+        return self.columns.numbers("words")
 
     def place(self, kept: IntArray) -> IntArray:
         """Which passages of the part the kept ones with these numbers are."""
@@ -78,18 +120,17 @@ class Part:
 class PartIds:
     """The ids of one part's passages; opened only where ids are wanted."""
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
+    def __init__(self, columns: PartColumns, names: Sequence[str]) -> None:
         """`names`: of the part's files, in order.
 
         Raises:
             ArtifactError: if what there is does not fit together.
         """
+        path = columns.path
         self._path, self._names = path, names
         with damage_named(path):
-            self._offsets = np.load(path / "id_offsets.npy", mmap_mode="r", allow_pickle=False)
-            self._ids = map_bytes(path / "ids.bin")
             counts = [file["passages"] for file in read_statistics(path)["files"]]
-        check_offsets(path / "id_offsets.npy", self._offsets, end=len(self._ids))
+        self._ids, self._offsets = columns.ids()
         if len(counts) != len(names) or sum(counts) != len(self._offsets) - 1:
             raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
         self._ends = np.cumsum(counts)
@@ -99,6 +140,26 @@ class PartIds:
         if data.startswith(NAMELESS):
             return self._names[int(np.searchsorted(self._ends, place, side="right"))] + decode(data[len(NAMELESS) :], self._path)
         return decode(data, self._path)
+
+
+class Sources:
+    """The names of sources by their numbers, memory-mapped: what `reading.save_sources` wrote."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ArtifactError if what there is does not fit together."""
+        self._path = path
+        with damage_named(path):
+            self._offsets = np.load(path / "source_offsets.npy", mmap_mode="r", allow_pickle=False)
+            self._names = map_bytes(path / "sources.bin")
+        check_offsets(path / "source_offsets.npy", self._offsets, end=len(self._names))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> str:
+        if not 0 <= number < len(self):  # also what ends an iteration
+            raise IndexError(f"source {number} is not among {len(self)}")
+        return decode(self._names[self._offsets[number] : self._offsets[number + 1]].tobytes(), self._path)
 
 
 def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
@@ -170,6 +231,7 @@ def allow_open_parts(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _content(artifact: Artifact, dropped: IntArray) -> str:
-    texts = [artifact.files[name]["sha256"] for name in ("text.bin", "offsets.npy")]
-    return hash_json([*texts, hashlib.sha256(dropped.tobytes()).hexdigest()])
+def _content(path: Path, dropped: IntArray) -> str:
+    with damage_named(path):
+        text = str(read_statistics(path)["text_sha256"])
+    return hash_json([text, hashlib.sha256(dropped.tobytes()).hexdigest()])

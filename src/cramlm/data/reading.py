@@ -3,17 +3,17 @@
     plan_parts(config) ─► PartPlan ─► read_part(plan, store) ─► <store>/parts/<key>/
                                           rows ─► passages of about `passage_words` ─► not blank, not seen in this part ─► arrays
 
-    text.bin         all text, UTF-8, without separators; passage i is text.bin[offsets[i]:offsets[i + 1]]; offsets.npy int64 (P + 1,)
-    ids.bin          all ids, UTF-8; id_offsets.npy int64 (P + 1,). An id that starts with the byte FF follows the name of the file
-    source.npy       int32 (P,): place in sources.json, a list of names; -1 - f stands for file f of this part
-    words.npy        int32 (P,)
-    digests.npy      uint64 (P, 2): passages with equal ones are duplicates
+    part.arrow       an Arrow file of one record batch, a row per passage:
+                     id (binary, UTF-8; one that starts with the byte FF follows the name of the file) · source (int32, place among the
+                     names in sources.bin; -1 - f stands for file f of this part) · text · words (int32) · digest (16 bytes, equal for
+                     duplicates) · word_digest, if `duplicates` is "words" (16 bytes, equal for passages of the same words)
+    sources.bin      the names of sources, UTF-8; source_offsets.npy int64 (names + 1,), where each name begins
     own_ids.npy      uint64 (K, 2), digests of all ids that users gave, also of passages left out; own_id_lines.npy int64 (K,)
-    statistics.json  what became of the rows of every file, and its sha256
+    statistics.json  what became of the rows of every file, and its sha256; a sha256 of all text
     rejected.jsonl   bad rows, if `on_bad_row` is "skip" and there are any: number of the file, line, reason
 
 File names are not stored: which name is short and distinct depends on the other files of a corpus. A file of 8 MB or more is a part of its
-own; smaller ones that follow one another share a part of about 32 MB. Reading holds about 150 bytes per passage of the part in memory.
+own; smaller ones that follow one another share a part of at most 32 MB. Reading holds about 150 bytes per passage of the part in memory.
 On other machines: `for plan in plan_parts(config)[shard::shards]: read_part(plan, store)`, then `build_corpus` joins what is there.
 """
 
@@ -21,32 +21,37 @@ from __future__ import annotations
 
 import json
 import time
+import unicodedata
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import blake2b, sha256
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from cramlm.arrays import save_array
-from cramlm.artifacts import hash_json, stage
-from cramlm.config import CorpusConfig
-from cramlm.data.inputs import stamp_inputs
-from cramlm.data.readers import Reader
-from cramlm.data.remote import RemoteFile
-from cramlm.data.rows import Column, Rejected, Row
-from cramlm.data.streams import FileStamp
-from cramlm.data.words import MeasuredText, cut_passages
+from cramlm.config.run import CorpusConfig
 from cramlm.errors import LockedError
+from cramlm.io.paths import stamp_inputs
+from cramlm.io.readers import Reader
+from cramlm.io.remote import RemoteFile
+from cramlm.io.rows import Column, Rejected, Row
+from cramlm.io.streams import FileStamp
 from cramlm.records import Emit, Event, IntArray, silent
+from cramlm.storage.arrays import save_array
+from cramlm.storage.artifacts import hash_json, stage
+from cramlm.storage.tables import save_table
+from cramlm.text.passages import cut_passages
+from cramlm.text.words import MeasuredText
 
 KIND: Final = "part"
+PART_FILE: Final = "part.arrow"
 STAGE: Final = "corpus"  # the stage that a user sees
-CODE_FORMAT: Final = 1  # raise it when the same input would give another folder
+CODE_FORMAT: Final = 5  # raise it when the same input would give another folder
 PART_BYTES: Final = 32_000_000  # as the files lie on disk
 NAMELESS: Final = b"\xff"  # in no UTF-8
 TELL_SECONDS: Final = 0.2
@@ -66,6 +71,7 @@ class PartPlan:
         """All that the part's content depends on."""
         return {
             "code": CODE_FORMAT,
+            "unicode": unicodedata.unidata_version,
             "config": self.config.model_dump(mode="json", exclude={"files"}),
             "files": [stamp.identity for stamp in self.stamps],
         }
@@ -97,12 +103,13 @@ class PartPlan:
 
 
 def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[PartPlan]:
-    """The parts of a corpus in the order of reading; no file is read. The corpus does not depend on `part_bytes`.
+    """The parts of a corpus in the order of reading; no file is read. The corpus does not depend on `part_bytes`. Parts of small files end
+    where the hash of a path says so, so that few of them change when a file is added.
 
     Raises:
         UsageError: a path is missing or holds no data. EnvironmentFault: a file may not be looked at.
     """
-    return [PartPlan(config, group) for group in _groups(stamp_inputs(config.files), part_bytes)]
+    return [PartPlan(config, group) for group in group_files(stamp_inputs(config.files), part_bytes)]
 
 
 def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
@@ -128,11 +135,19 @@ def read_task(task: dict[str, Any], emit: Emit) -> bool:
     return True
 
 
+def save_sources(folder: Path, names: Iterable[str]) -> None:
+    """Write the names of sources: sources.bin, and where each begins."""
+    encoded = [name.encode() for name in names]
+    (folder / "sources.bin").write_bytes(b"".join(encoded))
+    save_array(folder / "source_offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+
+
 def _plain(stamp: FileStamp) -> list[Any]:
     return [asdict(stamp.path) if isinstance(stamp.path, RemoteFile) else str(stamp.path), stamp.bytes, stamp.mtime_ns]
 
 
-def _groups(stamps: list[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
+def group_files(stamps: Sequence[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
+    """The files of each part, in order."""
     group: list[FileStamp] = []
     size = 0
     for stamp in stamps:
@@ -142,11 +157,17 @@ def _groups(stamps: list[FileStamp], part_bytes: int) -> Iterator[tuple[FileStam
             group, size = [], 0
         group.append(stamp)
         size += stamp.bytes
-        if alone:
+        if alone or _ends_part(stamp, part_bytes):
             yield tuple(group)
             group, size = [], 0
     if group:
         yield tuple(group)
+
+
+def _ends_part(stamp: FileStamp, part_bytes: int) -> bool:
+    """Return True for files whose paths have a small hash, the more likely the larger the file: parts have about `part_bytes` / 2."""
+    hashed = int.from_bytes(blake2b(str(stamp.identity[0]).encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
+    return hashed < 2 * stamp.bytes / part_bytes * 2**64
 
 
 @dataclass(slots=True)
@@ -171,7 +192,9 @@ class _PartWriter:
     def __init__(self, plan: PartPlan, folder: Path, emit: Emit) -> None:
         self._plan, self._config, self._folder, self._emit = plan, plan.config, folder, emit
         self._seen: set[bytes] = set()
+        self._text_hash = sha256()
         self._digests = bytearray()
+        self._word_digests = bytearray()
         self._text: list[bytes] = []
         self._ids: list[bytes] = []
         self._held = 0
@@ -184,13 +207,21 @@ class _PartWriter:
 
     def write(self) -> None:
         before = 0
-        with (self._folder / "text.bin").open("wb") as text_file, (self._folder / "ids.bin").open("wb") as id_file:
+        with self._gathered("text") as text_file, self._gathered("ids") as id_file:
             for stamp in self._plan.stamps:
                 self._read(stamp, before, (text_file, id_file))
                 before += stamp.bytes
             self._flush(text_file, id_file)
-        self._tell(before)
-        self._save()
+            self._tell(before)
+            self._save(text_file, id_file)
+
+    @contextmanager
+    def _gathered(self, name: str) -> Iterator[BinaryIO]:
+        """A file for text that may not fit into memory; gone when the block ends."""
+        path = self._folder / f"{name}.bin"
+        with path.open("w+b") as file:
+            yield file
+        path.unlink()
 
     def _read(self, stamp: FileStamp, before: int, outputs: tuple[BinaryIO, BinaryIO]) -> None:
         config = self._config
@@ -261,6 +292,8 @@ class _PartWriter:
             return
         self._seen.add(digest)
         self._digests += digest
+        if self._config.duplicates == "words":
+            self._word_digests += passage.words_key()
         self._text.append(passage.data)
         self._ids.append(passage_id)
         self._held += len(passage.data)
@@ -271,29 +304,65 @@ class _PartWriter:
         counts.passages += 1
 
     def _flush(self, text_file: BinaryIO, id_file: BinaryIO) -> None:
-        text_file.write(b"".join(self._text))
+        text = b"".join(self._text)
+        self._text_hash.update(text)
+        text_file.write(text)
         id_file.write(b"".join(self._ids))
         self._text, self._ids, self._held = [], [], 0
 
-    def _save(self) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "offsets": _offsets(self._lengths),
-            "id_offsets": _offsets(self._id_lengths),
-            "source": np.asarray(self._source, np.int32),
-            "words": np.asarray(self._words, np.int32),
-            "digests": np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
-            "own_ids": np.frombuffer(self._own_ids, np.uint64).reshape(-1, 2),
-            "own_id_lines": np.asarray(self._own_id_lines, np.int64),
+    def _save(self, text_file: BinaryIO, id_file: BinaryIO) -> None:
+        import pyarrow as pa
+
+        schema = part_schema(word_digests=self._config.duplicates == "words")
+        offsets = _offsets(self._lengths)
+        columns = {
+            "id": _column(pa.large_binary(), _offsets(self._id_lengths), id_file),
+            "source": pa.array(np.asarray(self._source, np.int32)),
+            "text": _column(pa.large_string(), offsets, text_file),
+            "words": pa.array(np.asarray(self._words, np.int32)),
+            "digest": _digest_column(self._digests),
+            "word_digest": _digest_column(self._word_digests),
         }
-        for name, values in arrays.items():
-            save_array(self._folder / f"{name}.npy", values)
-        (self._folder / "sources.json").write_text(json.dumps(list(self._sources), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        save_table(self._folder / PART_FILE, schema, [pa.record_batch([columns[name] for name in schema.names], schema=schema)])
+        save_array(self._folder / "own_ids.npy", np.frombuffer(self._own_ids, np.uint64).reshape(-1, 2))
+        save_array(self._folder / "own_id_lines.npy", np.asarray(self._own_id_lines, np.int64))
+        save_sources(self._folder, self._sources)
         if self._rejected:
             with (self._folder / "rejected.jsonl").open("w", encoding="utf-8") as file:
                 for number, rejected in self._rejected:
                     file.write(json.dumps({**rejected.as_dict(), "file": number}, ensure_ascii=False) + "\n")
-        files = [asdict(counts) for counts in self._files]
-        (self._folder / "statistics.json").write_text(json.dumps({"files": files}, indent=1) + "\n", "utf-8")
+        self._text_hash.update(offsets.data)
+        statistics = {"files": [asdict(counts) for counts in self._files], "text_sha256": self._text_hash.hexdigest()}
+        (self._folder / "statistics.json").write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
+
+
+def part_schema(*, word_digests: bool) -> Any:
+    """The columns (pyarrow) of a part."""
+    import pyarrow as pa
+
+    columns = [
+        ("id", pa.large_binary()),
+        ("source", pa.int32()),
+        ("text", pa.large_string()),
+        ("words", pa.int32()),
+        ("digest", pa.binary(16)),
+    ]
+    return pa.schema([*columns, ("word_digest", pa.binary(16))] if word_digests else columns)
+
+
+def _column(kind: Any, offsets: IntArray, file: BinaryIO) -> Any:
+    """An Arrow array of the bytes of a file, which is mapped."""
+    import pyarrow as pa
+
+    file.flush()
+    data = mmap(file.fileno(), 0, access=ACCESS_READ) if offsets[-1] else b""  # an empty file cannot be mapped
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _digest_column(digests: bytearray) -> Any:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.binary(16), len(digests) // 16, [None, pa.py_buffer(bytes(digests))])
 
 
 def _offsets(lengths: array[int]) -> IntArray:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import floor
 from typing import Any
 
 import numpy as np
 
-from cramlm.artifacts import hash_json
-from cramlm.config import OnBadRow, TaskConfig
-from cramlm.data.inputs import stamp_input
+from cramlm.config.run import OnBadRow, TaskConfig
 from cramlm.data.labels import RULES
-from cramlm.data.readers import MAX_RECORD_BYTES, Reader
-from cramlm.data.rows import Column
-from cramlm.data.streams import STDIN, brief
 from cramlm.errors import DataError, UsageError
+from cramlm.io.paths import stamp_input
+from cramlm.io.readers import MAX_RECORD_BYTES, Reader
+from cramlm.io.rows import Column
+from cramlm.io.streams import STDIN, brief
 from cramlm.records import Emit, Event, Example, Split, Task, TaskKind, silent
+from cramlm.storage.artifacts import hash_json
 
 STAGE = "task"
 _SPLIT_STREAM = 0x5D17  # keeps the draw apart from others made with the same seed
@@ -35,9 +36,8 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
         than half the rows; a dev or test label that training lacks (unless ignored).
     """
     emit(Event("start", STAGE, f"reading {config.train}"))
-    train = _read_split("train", config.train, config, emit)
     rules = RULES[config.kind]
-    rules.check([_label(example) for example in train], config.train)
+    train = _read_train(config, emit)
     dev = _read_split("dev", config.dev, config, emit) if config.dev else []
     test = _read_split("test", config.test, config, emit) if config.test else []
     labels = rules.all_names([_label(example) for example in train], config.label_column)
@@ -61,6 +61,28 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
         kind=config.kind,
         scale=rules.scale(learnt),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledSize:
+    """Training texts, without those that are split off for dev, and labels."""
+
+    texts: int
+    labels: int
+
+
+def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
+    """The size of the training split that `read_task` returns; reads the training file alone.
+
+    Raises:
+        UsageError, DataError: as `read_task` for the training file.
+    """
+    rules = RULES[config.kind]
+    train = _read_train(config, silent)
+    labels = rules.all_names([_label(example) for example in train], config.label_column)
+    if config.dev is None:
+        train, _ = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
+    return LabelledSize(len(train), len(labels))
 
 
 def read_examples(
@@ -115,6 +137,8 @@ def read_examples(
         why = why or "".join(f", line {row.line}: {row.reason}" for row in reader.rejected[:1])
     if not examples:
         where = "standard input" if path == STDIN else path
+        if not read:
+            raise DataError(f"{where}: no rows; pass a file with data")
         raise DataError(f"{where}: no rows left, all {read:,} were rejected{why}; fix them")
     return examples
 
@@ -183,6 +207,13 @@ def text_key(example: Example) -> str:
     """
     halves = [example.text] if example.text_pair is None else [example.text, example.text_pair]
     return "\n".join(" ".join(half.lower().split()) for half in halves)
+
+
+def _read_train(config: TaskConfig, emit: Emit) -> list[Example]:
+    """The training file's rows, checked for labels that can be learnt."""
+    train = _read_split("train", config.train, config, emit)
+    RULES[config.kind].check([_label(example) for example in train], config.train)
+    return train
 
 
 def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list[Example]:

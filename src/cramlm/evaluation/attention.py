@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from cramlm.model.kernels import Rotation
+from cramlm.model.kernels.torch import Rotation
 from cramlm.model.model import Model, PackedBatch
-from cramlm.model.tokenization import Tokenizer
-from cramlm.training.batching import pack
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.training.packing import pack
 
 POSITIONAL, VERTICAL = 0.9, 0.9
 _ROWS = 16  # computed at once

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cramlm.errors import DataError, DivergedError
-from cramlm.evaluation.kinds import KINDS, AnyScores
+from cramlm.errors import DivergedError
+from cramlm.evaluation.kinds import KINDS, AnyScores, gold_labels
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.prompts import Prompt, read_texts
-from cramlm.model.tokenization import Tokenizer, Tokens
+from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
-from cramlm.training.batching import pack
+from cramlm.training.packing import pack
 
 BATCH_TOKENS = 8192
 
@@ -40,13 +40,9 @@ def evaluate_examples(
     scale: of a model that has not yet taken its number's unit.
 
     Raises:
-        DataError: if an example has no label. DivergedError: if the model's numbers are not finite.
+        DataError: if there is no example, or one has no label. DivergedError: if the model's numbers are not finite.
     """
-    true = []
-    for example in examples:
-        if example.label is None:
-            raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
-        true.append(example.label)
+    true = gold_labels(examples)
     sequences = sequences_of(tokenizer, examples, max_length=max_length, prompt=model.prompt)
     logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
     outputs = outputs_of(model.kind, logits * np.float32(scale.spread) + np.float32(scale.mean))

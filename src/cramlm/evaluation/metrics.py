@@ -6,6 +6,18 @@ equals accuracy.
 
 Intervals are percentile bootstraps over rows. Resampling n rows with replacement draws the cells of the confusion matrix from a multinomial
 of n trials, so a thousand resamples cost milliseconds whatever n is, and a `Scores` needs nothing but its matrix for them.
+
+Scores of predicted sets of labels, equal to scikit-learn's, and how sure one can be of them.
+
+Macro-F1 is the mean over the labels that occur in the truth or among the predictions, `f1_score(..., average="macro", zero_division=nan)`;
+micro-F1 counts every yes alike, whatever its label; subset accuracy is the share of texts whose labels are all right. A true label that
+training never showed is one that is always missed. Intervals are percentile bootstraps over rows.
+
+Scores of predicted numbers, equal to SciPy's and scikit-learn's, and how sure one can be of them.
+
+Pearson's correlation says whether the numbers rise together along a line, Spearman's whether they are in the same order; both are 0 where
+one side is constant. RMSE is the error in the user's unit; R2 the share of the variance explained, below 0 for answers worse than the mean.
+Intervals are percentile bootstraps over rows; there is none of Spearman, whose ranks each resample would have to count anew.
 """
 
 from __future__ import annotations
@@ -144,3 +156,159 @@ def _macro_and_micro(drawn: IntArray, true: IntArray, predicted: IntArray, class
     involved = counts @ (of_truth + of_answer)  # support + predicted, the denominator of F1
     f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
     return np.stack([f1.sum(axis=1) / (involved > 0).sum(axis=1), hits.sum(axis=1) / counts.sum(axis=1)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelScores:
+    """How predicted sets compare with the true ones; every figure in 0..1, F1 0 where nothing is there to be found or was.
+
+    per_class: as in `Scores`. true, predicted: (rows, labels) of 0 and 1, columns in the order of `per_class`.
+    """
+
+    rows: int
+    subset_accuracy: float
+    macro_f1: float
+    micro_f1: float
+    per_class: Mapping[str, Mapping[str, float]]
+    true: IntArray
+    predicted: IntArray
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"subset_accuracy": self.subset_accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, intervals included."""
+        return {
+            "rows": self.rows,
+            **self.figures,
+            "intervals": {name: list(ends) for name, ends in bootstrap_label_intervals(self.true, self.predicted).items()},
+            "per_class": {label: dict(row) for label, row in self.per_class.items()},
+        }
+
+
+def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> LabelScores:
+    """Compare two parallel lists of sets of labels; those predicted are all among `labels`, the true ones need not be."""
+    assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted sets of labels"
+    names = [*labels, *sorted({name for row in true for name in row} - set(labels))]
+    truth, answers = _indicators(true, names), _indicators(predicted, names)
+    hits, support, answered = (truth * answers).sum(axis=0), truth.sum(axis=0), answers.sum(axis=0)
+    precision, recall, f1 = (_share(hits, answered), _share(hits, support), _share(2 * hits, support + answered))
+    occurs = support + answered > 0
+    return LabelScores(
+        rows=len(truth),
+        subset_accuracy=float((truth == answers).all(axis=1).mean()),
+        macro_f1=float(f1[occurs].mean()) if occurs.any() else 0.0,
+        micro_f1=float(2 * hits.sum() / max(1, support.sum() + answered.sum())),
+        per_class={
+            name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
+            for row, name in enumerate(names)
+        },
+        true=truth,
+        predicted=answers,
+    )
+
+
+def bootstrap_label_intervals(true: IntArray, predicted: IntArray, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
+    """Percentile intervals at 95 % of the three figures, by resampling rows with replacement; same seed, same figures."""
+    patterns, counts = np.unique(np.concatenate([true, predicted], axis=1), axis=0, return_counts=True)
+    truth, answers = (half.astype(np.float64) for half in np.split(patterns, 2, axis=1))
+    right = (truth == answers).all(axis=1).astype(np.float64)
+    random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
+    rows, samples = int(counts.sum()), []
+    at_once = max(1, CELLS_AT_ONCE // max(patterns.shape))
+    for start in range(0, resamples, at_once):
+        drawn = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start)).astype(np.float64)
+        hits, involved = drawn @ (truth * answers), drawn @ (truth + answers)
+        f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
+        macro = f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1)
+        micro = 2 * hits.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
+        samples.append(np.stack([drawn @ right / rows, macro, micro]))
+    return percentile_intervals(("subset_accuracy", "macro_f1", "micro_f1"), np.concatenate(samples, axis=1))
+
+
+def percentile_intervals(names: Sequence[str], samples: npt.NDArray[np.float64]) -> dict[str, Interval]:
+    """Of samples (names, resamples)."""
+    low, high = np.percentile(samples, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=1)
+    return {name: (float(one), float(other)) for name, one, other in zip(names, low, high, strict=True)}
+
+
+def _indicators(rows: Sequence[Sequence[str]], names: Sequence[str]) -> IntArray:
+    columns = {name: column for column, name in enumerate(names)}
+    table = np.zeros((len(rows), len(names)), dtype=np.int64)
+    for row, labels in enumerate(rows):
+        table[row, [columns[label] for label in labels]] = 1
+    return table
+
+
+_Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberScores:
+    """How predicted numbers compare with the true ones. rmse: in the user's unit. true, predicted: (rows,)."""
+
+    rows: int
+    pearson: float
+    spearman: float
+    rmse: float
+    r2: float
+    true: _Numbers
+    predicted: _Numbers
+
+    @property
+    def per_class(self) -> Mapping[str, Mapping[str, float]]:
+        return {}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"pearson": self.pearson, "spearman": self.spearman, "rmse": self.rmse, "r2": self.r2}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, intervals included."""
+        intervals = bootstrap_number_intervals(self.true, self.predicted)
+        return {"rows": self.rows, **self.figures, "intervals": {name: list(ends) for name, ends in intervals.items()}}
+
+
+def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberScores:
+    """Compare two parallel lists of finite numbers."""
+    from scipy.stats import pearsonr, spearmanr
+
+    assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted numbers"
+    truth, answers = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    varied = np.ptp(truth) > 0 and np.ptp(answers) > 0
+    error = float(np.square(truth - answers).sum())
+    spread = float(np.square(truth - truth.mean()).sum())
+    return NumberScores(
+        rows=len(truth),
+        pearson=_finite(pearsonr(truth, answers).statistic) if varied else 0.0,
+        spearman=_finite(spearmanr(truth, answers).statistic) if varied else 0.0,
+        rmse=float(np.sqrt(error / len(truth))),
+        r2=1 - error / spread if spread > 0 else 0.0,
+        true=truth,
+        predicted=answers,
+    )
+
+
+def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
+    """Percentile intervals at 95 % of pearson, rmse and r2, by resampling rows with replacement; same seed, same figures."""
+    rows = len(true)
+    middle = true.mean()
+    x, y = true - middle, predicted - middle  # sums of squares of large numbers would cancel
+    sums = np.stack([x, y, x * x, y * y, x * y, np.square(x - y)], axis=1)
+    random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
+    samples = []
+    at_once = max(1, CELLS_AT_ONCE // rows)
+    for start in range(0, resamples, at_once):
+        drawn = random.multinomial(rows, np.full(rows, 1 / rows), size=min(at_once, resamples - start)).astype(np.float64)
+        mean_x, mean_y, xx, yy, xy, error = (drawn @ sums / rows).T
+        of_x, of_y = np.maximum(xx - mean_x**2, 0), np.maximum(yy - mean_y**2, 0)
+        spread = np.sqrt(of_x * of_y)
+        pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
+        r2 = 1 - np.divide(error, of_x, out=np.ones_like(of_x), where=of_x > 0)
+        samples.append(np.stack([np.clip(pearson, -1, 1), np.sqrt(error), r2]))
+    return percentile_intervals(("pearson", "rmse", "r2"), np.concatenate(samples, axis=1))
+
+
+def _finite(value: float) -> float:
+    return float(value) if np.isfinite(value) else 0.0

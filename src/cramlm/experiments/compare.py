@@ -14,15 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import default_store, lock, publish_file
 from cramlm.experiments.grid import Cell, Question, cells_of
-from cramlm.experiments.lanes import run_cells, threads_of
-from cramlm.experiments.picture import draw
-from cramlm.experiments.results import CellResult, Pair, Row, pairs_of, read_results, rows_of, totals_of
-from cramlm.experiments.tables import markdown
+from cramlm.experiments.results import CellResult, Pair, Row, draw, markdown, pairs_of, read_results, rows_of, totals_of
+from cramlm.experiments.runner import run_cells, threads_of
 from cramlm.records import Emit, silent
+from cramlm.storage.artifacts import default_store, lock, publish_file
 
-TABLE, PICTURE, RESULTS = "table.md", "scores.svg", "results.json"
+TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +57,18 @@ def compare(
     out: str | Path,
     store: str | Path | None = None,
     jobs: int = 1,
+    overwrite: bool = False,
     title: str = "",
     emit: Emit = silent,
     stop: Callable[[], int | None] = lambda: None,
 ) -> Experiment:
-    """Run every cell that is not done, `jobs` at a time with their share of the cores, and write table, picture and JSON to `out`.
+    """Run every cell that is not done, `jobs` at a time with their share of the cores, and write table, plot and JSON to `out`.
 
-    A run that fails is told in the table, the others go on.
+    A run that fails is told in the table, the others go on. overwrite: replace runs on another task in `out`.
 
     Raises:
-        UsageError, DataError: if an arm cannot be run on this data, before anything is run. Stopped: if `stop` asked for it.
+        UsageError, DataError: if an arm cannot be run on this data, or `out` holds another task's runs; nothing is run then. Stopped: if
+            `stop` asked for it.
         LockedError: if another process runs this experiment.
     """
     folder = Path(out)
@@ -76,9 +76,11 @@ def compare(
         question = replace(question, settings=(f"threads={threads}", *question.settings))
     with lock(folder / "experiment"):
         cells = cells_of(question, folder)
-        means: dict[str, Any] = {"out": folder, "store": Path(store or default_store()), "jobs": jobs, "emit": emit, "stop": stop}
-        failed = run_cells(cells, done=lambda: _write(_read(question, cells, {}, paired=False), folder, title), **means)
-        experiment = _read(question, cells, failed)
+        means: dict[str, Any] = {"out": folder, "store": Path(store or default_store()), "jobs": jobs, "overwrite": overwrite}
+        finished, failed = run_cells(
+            cells, done=lambda cells: _write(_read(question, cells, {}, paired=False), folder, title), emit=emit, stop=stop, **means
+        )
+        experiment = _read(question, finished, failed)
         _write(experiment, folder, title)
     return experiment
 
@@ -92,5 +94,5 @@ def _read(question: Question, cells: Sequence[Cell], failed: Mapping[str, str], 
 def _write(experiment: Experiment, folder: Path, title: str) -> None:
     publish_file(folder / TABLE, experiment.table.encode())
     publish_file(folder / RESULTS, (json.dumps(experiment.as_dict(), ensure_ascii=False, indent=1) + "\n").encode())
-    if picture := draw(experiment.rows, title=title or folder.name):
-        publish_file(folder / PICTURE, picture.encode())
+    if plot := draw(experiment.rows, title=title or folder.name):
+        publish_file(folder / PLOT, plot.encode())

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import hash_json
-from cramlm.config import RunConfig, load_config, read_toml
+from cramlm.cli.options import resolve_run
+from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import only_one_label
-from cramlm.experiments.draws import draw_labels
-from cramlm.options import resolve_run
+from cramlm.experiments.subsample import draw_labels
+from cramlm.pipeline.run_folder import RUNS, name_of_task
 from cramlm.recipes import RECIPES
+from cramlm.recipes.phases import on_task_text
+from cramlm.storage.artifacts import hash_json
 
 ALL = "all"
 ON_INIT = "@init"
@@ -141,6 +143,11 @@ def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
+def default_folder(train: str, command: str) -> Path:
+    """Return runs/TASK-COMMAND: the experiments on a task share their runs, those on different tasks do not."""
+    return RUNS / f"{name_of_task(train)}-{command}"
+
+
 def cells_of(question: Question, out: Path) -> list[Cell]:
     """Every cell, seed by seed (so that early results compare all arms); draws of labels are written to `out`.
 
@@ -178,8 +185,7 @@ def _config(question: Question, arm: Arm, task: dict[str, Any], seed: int) -> Ru
     config = resolve_run(None if is_file else recipe, Path(arm.source) if is_file else None, settings, **common)
     if len(settings) < len(question.settings) + len(arm.settings):
         config = _without_retrieval(config)
-    checked: RunConfig = config.model_copy(update={"name": arm.name})
-    return checked
+    return load_config(config.model_dump(mode="json") | {"name": arm.name}, origin=arm.source)
 
 
 def _needs_checkpoint(recipe: str) -> bool:
@@ -189,10 +195,8 @@ def _needs_checkpoint(recipe: str) -> bool:
 
 def _without_retrieval(config: RunConfig) -> RunConfig:
     """The same phases on the task's text alone."""
-    data = config.model_dump(mode="json") | {"corpus": None, "retriever": None}
-    for phase in data["phases"]:
-        phase |= {"external": 0, "task": max(1, phase["task"])}
-    return load_config(data, origin=_NO_RETRIEVAL)
+    changed = {"corpus": None, "retriever": None, "phases": tuple(map(on_task_text, config.phases))}
+    return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=_NO_RETRIEVAL)
 
 
 def _split_values(values: str) -> list[str]:

@@ -7,18 +7,19 @@ from typing import Literal
 import torch
 
 Precision = Literal["fp32", "bf16"]
+TRAINING_DEVICE = torch.device("cpu")
 
 
-def has_bf16() -> bool:
-    """Whether matrix products in bf16 run in hardware here (GPU, AMX or AVX512-BF16)."""
-    if torch.cuda.is_available():
+def has_bf16(device: torch.device) -> bool:
+    """Return True if `device` computes matrix products in bf16 in hardware (of a CPU: AMX or AVX512-BF16)."""
+    if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def resolve_precision(asked: Literal["auto", "fp32", "bf16"]) -> Precision:
-    """auto is bf16 where the hardware computes in it, else fp32 (emulated bf16 is slower than fp32)."""
+def resolve_precision(asked: Literal["auto", "fp32", "bf16"], device: torch.device) -> Precision:
+    """auto is bf16 where `device`, which computes, has it in hardware, else fp32 (emulated bf16 is slower than fp32)."""
     if asked == "auto":
-        return "bf16" if has_bf16() else "fp32"
+        return "bf16" if has_bf16(device) else "fp32"
     return asked

@@ -5,19 +5,36 @@
     modernbert, moe  the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
 
 The mean is over all tokens of a sequence, [CLS] and [SEP] included, as transformers takes it.
+
+What replaced-token detection needs beside the encoder (ELECTRA, Clark et al. 2020): a generator that guesses masked tokens, and a head
+that tells at every place whether the token was replaced. Neither is exported.
+
+The generator is an encoder of the same shape and depth, but narrower. Its word embedding is the encoder's through a linear map, read at its
+input and at its vocabulary head, so that both learn the one table; ELECTRA found sharing to help, and a quarter to half of the width best.
+
+Labels' scores out of the vocabulary head, at the masks of a pattern; and the learned vectors of a soft prompt.
+
+    score of a label  =  sum over slots of the mean, over its words there, of their vocabulary logits
+
+The logarithm of what the vocabulary's probabilities sum up to is the same for all labels of a text, so that a softmax over the labels is
+as if log-probabilities were added: PET's score for one slot (Schick and Schütze 2021), PTR's product of sub-prompts for several (Han et
+al. 2021). A mean of logits is one product with the mean of the words' embeddings, so that words cost nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias, assert_never
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
-from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.model.dropout import Dropout
-from cramlm.model.encoder import Norm
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.model.encoder import Norm, build_encoder
+from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.prompts import Prompt
 
 Classifier: TypeAlias = "BertClassifier | ModernBertClassifier"
 
@@ -92,3 +109,80 @@ def pool(hidden: Tensor, first: Tensor, sequence: Tensor, config: HeadConfig) ->
             return sums / torch.bincount(owner, minlength=len(first))[:, None]
         case _:
             assert_never(config.pooling)
+
+
+class Generator(nn.Module):
+    """Packed rows with masks -> logits (M, V) at the masked places."""
+
+    def __init__(self, config: EncoderConfig, width: int, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__()
+        heads = width * config.heads // config.hidden
+        assert heads * config.hidden == width * config.heads, "checked by the config"
+        sizes = {"hidden": width, "heads": heads, "intermediate": max(16, config.intermediate * width // config.hidden)}
+        shape = "modernbert" if config.shape == "moe" else config.shape
+        narrow = config.model_copy(update={**sizes, "shape": shape, "embedding": min(config.embedding, width)})
+        self.narrowed = nn.Linear(config.embedding_width, narrow.embedding_width, bias=False)
+        self.encoder = build_encoder(narrow, vocab_size=vocab_size, pad_id=pad_id)
+        del self.encoder.word_embeddings  # it reads the other encoder's
+        self.head = MlmHead(narrow, vocab_size)
+
+    def forward(
+        self, embedding: Tensor, token_ids: Tensor, sequence: Tensor, position: Tensor, masked: Tensor, *, dropout: Dropout
+    ) -> Tensor:
+        """embedding: the encoder's table, (V, D)."""
+        words = self.narrowed(embedding).float()
+        hidden = self.encoder(token_ids, sequence, position, dropout=dropout, words=words).flatten(0, 1)
+        logits: Tensor = self.head(hidden.index_select(0, masked), words)
+        return logits
+
+
+class PlaceHead(nn.Module):
+    """Hidden states (N, D) -> one logit for each place, (N,), float32: > 0 means yes."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.answer = nn.Linear(config.hidden, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.answer(F.gelu(self.dense(hidden))).squeeze(1).float()
+        return logits
+
+
+class PromptHead(nn.Module):
+    """vectors: (vectors, width of word embeddings), read as the tokens behind the vocabulary; None where there are none."""
+
+    def __init__(self, prompt: Prompt, config: EncoderConfig) -> None:
+        super().__init__()
+        self.prompt = prompt
+        self.vectors = nn.Parameter(torch.empty(prompt.vectors, config.embedding_width)) if prompt.vectors else None
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def words(self, embedding: Tensor) -> Tensor | None:
+        """The table of embeddings to read with the vectors; None where it is the vocabulary's own."""
+        return None if self.vectors is None else torch.cat([embedding, self.vectors])
+
+    def forward(self, states: Tensor, embedding: Tensor, bias: Tensor) -> Tensor:
+        """Transformed states of all masks, (S * slots, E), those of a sequence side by side -> scores (S, labels)."""
+        ids, shares = self._table(embedding.device)
+        words = torch.einsum("klw,we->kle", shares, embedding.index_select(0, ids))
+        biases = torch.einsum("klw,w->l", shares, bias.index_select(0, ids))
+        slots = states.view(-1, self.prompt.slots, states.shape[1])
+        return torch.einsum("ske,kle->sl", slots, words) + biases + torch.tensor(self.prompt.shift or 0.0, device=states.device)
+
+    def shift(self, values: Sequence[float]) -> None:
+        """Add to the scores of the labels."""
+        before = self.prompt.shift or (0.0,) * len(values)
+        self.prompt = replace(self.prompt, shift=tuple(one + other for one, other in zip(before, values, strict=True)))
+
+    def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The distinct tokens (W,), and what each counts in the mean of (slot, label, token)."""
+        if device not in self._tables:
+            ids = sorted({number for slots in self.prompt.ids for slot in slots for number in slot})
+            shares = torch.zeros(self.prompt.slots, len(self.prompt.ids), len(ids))
+            for label, slots in enumerate(self.prompt.ids):
+                for slot, numbers in enumerate(slots):
+                    for number in numbers:
+                        shares[slot, label, ids.index(number)] += 1 / len(numbers)
+            self._tables[device] = torch.tensor(ids, device=device), shares.to(device)
+        return self._tables[device]

@@ -13,17 +13,16 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from torch import LongTensor, Tensor, nn
 
-from cramlm.config import EncoderConfig, HeadConfig
-from cramlm.model.dropout import Dropout, no_dropout
+from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.encoder import build_encoder, initialise
-from cramlm.model.generator import Generator, PlaceHead
-from cramlm.model.heads import Classifier, MlmHead, build_classifier, pool
-from cramlm.model.prompt_head import PromptHead
+from cramlm.model.heads import Classifier, Generator, MlmHead, PlaceHead, PromptHead, build_classifier, pool
+from cramlm.model.kernels.dropout import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
 
@@ -32,7 +31,7 @@ VECTORS: Final = "prompt_head.vectors"
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """`records.Batch` as tensors on a device; same fields, same shapes and types."""
+    """`records.Batch` with tensors on a device for arrays; same fields, same shapes and types."""
 
     token_ids: Tensor
     sequence: Tensor
@@ -46,12 +45,16 @@ class PackedBatch:
     causal_from: Tensor
     chance: Tensor
     targets: Tensor
+    term: str
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
         """Move a batch; on the CPU the tensors share the arrays' memory."""
-        fields = (getattr(batch, name) for name in cls.__dataclass_fields__)
-        return cls(*(torch.from_numpy(array).to(device) for array in fields))
+        values: dict[str, Any] = {name: getattr(batch, name) for name in cls.__dataclass_fields__}
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                values[name] = torch.from_numpy(value).to(device)
+        return cls(**values)
 
     @property
     def rows(self) -> int:

@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from cramlm.artifacts import hash_file, hash_json
+from cramlm.config.retriever import DenseConfig, Pooling
 from cramlm.errors import UsageError
-from cramlm.model.hf import open_native_encoder
+from cramlm.model.huggingface.folder import open_native_encoder
 from cramlm.records import FloatArray
-from cramlm.retriever_config import DenseConfig, Pooling
+from cramlm.storage.artifacts import hash_file, hash_json
 
 _BATCH: Final = 32
 _FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")  # what a vector depends on

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from cramlm.config import Bm25Config, RandomConfig
-from cramlm.recipes.phases import TAPT_PASSES, finetune_phase, joint_phase, text_phase
+from cramlm.config.run import Bm25Config, RandomConfig
+from cramlm.config.terms import Mlm
+from cramlm.recipes.phases import (
+    MLM_ON_TASK,
+    TAPT_PASSES,
+    finetune_phase,
+    joint_phase,
+    on_task_text,
+    text_phase,
+    with_terms,
+    without_teacher,
+)
 from cramlm.recipes.recipe import Recipe
 
-_DAPT: Final = text_phase("dapt", external=1, task=0, mlm_weight=0.0, most_passes=1.0)
-_TAPT: Final = text_phase("tapt", external=0, task=1, mlm_weight=1.0, most_passes=TAPT_PASSES)
+_DAPT: Final = text_phase("dapt", external=1, task=0, terms=(Mlm(on="external"),), most_passes=1.0)
+_TAPT: Final = text_phase("tapt", external=0, task=1, terms=(Mlm(on="task"),), most_passes=TAPT_PASSES)
 
 tlm = Recipe(
     "tlm",
@@ -17,33 +27,42 @@ tlm = Recipe(
     (joint_phase(), finetune_phase()),
     Bm25Config(),
 )
+tlm_plain = Recipe(
+    "tlm-plain",
+    "tlm with what the paper has alone: no teacher, no co-occurrence embeddings, no label smoothing, no logit adjustment",
+    (without_teacher(joint_phase()), without_teacher(finetune_phase())),
+    Bm25Config(),
+    embedding_init="drawn",
+    label_prior="trained",
+)
+# The controls: one change each from tlm (docs/recipes.md).
 random_retrieval = Recipe(
     "random-retrieval",
-    "control: tlm on as much text drawn blindly; what retrieval adds",
+    "control: tlm on random passages in place of retrieved ones; what retrieval adds",
     (joint_phase(), finetune_phase()),
     RandomConfig(),
 )
-labels_only = Recipe(
-    "labels-only",
-    "control: the labels alone; what the raw text adds",
-    (finetune_phase(),),
-)
 external_only = Recipe(
     "external-only",
-    "control: tlm with no task batch before the fine-tuning; what joint learning adds",
-    (text_phase("external", external=1, task=0, mlm_weight=0.0), finetune_phase()),
-    Bm25Config(),
-)
-no_stage_2 = Recipe(
-    "no-stage-2",
-    "control: tlm without the fine-tuning; what it adds",
-    (joint_phase(),),
+    "control: tlm without task text in the joint phase; what joint learning adds",
+    (with_terms(joint_phase(), lambda term: term.on == "external").model_copy(update={"task": 0}), finetune_phase()),
     Bm25Config(),
 )
 task_text_only = Recipe(
     "task-text-only",
-    "control: tlm without external text; the task's own text and labels",
-    (joint_phase().model_copy(update={"external": 0, "mlm_weight": 1.0, "most_passes": TAPT_PASSES}), finetune_phase()),
+    "control: tlm without external text in the joint phase; what external text adds",
+    (on_task_text(joint_phase()), finetune_phase()),
+)
+no_stage_2 = Recipe(
+    "no-stage-2",
+    "control: tlm without the fine-tuning phase; what it adds",
+    (joint_phase(),),
+    Bm25Config(),
+)
+labels_only = Recipe(
+    "labels-only",
+    "control: tlm without the joint phase; what it adds",
+    (finetune_phase(),),
 )
 plm = Recipe(
     "plm",
@@ -74,7 +93,7 @@ dapt_tapt = Recipe(
 knn_tapt = Recipe(
     "knn-tapt",
     "go on pretraining a checkpoint on the training texts and their neighbours in the corpus, then fine-tune",
-    (text_phase("knn-tapt", external=4, task=1, mlm_weight=0.25), finetune_phase()),
+    (text_phase("knn-tapt", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), finetune_phase()),
     Bm25Config(top_k=50),
     start="pretrained",
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
-from cramlm.config import (
+from cramlm.config.run import (
     Bm25Config,
     EncoderConfig,
     HeadConfig,
@@ -25,8 +25,10 @@ from cramlm.config import (
     TaskConfig,
     TokenizerConfig,
 )
+from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import read_examples
 from cramlm.errors import UsageError
+from cramlm.planning.budget import TYPICAL
 from cramlm.recipes.phases import BERT_MASKS
 from cramlm.recipes.recipe import Files, Start, check_start, corpus_config, no_corpus
 from cramlm.recipes.sizes import BERT_BASE, BERT_LARGE
@@ -35,7 +37,6 @@ Scale: TypeAlias = Literal["small", "medium", "large"]
 
 SCALES: Final[tuple[Scale, ...]] = ("small", "medium", "large")
 BERT_VOCABULARY: Final = 30_522
-ASSUMED_LABELS: Final = 4_000  # where no training file is named, as `cramlm plan` may do
 TWIN_BASE: Final = EncoderConfig(shape="bert", layers=2, hidden=128, heads=2, intermediate=512, norm_eps=1e-12)  # Turc et al. 2019
 TWIN_LARGE: Final = EncoderConfig(shape="bert", layers=4, hidden=256, heads=4, intermediate=1024, norm_eps=1e-12)
 _TWIN_BATCH: Final = 16
@@ -154,13 +155,11 @@ def stage_1(task: PaperTask, scale: Scale) -> PhaseConfig:
     steps = task.steps[place]
     return PhaseConfig(
         name="joint",
+        terms=(Mlm(on="external"), Mlm(on="task", weight=float(task.rho_2[place])), Classify()),
         steps=steps,
         external=task.rho_1[place],
         task=1,
         mixing="interleaved",
-        mlm_weight=float(task.rho_2[place]),
-        task_weight=1.0,
-        teacher_weight=0.0,
         loss_scale="mean",
         masking=BERT_MASKS,
         batch_size=task.batch_large if scale == "large" else 256,
@@ -168,6 +167,7 @@ def stage_1(task: PaperTask, scale: Scale) -> PhaseConfig:
         max_length=task.lengths[place],
         external_length=task.external_lengths[place],
         dropout=0.1,
+        attention_dropout=0.1,
         optimizer=OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.01),
         schedule=ScheduleConfig(kind="linear", warmup_fraction=10_000 / steps),
         keep="last",
@@ -178,14 +178,15 @@ def stage_2(task: PaperTask, scale: Scale) -> PhaseConfig:
     """Labels only, with a new head."""
     return PhaseConfig(
         name="finetune",
+        terms=(Classify(),),
         steps=30_000,
         external=0,
         task=1,
-        teacher_weight=0.0,
         batch_size=32,
         batch_unit="sequences",
         max_length=task.lengths[SCALES.index(scale)],
         dropout=0.1,
+        attention_dropout=0.1,
         optimizer=OptimizerConfig(kind="adamw", learning_rate=2e-5, weight_decay=0.0),
         schedule=ScheduleConfig(kind="linear", warmup_fraction=3_000 / 30_000),
         keep="best",
@@ -225,7 +226,7 @@ def _shrunk(phase: PhaseConfig, shrink: float) -> PhaseConfig:
 
 def _count(task: TaskConfig) -> int:
     if not task.train:
-        return ASSUMED_LABELS
+        return TYPICAL.train_examples
     examples = read_examples(
         task.train,
         text_column=task.text_column,
@@ -233,6 +234,8 @@ def _count(task: TaskConfig) -> int:
         text_pair_column=task.text_pair_column,
         max_record_bytes=task.max_record_bytes,
         on_bad_row=task.on_bad_row,
+        kind=task.kind,
+        label_separator=task.label_separator,
     )
     return len(examples)
 

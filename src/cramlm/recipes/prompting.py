@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from cramlm.config import Bm25Config
-from cramlm.recipes.phases import distil_phase, finetune_phase, joint_phase, text_phase, vectors_phase
+from cramlm.config.run import Bm25Config
+from cramlm.config.terms import Mlm
+from cramlm.recipes.phases import MLM_ON_TASK, distil_phase, finetune_phase, joint_phase, text_phase, vectors_phase, without_teacher
 from cramlm.recipes.recipe import Recipe
 
 prompt = Recipe(
@@ -16,12 +17,11 @@ prompt = Recipe(
     phases_on_checkpoint=(finetune_phase(),),
     head="prompt",
 )
-_UNTAUGHT: Final = {"teacher_weight": 0.0}
-_LABELS: Final = finetune_phase().model_copy(update=_UNTAUGHT)
+_LABELS: Final = without_teacher(finetune_phase())
 pet = Recipe(
     "pet",
     "prompt without a linear teacher, then once more with its own pseudo-labels of the retrieved text",
-    (joint_phase().model_copy(update=_UNTAUGHT), _LABELS, distil_phase(teacher="finetune", start="joint")),
+    (without_teacher(joint_phase()), _LABELS, distil_phase(teacher="finetune", start="joint")),
     Bm25Config(),
     phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
     head="prompt",
@@ -29,7 +29,7 @@ pet = Recipe(
 soft_prompt = Recipe(
     "soft-prompt",
     "language alone, then vectors before the text that learn the labels, the encoder frozen; from a checkpoint these alone",
-    (text_phase("joint", external=4, task=1, mlm_weight=0.25), vectors_phase()),
+    (text_phase("joint", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), vectors_phase()),
     Bm25Config(),
     phases_on_checkpoint=(vectors_phase(),),
     head="soft-prompt",

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from cramlm.config import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, RetrieverConfig, RunConfig, TaskConfig
+from cramlm.config.phase import linear_teachers
+from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, RetrieverConfig, RunConfig, TaskConfig, TeacherConfig
+from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
-from cramlm.model.pretrained import open_pretrained
-from cramlm.recipes.phases import from_checkpoint
+from cramlm.model.huggingface.pretrained import open_pretrained
+from cramlm.pipeline.stages.start import with_encoder_of
+from cramlm.planning.budget import TYPICAL
+from cramlm.recipes.phases import for_task, from_checkpoint, is_few
 from cramlm.recipes.sizes import DEFAULT_BUDGET, encoder_for
-from cramlm.stages.start import with_encoder_of
 
 Files: TypeAlias = str | Sequence[str]
 Start: TypeAlias = Literal["drawn", "either", "pretrained"]
@@ -21,7 +24,7 @@ Start: TypeAlias = Literal["drawn", "either", "pretrained"]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A method. start: the weights that it can start from; pretrained ones come with `init`, and run the same phases at the rates that suit
-    them (phases.from_checkpoint).
+    them (phases.from_checkpoint). embedding_init, label_prior: as in `EncoderConfig` and `RunConfig`.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Recipe:
     start: Start = "either"
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None  # None = the same
     head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
+    embedding_init: Literal["drawn", "cooccurrence"] = "cooccurrence"
+    label_prior: Literal["dev", "trained"] = "dev"
 
     @property
     def retrieves(self) -> bool:
@@ -48,11 +53,13 @@ class Recipe:
         top_k: int | None = None,
         **task: Any,
     ) -> RunConfig:
-        """The run of this method. `task` takes the other fields of `TaskConfig` (dev, test, text_column, ...); top_k: documents that each
-        training text retrieves; corpus is left alone where no raw text is read.
+        """The run of this method, for the labelled texts in `train`, which are counted; "" means a typical file. `task` takes the other
+        fields of `TaskConfig` (dev, test, text_column, ...); top_k: documents that each training text retrieves; corpus is left alone
+        where no raw text is read.
 
         Raises:
-            UsageError: if a corpus or pretrained weights are missing, or of no use. ArtifactError: if `init` cannot be used.
+            UsageError: if a corpus or pretrained weights are missing, or of no use; if there is no training file. DataError: if it has a
+            bad row. ArtifactError: if `init` cannot be used.
         """
         check_start(self.name, self.start, init)
         phases = self.phases if init is None else self.phases_on_checkpoint or self.phases
@@ -63,18 +70,35 @@ class Recipe:
             if retriever is None or "top_k" not in type(retriever).model_fields:
                 raise UsageError(f"the recipe {self.name} asks the corpus nothing, so top_k means nothing to it; drop it")
             retriever = retriever.model_copy(update={"top_k": top_k})
+        task_config = TaskConfig(train=train, **task)
+        size = labelled_size(task_config, seed=seed)
+        phases = tuple(for_task(phase, task_config.kind, size) for phase in phases)
+        teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         drawn = RunConfig(
             name=self.name,
             seed=seed,
             budget=budget,
-            task=TaskConfig(train=train, **task),
+            task=task_config,
             corpus=None if retriever is None else corpus_config(corpus or ()),
             retriever=retriever,
-            encoder=encoder_for(budget),
-            head=HeadConfig(kind=self.head, places=any(phase.objective == "marks" for phase in self.phases)),
+            encoder=encoder_for(budget).model_copy(update={"embedding_init": self.embedding_init}),
+            head=HeadConfig(kind=self.head, places=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
+            teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size)),
+            label_prior=self.label_prior,
         )
         return drawn if init is None else on_checkpoint(drawn, init)
+
+
+def labelled_size(task: TaskConfig, *, seed: int) -> LabelledSize:
+    """What is counted in the training file; typical numbers where none is named, as `cramlm plan` may do.
+
+    Raises:
+        UsageError, DataError: as `read_task` for the training file.
+    """
+    if not task.train:
+        return LabelledSize(TYPICAL.train_examples, TYPICAL.labels)
+    return count_training(task, seed=seed)
 
 
 def on_checkpoint(config: RunConfig, init: str) -> RunConfig:
@@ -86,7 +110,7 @@ def on_checkpoint(config: RunConfig, init: str) -> RunConfig:
     pretrained = open_pretrained(Path(init))
     phases = tuple(from_checkpoint(phase, pretrained.encoder) for phase in config.phases)
     head = config.head.model_copy(update={"pooling": pretrained.head.pooling})
-    undecided = {"encoder": EncoderConfig(), "head": head, "phases": phases}
+    undecided = {"encoder": EncoderConfig(), "head": head, "phases": phases, "teacher": TeacherConfig()}
     return with_encoder_of(pretrained, config.model_copy(update=undecided))
 
 

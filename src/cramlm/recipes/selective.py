@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cramlm.config import Bm25Config, PhaseConfig
+from cramlm.config.run import Bm25Config, PhaseConfig
+from cramlm.config.terms import ImportantTokens, Mlm
 from cramlm.recipes.phases import BERT_MASKS, finetune_phase, text_phase
 from cramlm.recipes.recipe import Recipe
 
@@ -19,9 +20,9 @@ SCORER_PASSES: Final = 10.0
 
 
 def _recipe(name: str, summary: str, kind: Literal["scored", "scored-control"]) -> Recipe:
-    text = text_phase("genept", external=1, task=0, mlm_weight=0.0).model_copy(update={"masking": BERT_MASKS})
+    text = text_phase("genept", external=1, task=0, terms=(Mlm(on="external"),)).model_copy(update={"masking": BERT_MASKS})
     tune = finetune_phase().model_copy(update={"name": "tune"})
-    learns = {"objective": "marks", "mlm_weight": 1.0, "task_weight": 0.0, "teacher_weight": 0.0, "passes": SCORER_PASSES, "keep": "last"}
+    learns = {"terms": (ImportantTokens(),), "passes": SCORER_PASSES, "keep": "last"}
     scorer = finetune_phase().model_copy(update={"name": "scorer", **learns})
     masks = BERT_MASKS.model_copy(update={"kind": kind, "scores_of": "scorer"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cramlm.config import EncoderConfig, RunConfig, parse_budget
+from cramlm.config.run import EncoderConfig, RunConfig, parse_budget
 from cramlm.errors import UsageError
 
 DEFAULT_BUDGET = "20m"
@@ -45,7 +45,7 @@ def encoder_for(budget: str | None) -> EncoderConfig:
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
-    """The same run with an encoder of `PRESETS`; one of BERT's shape pools [CLS].
+    """The same run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. Token embeddings that are drawn stay drawn.
 
     Raises:
         UsageError: if there is no such preset, or the run starts from weights that have a size.
@@ -55,5 +55,7 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
     if config.init is not None:
         raise UsageError(f"--preset {name} and --init exclude each other: the weights in {config.init} have a size; drop one")
     encoder = PRESETS[name]
+    if config.encoder.embedding_init == "drawn":
+        encoder = encoder.model_copy(update={"embedding_init": "drawn"})
     head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
     return config.model_copy(update={"encoder": encoder, "head": head})

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cramlm.artifacts import environment_faults, publish_file, wait_while_locked
-from cramlm.config import CorpusConfig
-from cramlm.data.corpus import Corpus, build_corpus, read_share
-from cramlm.data.executors import Executor, Share
-from cramlm.data.workers import available_cores
+from cramlm.config.run import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError
-from cramlm.records import Emit, Event, silent
-from cramlm.retrieval.index import Index, build_index, build_shards, missing_shards, plan
+from cramlm.io.executors import Executor
+from cramlm.io.workers import available_cores
+from cramlm.records import Emit, silent
+from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.storage.artifacts import environment_faults, publish_file
 
 CATALOG = "catalog.json"
 
@@ -48,25 +48,6 @@ def build_catalog(
     names = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
     publish_file(folder / CATALOG, (json.dumps(names, indent=1) + "\n").encode())
     return corpus, index
-
-
-def build_share(config: CorpusConfig, folder: Path, share: Share, executor: Executor, *, emit: Emit = silent) -> str:
-    """One share of `build_catalog`: of reading the parts, then, when all parts are there, of building the index's shards. Any number of
-    shares may run at a time. Returns what is missing and what to do about it, in a line.
-    """
-    missing, parts = read_share(config, folder, share, executor, emit=emit)
-    if missing:
-        return f"{missing} of {parts} parts are not read yet; run the other shares, then this command again"
-
-    def tell(message: str) -> None:
-        emit(Event("note", "corpus", f"waiting: {message}"))
-
-    corpus = wait_while_locked(lambda: build_corpus(config, folder, executor=executor, emit=emit), tell)
-    runs = plan(corpus, folder)
-    build_shards(corpus, missing_shards(share.of(runs), folder), folder, executor, emit=emit)
-    if left := len(missing_shards(runs, folder)):
-        return f"{left} of {len(runs)} index shards are not built yet; run the other shares, or this command without --shard"
-    return f"all {parts} parts are read, all {len(runs)} index shards are built; run this command without --shard to publish the index"
 
 
 def open_catalog(folder: Path) -> tuple[Corpus, Index]:

@@ -18,8 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.arrays import save_array
-from cramlm.artifacts import hash_json, raise_if_refused, stage
+from cramlm.config.retriever import DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
@@ -27,7 +26,8 @@ from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import texts_to_ask
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query
 from cramlm.retrieval.widening import widen
-from cramlm.retriever_config import DenseConfig
+from cramlm.storage.arrays import save_array
+from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
 
 CODE_FORMAT: Final = 1  # raise it when the same encoder would give other vectors
 _PASSAGES: Final = 4096  # vectors multiplied at a time
@@ -115,7 +115,7 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
         if event.kind != "fresh":  # parts may be many: that one is there already is no news
             emit(replace(event, stage=STAGE))
 
-    path = stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=tell).path
+    path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=tell).path
     try:
         vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
     except (ValueError, OSError) as error:

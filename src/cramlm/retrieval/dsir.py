@@ -1,6 +1,6 @@
 """DSIR: data selection by importance resampling (Xie, Santurkar, Ma, Liang 2023), as its released code computes it.
 
-With p the share of every bucket of hashed n-grams (ngrams.py) among the training texts, q the same over the whole corpus, and c(x) the
+With p the share of every bucket of hashed n-grams (text/ngrams.py) among the training texts, q the same over the whole corpus, and c(x) the
 counts of a passage x:
 
     w(x) = sum over buckets of c(x) * (ln(p + 1e-8) - ln(q + 1e-8))        k passages are drawn without replacement, in proportion to exp w
@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import Emit, IntArray
-from cramlm.retrieval.ngrams import Doubles, corpus_ngrams, count, hash_texts, log_probabilities
+from cramlm.retrieval.ngrams import corpus_ngrams
 from cramlm.retrieval.ranking import Proposal, one_each
-from cramlm.retriever_config import DsirConfig
+from cramlm.text.ngrams import Doubles, count, hash_texts, log_probabilities
 
 
 @dataclass(frozen=True, slots=True)

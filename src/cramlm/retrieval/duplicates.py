@@ -13,8 +13,8 @@ import zlib
 from typing import Any, Final
 
 from cramlm.data.corpus import Corpus
-from cramlm.data.words import normal_words
 from cramlm.errors import EnvironmentFault
+from cramlm.text.words import segment
 
 WORDS: Final = 5  # of a shingle
 _PERMUTATIONS: Final = 128
@@ -55,8 +55,8 @@ class NearDuplicates:
 
 
 def shingles(text: str) -> set[str]:
-    """The different runs of 5 words, normalised; a shorter text is one run."""
-    words = normal_words(text)
+    """The different runs of 5 words, normalised; a shorter text is one run. Text without words (symbols only) is cut at white space."""
+    words = segment(text) or text.split()
     return {" ".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))}
 
 

@@ -27,9 +27,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.records import Document, Emit, Event, FloatArray, silent
-from cramlm.retriever_config import ElasticsearchConfig
 
 if TYPE_CHECKING:
     from elastic_transport import Transport

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
+from cramlm.config.retriever import QueriesOf
 from cramlm.data.corpus import Corpus
-from cramlm.retrieval.ngrams import Token, cut_into_tokens
-from cramlm.retriever_config import QueriesOf
+from cramlm.text.ngrams import Token, cut_into_tokens
 
 STOP_SHARE_OF_CORPUS: Final = 0.1
 STOP_SHARE_OF_TASK: Final = 0.3

@@ -1,8 +1,8 @@
 """The seam of retrieval: a retriever lists the documents that suit a whole task, best first.
 
-    corpus, training texts ─► Retriever.propose ─► Proposal (Ranking, what became of the queries) ─► winnow.py: what stays
+    corpus, training texts ─► Retriever.propose ─► Proposal (Ranking, what became of the queries) ─► filters.py: what stays
 
-A retriever ranks and does not cut: how much of its list is kept is decided while the documents are read (winnow.py), so that a
+A retriever ranks and does not cut: how much of its list is kept is decided while the documents are read (filters.py), so that a
 smaller slice is the beginning of a larger one and every document that is dropped is replaced by the next.
 """
 

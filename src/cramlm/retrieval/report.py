@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from cramlm.data.corpus import Corpus
-from cramlm.data.words import normal_words
 from cramlm.records import IntArray
-from cramlm.retrieval.ngrams import BUCKETS, count, divergence, hash_texts
+from cramlm.text.ngrams import BUCKETS, count, divergence, hash_texts, hash_utf8
+from cramlm.text.words import segment_utf8
 
 MOST_PASSAGES: Final = 2000
 MOST_TEXTS: Final = 5000
@@ -35,8 +35,8 @@ _DRAWN_AT_ONCE: Final = 512
 
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
     """Plain JSON for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
-    chosen = [corpus.text(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
-    ngrams = hash_texts(chosen)
+    chosen = [corpus.data(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
+    ngrams = hash_utf8(chosen)
     drawn, drawn_counts = _draw(corpus, len(ngrams.buckets))
     target = count(hash_texts([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()]))
     blind, own = divergence(target, drawn_counts), divergence(target, count(ngrams))
@@ -73,15 +73,14 @@ def _log_odds(count: float, total: float) -> float:
     return math.log(count / max(total - count, 1.0))  # one word that is all the text stays finite
 
 
-def _draw(corpus: Corpus, size: int) -> tuple[list[str], IntArray]:
+def _draw(corpus: Corpus, size: int) -> tuple[list[bytes], IntArray]:
     """Texts drawn blindly, the same at every call, until they hold `size` n-grams or the corpus ends; and their counts per bucket."""
-    order = np.random.default_rng(0x424C494E44).permutation(len(corpus)).tolist()
-    texts: list[str] = []
+    texts: list[bytes] = []
     counts = np.zeros(BUCKETS, np.int64)
-    for start in range(0, len(order), _DRAWN_AT_ONCE):
-        batch = [corpus.text(position) for position in order[start : start + _DRAWN_AT_ONCE]]
+    for positions in random_batches(len(corpus)):
+        batch = [corpus.data(position) for position in positions]
         corpus.release()
-        ngrams = hash_texts(batch)
+        ngrams = hash_utf8(batch)
         enough = int(np.searchsorted(ngrams.offsets, size)) if ngrams.offsets[-1] >= size else len(batch)
         texts += batch[:enough]
         counts += np.bincount(ngrams.buckets[: ngrams.offsets[enough]], minlength=BUCKETS)
@@ -91,8 +90,15 @@ def _draw(corpus: Corpus, size: int) -> tuple[list[str], IntArray]:
     return texts, counts
 
 
-def _count_words(texts: Iterable[str]) -> Counter[str]:
-    words: Counter[str] = Counter()
+def random_batches(size: int) -> Iterator[list[int]]:
+    """The positions 0 to size - 1 in a random order, the same at every call; 8 bytes a position are held."""
+    order = np.random.default_rng(0x424C494E44).permutation(size)
+    for start in range(0, size, _DRAWN_AT_ONCE):
+        yield order[start : start + _DRAWN_AT_ONCE].tolist()
+
+
+def _count_words(texts: Iterable[bytes]) -> Counter[str]:
+    words: Counter[bytes] = Counter()
     for text in texts:
-        words.update(normal_words(text))
-    return words
+        words.update(segment_utf8(text).split())
+    return Counter({word.decode("utf-8", "surrogatepass"): number for word, number in words.items()})

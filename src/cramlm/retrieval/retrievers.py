@@ -9,25 +9,7 @@ from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 
-from cramlm.data.corpus import Corpus
-from cramlm.data.executors import Executor, Share
-from cramlm.errors import UsageError
-from cramlm.records import Emit, Event, FloatArray, IntArray, Task
-from cramlm.retrieval.analysis import ANALYZER
-from cramlm.retrieval.bm25 import Scoring
-from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
-from cramlm.retrieval.dsir import DsirRetriever
-from cramlm.retrieval.index import Index
-from cramlm.retrieval.passes import Passes, publish_passes, score_share, search_in_passes
-from cramlm.retrieval.phrases import texts_to_ask
-from cramlm.retrieval.queries import Queries
-from cramlm.retrieval.random import RandomRetriever
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
-from cramlm.retrieval.server_corpus import ElasticsearchRetriever
-from cramlm.retrieval.union import UnionRetriever
-from cramlm.retrieval.widening import widen
-from cramlm.retrieval.winnow import bound_of
-from cramlm.retriever_config import (
+from cramlm.config.retriever import (
     Bm25Config,
     DenseConfig,
     DsirConfig,
@@ -36,9 +18,26 @@ from cramlm.retriever_config import (
     RandomConfig,
     RetrieverConfig,
     UnionConfig,
-    members_of,
     unbounded,
 )
+from cramlm.data.corpus import Corpus
+from cramlm.errors import UsageError
+from cramlm.io.executors import Executor
+from cramlm.records import Emit, Event, FloatArray, IntArray
+from cramlm.retrieval.bm25.analysis import ANALYZER
+from cramlm.retrieval.bm25.distributed import Passes, publish_passes, search_in_passes
+from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.queries import Queries
+from cramlm.retrieval.bm25.search import Scoring
+from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
+from cramlm.retrieval.dsir import DsirRetriever
+from cramlm.retrieval.filters import bound_of
+from cramlm.retrieval.phrases import texts_to_ask
+from cramlm.retrieval.random import RandomRetriever
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
+from cramlm.retrieval.server_corpus import ElasticsearchRetriever
+from cramlm.retrieval.union import UnionRetriever
+from cramlm.retrieval.widening import widen
 
 Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
 """For each distinct query its number, positions and scores."""
@@ -46,7 +45,7 @@ Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A search by several processes or machines: its folder, which may hold what shares of it found already, and who does the rest."""
+    """A search by several processes or machines: its folder, which may hold what an earlier call found already, and who does the rest."""
 
     folder: Path
     executor: Executor
@@ -158,24 +157,6 @@ class Bm25Retriever:
             return compiled, self.index.search_distinct(compiled, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
 
         return search
-
-
-def search_share(config: RetrieverConfig, corpus: Corpus, index: Index, task: Task, share: Share, spread: Spread, *, emit: Emit) -> str:
-    """Score one share of the index for the training texts, for a later selection with the same `spread.folder`. Returns what is missing
-    and what to do about it, in a line.
-
-    Raises:
-        UsageError: if no BM25 takes part.
-    """
-    members = [member for member in members_of(config) if isinstance(member, Bm25Config)]
-    if not members:
-        raise UsageError(f"only BM25 is spread in shares, the retriever is {config.kind}; run it without --shard")
-    texts = [example.whole_text for example in task.train]
-    passes = [_passes(member, index, _asked(member, corpus, texts), member.depths[0], spread.folder) for member in members]
-    missing, groups = sum(score_share(batch, share, spread.executor, emit) for batch in passes), sum(len(batch.groups) for batch in passes)
-    if missing:
-        return f"{missing} of {groups} groups of index shards are not scored yet; run the other shares, or this command without --shard"
-    return f"all {groups} groups of index shards are scored; run this command without --shard to select"
 
 
 def _asked(config: Bm25Config, corpus: Corpus, texts: Sequence[str]) -> Sequence[str]:

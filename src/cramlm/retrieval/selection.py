@@ -1,13 +1,12 @@
 """The slice of the corpus that a task asks for, published as a folder.
 
     training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text and, if asked, without
-      near-duplicates, up to the bound (winnow.py) ─► selected.jsonl
+      near-duplicates, up to the bound (filters.py) ─► selection.arrow
 
-    selected.jsonl      position, id, source, rank, score, query, text; one document per line, in order (of a union: retriever, too)
+    selection.arrow     position, id, source, rank, score, query, weight, text; a row per document, in order (selection_table.py)
     dropped.jsonl       position, id, source, reason; with match and example, or twin (a position) and similarity
     report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; dropped by reason;
-                        documents and words per source; rank and score profile; comparison with the corpus (report.py)
-    position.npy, rank.npy, query.npy, score.npy, weight.npy      the same order as arrays (`Selection`)
+                        documents and words of the largest sources; rank and score profile; comparison with the corpus (report.py)
 
 The order is that of (rank, position), best first. Training draws passages in proportion to their weights.
 """
@@ -16,32 +15,33 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
+from array import array
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 import numpy as np
 
-from cramlm.arrays import read_array, save_array
-from cramlm.artifacts import environment_faults, open_artifact, stage
+from cramlm.config.retriever import RetrieverConfig, members_of
 from cramlm.data.corpus import Corpus
+from cramlm.data.merge import largest
 from cramlm.data.task import task_fingerprint
-from cramlm.data.words import count_words
-from cramlm.errors import ArtifactError, DataError
-from cramlm.records import Emit, Event, FloatArray, Int32Array, Selection, Task, silent
+from cramlm.errors import DataError
+from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, silent
+from cramlm.retrieval.bm25.index import Index
 from cramlm.retrieval.dense import OpenEncoder
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
-from cramlm.retrieval.index import Index
-from cramlm.retrieval.ranking import STAGE, Proposal, Ranking
+from cramlm.retrieval.filters import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, bound_of, winnow
+from cramlm.retrieval.ranking import Proposal, Ranking
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import Means, Spread, build_retriever, check_bounded
-from cramlm.retrieval.winnow import CHARACTERS_PER_TOKEN, Bound, Dropped, Kept, bound_of, winnow
-from cramlm.retriever_config import RetrieverConfig, members_of
+from cramlm.retrieval.selection_table import KIND as KIND
+from cramlm.retrieval.selection_table import SelectionTable, save_selection
+from cramlm.storage.artifacts import stage
 
-KIND: Final = STAGE
-CODE_FORMAT: Final = 3  # raise it when the same input would give another folder
-_ARRAYS: Final = {"position": np.int64, "rank": np.int32, "query": np.int32, "score": np.float32, "weight": np.float32}
+CODE_FORMAT: Final = 7  # raise it when the same input would give another folder
 _PERCENTILES: Final = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 
 
@@ -75,6 +75,7 @@ def select_documents(
     retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads, spread, open_encoder))
     key = {
         "code": CODE_FORMAT,
+        "unicode": unicodedata.unidata_version,
         "config": config.model_dump(mode="json"),
         "corpus": corpus.fingerprint,
         "task": {split: value for split, value in task_fingerprint(task).items() if split != "labels"},
@@ -99,19 +100,36 @@ def read_selection(path: Path) -> Selection:
     Raises:
         ArtifactError: if it is damaged, or the folder holds something else.
     """
-    open_artifact(path, kind=KIND)
-    try:
-        with environment_faults(path):
-            arrays = {name: read_array(path / f"{name}.npy") for name in _ARRAYS}
-    except ValueError as error:
-        raise ArtifactError(f"{path}: damaged selection ({error}); delete the folder and select again") from error
-    return Selection(**arrays)
+    return SelectionTable.open(path).numbers()
 
 
 def rank_weights(rank: Int32Array, decay: float) -> FloatArray:
     """1 / (rank + 1)^decay, scaled to a mean of 1, float32."""
     weights = (rank + 1.0) ** -decay
     return np.asarray(weights / weights.mean(), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The sources of chosen passages in the order of their first: numbers in the corpus, and by name, passages and words of the chosen,
+    passages of the whole corpus.
+    """
+
+    numbers: tuple[int, ...]
+    passages: Counter[str]
+    words: Counter[str]
+    corpus_passages: Counter[str]
+
+    @staticmethod
+    def of(corpus: Corpus, positions: IntArray) -> _Sources:
+        numbers, first, own, counts = np.unique(corpus.source[positions], return_index=True, return_inverse=True, return_counts=True)
+        words = np.zeros(len(numbers), np.int64)
+        np.add.at(words, own, corpus.words(positions))
+        totals = np.bincount(corpus.source)[numbers]
+        order = np.argsort(first)
+        names = [corpus.sources[number] for number in numbers[order].tolist()]
+        by_name = [Counter(dict(zip(names, values[order].tolist(), strict=True))) for values in (counts, words, totals)]
+        return _Sources(tuple(numbers[order].tolist()), *by_name)
 
 
 class _Writer:
@@ -122,12 +140,7 @@ class _Writer:
         self._decay = config.rank_decay
         self._duplicates = None if config.near_duplicates is None else NearDuplicates(corpus, config.near_duplicates)
         self._kinds = [member.kind for member in members_of(config)]
-        self._places: list[int] = []
-        self._sources: Counter[str] = Counter()
-        self._source_words: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._bytes = 0
-        self._tokens = 0.0
 
     def write(self, proposal: Proposal, bound: Bound) -> None:
         ranking = proposal.ranking
@@ -136,73 +149,47 @@ class _Writer:
                 f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {self._corpus.path}; "
                 "use a corpus in the task's language"
             )
-        with (
-            (self._folder / "selected.jsonl").open("w", encoding="utf-8") as selected,
-            (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped,
-        ):
+        places, tokens = array("q"), 0.0
+        with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
             held_out = [*self._task.dev, *self._task.test]
             for item in winnow(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
                 match item:
                     case Kept():
-                        self._keep(item, ranking, selected)
+                        places.append(item.place)
+                        tokens += item.tokens
                     case Dropped():
                         self._drop(item, ranking, dropped)
-        if not self._places:
+        if not places:
             raise DataError(
                 f"0 documents selected: all {self._dropped.total()} found hold text of the dev or test set; use a larger corpus"
             )
-        kept = ranking.take(np.array(self._places))
+        kept = ranking.take(np.array(places))
         weight = rank_weights(kept.rank, self._decay)
-        for name, dtype in _ARRAYS.items():
-            values = weight if name == "weight" else getattr(kept, name)
-            save_array(self._folder / f"{name}.npy", np.asarray(values, dtype))
-        self._tell(self._report(proposal, kept))
-
-    def _keep(self, kept: Kept, ranking: Ranking, file: TextIO) -> None:
-        place, document = kept.place, kept.document
-        union = {"retriever": self._kinds[ranking.member[place]]} if len(self._kinds) > 1 else {}
-        _write_line(
-            file,
-            position=int(ranking.position[place]),
-            id=document.id,
-            source=document.source,
-            rank=int(ranking.rank[place]),
-            score=float(f"{ranking.score[place]:.7g}"),
-            query=int(ranking.query[place]),
-            **union,
-            text=document.text,
-        )
-        self._places.append(place)
-        self._sources[document.source] += 1
-        self._source_words[document.source] += count_words(document.text)
-        self._bytes += len(document.text.encode())
-        self._tokens += kept.tokens
+        sources = _Sources.of(self._corpus, kept.position)
+        save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)
+        self._tell(self._report(proposal, kept, sources, tokens))
 
     def _drop(self, dropped: Dropped, ranking: Ranking, file: TextIO) -> None:
-        document = dropped.document
-        _write_line(
-            file,
-            position=int(ranking.position[dropped.place]),
-            id=document.id,
-            source=document.source,
-            reason=dropped.reason,
-            **dropped.details,
-        )
+        position = int(ranking.position[dropped.place])
+        source = self._corpus.sources[int(self._corpus.source[position])]
+        where = {"position": position, "id": self._corpus.ids([position])[0], "source": source}
+        file.write(json.dumps({**where, "reason": dropped.reason, **dropped.details}, ensure_ascii=False) + "\n")
         self._dropped[dropped.reason] += 1
 
-    def _report(self, proposal: Proposal, kept: Ranking) -> dict[str, Any]:
+    def _report(self, proposal: Proposal, kept: Ranking, sources: _Sources, tokens: float) -> dict[str, Any]:
         found, dropped = len(proposal.ranking) + proposal.capped, self._dropped.total()
         cut = found - proposal.capped - dropped - len(kept)
+        shown = largest(sources.passages)
         report = {
             "queries": asdict(proposal.queries),
             "documents": {"found": found, "dropped": dropped, "capped": proposal.capped, "cut": cut, "selected": len(kept)},
-            "words": self._source_words.total(),
-            "bytes": self._bytes,
-            "tokens": {"estimated": round(self._tokens), "characters_per_token": CHARACTERS_PER_TOKEN},
+            "words": sources.words.total(),
+            "bytes": int(self._corpus.sizes(kept.position).sum()),
+            "tokens": {"estimated": round(tokens), "characters_per_token": CHARACTERS_PER_TOKEN},
             "dropped": dict(self._dropped.most_common()),
-            "sources": dict(self._sources.most_common()),
-            "source_words": {source: self._source_words[source] for source, _ in self._sources.most_common()},
-            "corpus_sources": self._corpus_sources(),
+            **shown,
+            "source_words": {source: sources.words[source] for source in shown["sources"]},
+            "corpus_sources": {source: sources.corpus_passages[source] for source in shown["sources"]},
             "corpus_documents": len(self._corpus),
             **_profile(kept),
             **compare_with_corpus(self._corpus, kept.position, [example.whole_text for example in self._task.train]),
@@ -219,12 +206,6 @@ class _Writer:
             ]
         (self._folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return report
-
-    def _corpus_sources(self) -> dict[str, int]:
-        """Documents of the whole corpus for each source that was selected from."""
-        counts = np.bincount(self._corpus.source, minlength=len(self._corpus.sources)).tolist()
-        of = dict(zip(self._corpus.sources, counts, strict=True))
-        return {source: of[source] for source, _ in self._sources.most_common()}
 
     def _tell(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
@@ -248,7 +229,3 @@ def _profile(kept: Ranking) -> dict[str, dict[str, float]]:
         return {f"p{share}": round(float(value), 4) for share, value in zip(_PERCENTILES, np.percentile(values, _PERCENTILES), strict=True)}
 
     return {"rank": percentiles(kept.rank), "score": percentiles(kept.score)}
-
-
-def _write_line(file: TextIO, **fields: Any) -> None:
-    file.write(json.dumps(fields, ensure_ascii=False) + "\n")

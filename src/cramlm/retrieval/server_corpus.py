@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from cramlm.arrays import read_array, save_array
-from cramlm.artifacts import Artifact, hash_json, stage
-from cramlm.config import CorpusConfig
+from cramlm.config.retriever import ElasticsearchConfig
+from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.elasticsearch import STAGE, DocumentKey, Failure, fetch_documents, search_elasticsearch
 from cramlm.retrieval.phrases import first_words
 from cramlm.retrieval.ranking import MOST_FAILED, Proposal, QueryCounts, Ranking, cap_per_query
-from cramlm.retriever_config import ElasticsearchConfig
+from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 1  # raise it when the same answers would give another folder
@@ -94,7 +94,7 @@ def _answers(settings: ElasticsearchConfig, texts: Sequence[str], store: Path, e
         best, counts, reasons = _search(settings, texts if most is None else [first_words(text, most) for text in texts], emit)
         _write(settings, best, counts, reasons, folder, emit)
 
-    return stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
+    return shared_stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
 
 
 def _search(

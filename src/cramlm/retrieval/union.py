@@ -17,8 +17,8 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.records import Emit, IntArray
+from cramlm.retrieval.filters import Bound, within_bound
 from cramlm.retrieval.ranking import NOT_ASKED, Proposal, Ranking, Retriever
-from cramlm.retrieval.winnow import Bound, within_bound
 
 
 @dataclass(frozen=True, slots=True)

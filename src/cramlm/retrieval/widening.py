@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+from cramlm.config.retriever import Bm25Config, DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.records import Emit, Event
+from cramlm.retrieval.filters import bound_of, within_bound
 from cramlm.retrieval.ranking import STAGE, Proposal
-from cramlm.retrieval.winnow import bound_of, within_bound
-from cramlm.retriever_config import Bm25Config, DenseConfig
 
 
 def widen(ask: Callable[[int], Proposal], config: Bm25Config | DenseConfig, corpus: Corpus, *, emit: Emit) -> Proposal:

@@ -14,67 +14,20 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config import PhaseConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.terms import Origin
 from cramlm.errors import DataError
-from cramlm.records import Batch, BoolArray, FloatArray, IntArray
+from cramlm.records import Batch, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import pack, share
+from cramlm.training.objective import objective_of
+from cramlm.training.pools import TokenPool
 from cramlm.training.randomness import generator
-from cramlm.training.reading import Drawn, ask, with_gaps
-
-__all__ = ["Batches", "Origin", "SpecialIds", "Stream", "TokenPool", "pack", "share"]
-
-Origin: TypeAlias = Literal["external", "task"]
-_SAMPLE = 64  # sequences
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPool:
-    """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
-
-    ids: uint16, or uint32 for large vocabularies. offsets: (n + 1,) int64. labels: (n,) int64, -1 where a sequence has none. weights:
-    (n,) float32, > 0, how often each is drawn in proportion to the others; None = alike. soft_labels: (n, labels) float32, probabilities
-    that a teacher gives; None = it was not asked. targets: as in `Batch`; None where each text has one label. begins: for each id, whether
-    a word (or phrase) begins there; None where no phase asks (units.py). marks: for each id, uint8, what objective marks learns. scores:
-    for each id, float32, how fit it is to be hidden (importance.py).
-    """
-
-    ids: npt.NDArray[np.unsignedinteger[Any]]
-    offsets: IntArray
-    labels: IntArray
-    weights: FloatArray | None = None
-    soft_labels: FloatArray | None = None
-    begins: BoolArray | None = None
-    marks: npt.NDArray[np.uint8] | None = None
-    scores: FloatArray | None = None
-    targets: FloatArray | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def sequence(self, index: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    def told(self, index: int, phase: PhaseConfig) -> npt.NDArray[Any] | None:
-        """What a phase must know of the tokens of a sequence: marks, scores, or where words begin; None where it needs none."""
-        values = self.marks if phase.objective == "marks" else self.scores if phase.uses_scores else self.begins
-        if not (phase.objective == "marks" or phase.uses_scores or phase.needs_words):
-            return None
-        assert values is not None, f"phase {phase.name}: the pool lacks the marks, the scores or the words that it needs"
-        return values[self.offsets[index] : self.offsets[index + 1]]
-
-    @property
-    def mean_length(self) -> float:
-        """Tokens per sequence drawn, special tokens included."""
-        if self.weights is not None:
-            return float(np.average(np.diff(self.offsets), weights=self.weights))
-        return float(self.offsets[-1] - self.offsets[0]) / len(self)
+from cramlm.training.terms.base import Sampled
 
 
 class Stream:
@@ -154,7 +107,7 @@ class Batches:
         """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[Any]] = []
         labels, external, taught, targets = [], [], [], []
-        told: list[npt.NDArray[Any]] = []
+        token_values: list[npt.NDArray[Any]] = []
         for origin, numbers in self.drawn(step).items():
             stream = self._streams[origin]
             positions = stream.positions(numbers)
@@ -165,10 +118,10 @@ class Batches:
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
             known = stream.pool.targets
             targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if known is None else known[positions])
-            told += [each for position in positions if (each := stream.pool.told(int(position), self.phase)) is not None]
+            token_values += [each for position in positions if (each := stream.pool.values_of(int(position), self.phase)) is not None]
         parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(taught), np.concatenate(targets))
-        drawn = Drawn(sequences, told, *parts)
-        return ask(drawn, self.phase, self.special, step=step, chance=functools.partial(self._generator, index=step))
+        sampled, random = Sampled(sequences, token_values, *parts), functools.partial(self._generator, index=step)
+        return objective_of(self.phase).batch(sampled, self.special, step=step, random=random)
 
     def _generator(self, purpose: str, *, index: int) -> np.random.Generator:
         return generator(self._seed, phase_index=self._phase_index, purpose=purpose, index=index)
@@ -207,16 +160,9 @@ class Batches:
         return cycles * (self.phase.external + self.phase.task) + before + within + 1
 
     def _tokens_read(self, origin: Origin) -> float:
-        """Mean tokens of a sequence as it stands in a batch: with objective span its spans stand at its end, as a sample tells."""
-        pool = self._streams[origin].pool
-        if self.phase.objective != "span" or (origin == "task" and self.phase.mlm_weight == 0):
-            return pool.mean_length
-        sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
-        told = [each for number in sample if (each := pool.told(number, self.phase)) is not None]
-        sequences = [pool.sequence(number) for number in sample]
-        rate, chance = self.phase.masking.rate_at(0, None), self._generator("sample", index=0)
-        gapped = with_gaps(sequences, told, self.phase.masking, chance, self.special, where=np.ones(len(sample), dtype=np.bool_), rate=rate)
-        return pool.mean_length * sum(len(each.tokens) for each in gapped) / sum(map(len, sequences))
+        """Mean tokens of a sequence as it stands in a batch."""
+        random = functools.partial(self._generator, index=0)
+        return objective_of(self.phase).tokens_read(self._streams[origin].pool, origin, self.special, random=random)
 
     def _counts(self) -> dict[Origin, int]:
         """Sequences of each origin in a step that draws from it."""

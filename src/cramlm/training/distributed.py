@@ -1,18 +1,22 @@
-"""Several processes in one training, as torchrun starts them: what they do together, and how they end together.
+"""Training in several processes, started by torchrun, over the collectives of torch.distributed.
 
-One rank leads: the first. It alone reads and writes files, retrieves, evaluates, exports and speaks; the others wait in `told`, for as long
-as it takes, and train with it. Every rank runs the same loop; what differs between them goes through the methods of `Ranks`:
+Rank 0 leads: it alone reads and writes files, retrieves, evaluates, exports and prints. The other ranks wait for it, and train with it.
+All ranks run the same training loop and make the same calls of `Ranks` in the same order:
 
-    told      the leader does something, all get its result (JSON)       dev scores, checkpoints, orders
-    given     all get the leader's tensors                               weights, moments, token pools
-    sum_      tensors are summed over the ranks, in place                gradients, losses
-    agreed    one answer for all to a question each answers for itself   has a signal come?
+    told      rank 0 calls a function, all ranks get its result (JSON)    dev scores, checkpoints, orders
+    given     all ranks get the tensors of rank 0                         weights, moments, token pools
+    sum_      tensors are summed over the ranks, in place                 gradients, losses
+    agreed    the largest exit code that any rank has, or None            signals
 
-A training alone (`ALONE`) is the same loop with the same calls, each of which gives back what it got. Where one rank ends, all do: what the
-leader raises gives the others its exit code without a word of theirs; a rank that is killed or stopped is noticed by the next exchange
-(at once, or after `distributed.timeout`), one of those left names it, and all exit with 75: the same command goes on from the checkpoint.
+`ALONE` is the same interface for one process, where each call returns what it got.
 
-Nothing is pickled: words go as JSON through the store of the rendezvous, numbers as bytes through gloo.
+While rank 0 works alone, a thread of it broadcasts a sign of life every second, which resets the timeout of the ranks that wait. A rank
+that is killed breaks the connections of the others; a rank that is stopped, or late, makes them time out (`distributed.timeout`). Either
+way every rank raises `RankLost`, torchrun ends whatever is left, and the same command continues from the last checkpoint. When rank 0
+raises an error while it works alone, the others end with its exit code and print nothing.
+
+Nothing is pickled: control messages are JSON, tensors are bytes. Why gradients are summed by one all_reduce after the backward pass and not
+by DistributedDataParallel: docs/decisions/0004-one-sum-of-gradients.md.
 """
 
 from __future__ import annotations
@@ -20,38 +24,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from cramlm.config import DistributedConfig
-from cramlm.errors import CramError, DivergedError, RankLost, Stopped, UsageError
-from cramlm.training.store import Store, meet
-
-_ANSWER_SECONDS = 20.0  # how long the store may take for an answer
-_BEAT_SECONDS = 0.5  # between two signs of life of a rank
-_LOOK_SECONDS = 4 * _BEAT_SECONDS  # a rank that gives none for so long, when an exchange has failed, is the one that is gone
-_NAP_SECONDS = 0.02, 0.2  # between two looks for the leader's word: the first, the longest
-_LEAVING_SECONDS = 5.0  # how long the leader, who may host the store, waits for the others to leave
-_ENDED = "ended"  # key of the exit code with which one rank has ended, after it said why
+from cramlm.config.run import DistributedConfig
+from cramlm.errors import CramError, DivergedError, EnvironmentFault, RankLost, Stopped, UsageError
+from cramlm.training.objective import Losses
 
 Stop = Callable[[], int | None]
 _Result = TypeVar("_Result")
 
+_SIGN_OF_LIFE_SECONDS: Final = 1.0
+_WORKING, _DONE, _FAILED = range(3)  # states of rank 0 that it broadcasts to the ranks that wait
+_AGAIN: Final = "what was trained since the last checkpoint is lost; run the same command again to continue"
+
 
 class Ranks(Protocol):
-    """This process among those that train together; see above for what each method is for. All ranks make the same calls in the same order.
+    """The processes of one training. All ranks make the same calls in the same order.
 
-    index: 0 leads. local_count: ranks on this machine. settings: what the bits of a training depend on here, empty for one process.
+    index: of this process; 0 leads. local_count: ranks on this machine. settings: what the bits of a training depend on here, empty for
+    one process.
 
     Raises (each of the methods):
         RankLost: if a rank no longer answers.
@@ -64,27 +62,27 @@ class Ranks(Protocol):
     @property
     def local_count(self) -> int: ...
     @property
-    def config(self) -> DistributedConfig: ...
-    @property
     def settings(self) -> dict[str, Any]: ...
+    def lead(self) -> None: ...
     def told(self, work: Callable[[], _Result]) -> _Result: ...
     def given(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
     def sum_(self, tensors: Sequence[Tensor]) -> None: ...
     def agreed(self, code: int | None) -> int | None: ...
-    def same(self, number: int) -> bool: ...
+    def check_equal(self, tensors: Iterable[Tensor]) -> None: ...
     def watched(self, stop: Stop) -> Stop: ...
-    def exchanging(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class Alone:
-    """One process: everything is what it was."""
+    """One process."""
 
     index, count, local_count = 0, 1, 1
-    config = DistributedConfig()
 
     @property
     def settings(self) -> dict[str, Any]:
         return {}
+
+    def lead(self) -> None:
+        pass
 
     def told(self, work: Callable[[], _Result]) -> _Result:
         return work()
@@ -98,14 +96,11 @@ class Alone:
     def agreed(self, code: int | None) -> int | None:
         return code
 
-    def same(self, number: int) -> bool:
-        return True
+    def check_equal(self, tensors: Iterable[Tensor]) -> None:
+        pass
 
     def watched(self, stop: Stop) -> Stop:
         return stop
-
-    def exchanging(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
 
 ALONE = Alone()
@@ -113,12 +108,13 @@ ALONE = Alone()
 
 @contextlib.contextmanager
 def join(config: DistributedConfig) -> Iterator[Ranks]:
-    """The ranks that this process was started among (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as torchrun sets them); else `ALONE`.
+    """Join the ranks that torchrun's variables describe (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); `ALONE` without them.
 
-    When the block ends on one rank with an error, it ends on all of them: one raises the error, the others SystemExit with its exit code.
+    An error inside the block ends all ranks. What all ranks raise alike (Stopped, DivergedError), and what rank 0 raises while the others
+    wait, is raised on rank 0 alone; the others raise SystemExit with its exit code.
 
     Raises:
-        UsageError: if the variables contradict one another. RankLost: if not all ranks come within `config.timeout`.
+        UsageError: if the variables are incomplete. RankLost: if not all ranks come within `config.timeout` seconds.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield ALONE
@@ -127,31 +123,24 @@ def join(config: DistributedConfig) -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        ranks.end(error)
+        ranks.abandon(error)
+        if ranks.index > 0 and isinstance(error, Stopped | DivergedError):
+            raise SystemExit(error.exit_code) from error
         raise
-    ranks.leave()
-
-
-class _Ended(BaseException):
-    """Another rank has ended with this exit code, and has said why."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    finally:
+        dist.destroy_process_group()
 
 
 class _Joined:
-    """A rank of several. The store holds what is told, signs of life, and who has ended; gloo carries tensors."""
+    """One of several ranks."""
 
     def __init__(self, config: DistributedConfig) -> None:
-        self.config = config
-        self._timeout = timedelta(seconds=config.timeout)
+        self._timeout = config.timeout
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        if backend != "gloo":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         try:
-            store, self.index, self.count = next(rendezvous("env://", timeout=self._timeout))
-            shared = meet(PrefixStore("cramlm", store), self.index, self.count, timeout=config.timeout)
-            self._store = Store(PrefixStore("words", shared), timeout=min(config.timeout, _ANSWER_SECONDS))
-            group = PrefixStore("gloo", shared)
-            dist.init_process_group("gloo", store=group, rank=self.index, world_size=self.count, timeout=self._timeout)
+            dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
         except ValueError as error:
             raise UsageError(f"WORLD_SIZE is set but the ranks cannot meet ({error}); start with torchrun, or unset WORLD_SIZE") from error
         except RuntimeError as error:
@@ -159,175 +148,165 @@ class _Joined:
             raise RankLost(
                 f"not all {os.environ['WORLD_SIZE']} ranks came to {where} within {config.timeout:g} s; run the same command again"
             ) from error
+        self.index, self.count = dist.get_rank(), dist.get_world_size()
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._turn, self._gone = 0, [self.index]  # ranks that nobody waits for when this one leaves
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        self._store.set(f"who/{self.index}", f"pid {os.getpid()} on {socket.gethostname()}")
-        self._leaving = threading.Event()
-        self._heart = threading.Thread(target=self._beat, daemon=True)
-        self._heart.start()
+        self._leading: _SignsOfLife | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"ranks": self.count, "parallel": self.config.parallel}
+        return {"ranks": self.count}
+
+    def lead(self) -> None:
+        """On rank 0: work alone from now until the next `told`, for which the other ranks wait."""
+        if self.index == 0 and self._leading is None:
+            self._leading = _SignsOfLife(self._state)
 
     def told(self, work: Callable[[], _Result]) -> _Result:
-        """What `work` gives on the leader, on all; it must be plain JSON."""
-        self._turn += 1
-        key = f"told/{self._turn}"
-        with self.exchanging():
-            if self.index > 0:
-                self._wait_for(key)
-                heard: _Result = json.loads(self._store.get(key))
-                return heard
-        result = work()
-        with self.exchanging():
-            self._store.set(key, json.dumps(result))
-        return result
+        """The result of `work` on rank 0, on all ranks; it must be plain JSON. The others wait as long as rank 0 works."""
+        if self.index == 0:
+            self.lead()
+            result = work()
+            message = json.dumps(result).encode()
+            self._finish(_DONE, len(message))
+            self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+            return result
+        state, number = self._state(_WORKING, 0)
+        while state == _WORKING:
+            state, number = self._state(_WORKING, 0)
+        if state == _FAILED:
+            raise SystemExit(number)
+        heard = torch.empty(number, dtype=torch.uint8)
+        self._broadcast(heard)
+        answer: _Result = json.loads(heard.numpy().tobytes())
+        return answer
 
     def given(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The leader's tensors under its names; on the leader the very same, made contiguous."""
-        mine = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        kinds = self.told(lambda: {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in mine.items()})
-        shapes = self.told(lambda: {name: list(tensor.shape) for name, tensor in mine.items()})
+        """The tensors of rank 0 under its names, in the memory of the CPU; on rank 0 they are not copied unless they must be."""
+        mine = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        kinds = self.told(lambda: {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in mine.items()})
         result = {}
-        with self.exchanging():
-            for name, kind in kinds.items():
-                result[name] = mine[name] if self.index == 0 else torch.empty(shapes[name], dtype=getattr(torch, kind))
-                if result[name].numel():
-                    dist.broadcast(result[name].view(-1).view(torch.uint8), src=0)
+        for name, (kind, *shape) in kinds.items():
+            result[name] = mine[name] if self.index == 0 else torch.empty(shape, dtype=getattr(torch, kind))
+            if result[name].numel():
+                self._broadcast(result[name].view(-1).view(torch.uint8))
         return result
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """One exchange for all of them, side by side: the order of every addition is the same whenever it is asked."""
+        """One all_reduce for all of them, side by side in one buffer: the order of additions is the same in every step and every start."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with self.exchanging():
+        with self._collective():
             dist.all_reduce(flat)
         for tensor, summed in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
     def agreed(self, code: int | None) -> int | None:
-        """The largest of the ranks' codes, None if all have None."""
-        largest = torch.tensor(-1 if code is None else code)
-        with self.exchanging():
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return int(largest) if largest >= 0 else None
+        (largest,) = self._largest(-1 if code is None else code)
+        return largest if largest >= 0 else None
 
-    def same(self, number: int) -> bool:
-        """Whether all ranks have this number."""
-        extremes = torch.tensor([number, -number])
-        with self.exchanging():
-            dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        return bool(extremes.sum() == 0)
+    def check_equal(self, tensors: Iterable[Tensor]) -> None:
+        """Raise EnvironmentFault on rank 0, and SystemExit on the others, if float32 tensors are not the same bits on all ranks."""
+        checksum = sum(int(tensor.detach().view(torch.int32).sum(dtype=torch.int64)) for tensor in tensors)
+        largest, smallest = self._largest(checksum, -checksum)
+        if largest + smallest != 0:
+            self.told(_refuse_drift)
 
     def watched(self, stop: Stop) -> Stop:
-        """`stop`, which also asks for a stop (75) when the launcher is gone: nobody would end this rank any more."""
-        return lambda: 75 if (code := stop()) is None and self._orphaned else code
+        """`stop`, which also ends this rank when torchrun is gone (75), and rank 0 when the others no longer receive its signs of life."""
+
+        def stop_of_ranks() -> int | None:
+            if self._leading is not None and self._leading.error is not None:
+                raise self._lost(self._leading.error)
+            is_orphan = self._launcher is not None and os.getppid() != self._launcher
+            return 75 if (code := stop()) is None and is_orphan else code
+
+        return stop_of_ranks
+
+    def abandon(self, error: BaseException) -> None:
+        """End because of `error`: if the others wait for this rank, they end with its exit code."""
+        if self._leading is not None:
+            with contextlib.suppress(RankLost):
+                self._finish(_FAILED, _exit_code(error))
+
+    def _finish(self, state: int, number: int) -> None:
+        assert self._leading is not None, "only rank 0 leads"
+        leading, self._leading = self._leading, None
+        if (error := leading.stop()) is not None:
+            raise self._lost(error)
+        self._state(state, number)
+
+    def _state(self, state: int, number: int) -> tuple[int, int]:
+        """Broadcast the state of rank 0: on rank 0 as given, on the others whatever it sends."""
+        word = torch.tensor([state, number])
+        self._broadcast(word)
+        return int(word[0]), int(word[1])
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        with self._collective():
+            dist.broadcast(tensor, src=0)
+
+    def _largest(self, *numbers: int) -> list[int]:
+        largest = torch.tensor(numbers)
+        with self._collective():
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.tolist()
 
     @contextlib.contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Turn the failure of an exchange inside the block into a line that names the rank that is gone."""
+    def _collective(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, dist.DistError) or "gloo" in str(error):
-                raise self._explained(error) from error
-            raise
+            raise self._lost(error) from error
 
-    def leave(self) -> None:
-        """End without an error; the leader last."""
-        with contextlib.suppress(RuntimeError):  # everything is done: that another one has gone already does not matter
-            self._part()
-        dist.destroy_process_group()
+    def _lost(self, error: RuntimeError | RankLost) -> RankLost:
+        if isinstance(error, RankLost):
+            return error
+        reason = str(error).partition("\n")[0].rpartition("] ")[2][:120]  # without the place in torch's source
+        late = f"did not answer within {self._timeout:g} s"
+        return RankLost(f"rank {self.index} of {self.count}: another rank is gone, stopped, or {late} ({reason}); {_AGAIN}")
 
-    def end(self, error: BaseException) -> None:
-        """End because of `error`: returns where it is to be raised on, raises SystemExit where another rank says why."""
-        code = _exit_code(error)
-        if isinstance(error, _Ended):
-            silent = True
-        elif isinstance(error, Stopped | DivergedError):  # each rank has raised its own
-            silent = self.index > 0
-        else:
-            silent = self._spoken()
-        if not silent:
-            with contextlib.suppress(RuntimeError):
-                self._store.set(_ENDED, str(code))
-        with contextlib.suppress(RuntimeError):
-            self._part()
-        if silent:
-            raise SystemExit(code)
 
-    def _spoken(self) -> bool:
-        """Whether another rank has said already why all end; where the store is gone, nobody can know."""
+class _SignsOfLife:
+    """A thread that broadcasts that rank 0 is still working."""
+
+    def __init__(self, broadcast: Callable[[int, int], Any]) -> None:
+        self.error: RankLost | None = None
+        self._broadcast, self._stopping = broadcast, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> RankLost | None:
+        """End the thread; returns its error."""
+        self._stopping.set()
+        self._thread.join()
+        return self.error
+
+    def _run(self) -> None:
         try:
-            return int(self._store.add("spoken", 1)) > 1
-        except RuntimeError:
-            return False
+            while not self._stopping.wait(_SIGN_OF_LIFE_SECONDS):
+                self._broadcast(_WORKING, 0)
+        except RankLost as error:
+            self.error = error
 
-    def _part(self) -> None:
-        """Leave; the leader, who may host the store, when the others have left too."""
-        self._store.set(f"left/{self.index}", "")
-        until = time.monotonic() + _LEAVING_SECONDS
-        while self.index == 0 and time.monotonic() < until:
-            if all(index in self._gone or self._store.has(f"left/{index}") for index in range(self.count)):
-                break
-            time.sleep(_NAP_SECONDS[0])
-        self._leaving.set()
-        self._heart.join()
 
-    def _wait_for(self, key: str) -> None:
-        """Until the leader sets `key`, however long it works, as long as it gives signs of life."""
-        nap, longest = _NAP_SECONDS
-        beats, since = -1, time.monotonic()
-        while not self._store.has(key):
-            if self._store.has(_ENDED):
-                raise _Ended(int(self._store.get(_ENDED)))
-            if self._orphaned:
-                raise Stopped("the process that started this rank is gone; run the same command again to continue")
-            if (now := self._store.add("alive/0", 0)) != beats:
-                beats, since = now, time.monotonic()
-            elif time.monotonic() - since > self.config.timeout:
-                raise self._explained(None)
-            time.sleep(nap)
-            nap = min(1.5 * nap, longest)
+def over_all(losses: Losses, ranks: Ranks) -> Losses:
+    """The losses of the whole batch, from each rank's share of them; without gradients where there are several ranks."""
+    if ranks.count == 1:
+        return losses
+    values: list[Tensor] = [value.detach().float().clone() for value in (losses.total, *losses.means.values())]
+    ranks.sum_(values)
+    return Losses(values[0], dict(zip(losses.means, values[1:], strict=True)))
 
-    def _explained(self, error: RuntimeError | None) -> BaseException:
-        """Why an exchange failed: the leader has ended by itself, or a rank is gone, or late."""
-        again = "what was trained since the last checkpoint is lost; run the same command again to continue"
-        try:
-            lost = self._lost()
-            if self._store.has(_ENDED):
-                return _Ended(int(self._store.get(_ENDED)))
-            self._gone += lost
-            names = [f"rank {index} ({self._store.get(f'who/{index}')})" for index in lost]
-        except RuntimeError:
-            return RankLost(f"rank {self.index} of {self.count}: the machine where the ranks meet is gone ({_brief(error)}); {again}")
-        if names:
-            return RankLost(f"{', '.join(names)} is gone or stopped; {again}")
-        late = f"a rank did not answer within {self.config.timeout:g} s, or its connection broke ({_brief(error)})"
-        return RankLost(f"{late}; {again}, with a larger distributed.timeout if its machine is slow")
 
-    def _lost(self) -> list[int]:
-        """Ranks that have not left, and yet give no sign of life for a while."""
-        others = [index for index in range(self.count) if index != self.index]
-        before = [self._store.add(f"alive/{index}", 0) for index in others]
-        time.sleep(_LOOK_SECONDS)
-        silent = [index for index, beats in zip(others, before, strict=True) if self._store.add(f"alive/{index}", 0) == beats]
-        return [index for index in silent if not self._store.has(f"left/{index}")]
-
-    def _beat(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone: whoever asks it next will say so
-            while not self._leaving.wait(_BEAT_SECONDS):
-                self._store.add(f"alive/{self.index}", 1)
-
-    @property
-    def _orphaned(self) -> bool:
-        return self._launcher is not None and os.getppid() != self._launcher
+def _refuse_drift() -> None:
+    raise EnvironmentFault(
+        "the ranks' weights have drifted apart, so their machines do not compute the same bits; nothing was saved. Use machines of one kind"
+    )
 
 
 def _exit_code(error: BaseException) -> int:
     match error:
-        case CramError() | _Ended():
+        case CramError():
             return error.exit_code
         case SystemExit(code=int() as code):
             return code
@@ -335,8 +314,3 @@ def _exit_code(error: BaseException) -> int:
             return 130
         case _:
             return 1
-
-
-def _brief(error: RuntimeError | None) -> str:
-    """The first line of a library's message, without the place in its source."""
-    return "no sign of life" if error is None else str(error).partition("\n")[0].rpartition("] ")[2][:120] or "no reason given"

@@ -1,6 +1,6 @@
 """Which words of a labelled text matter to its label, and which tokens of other text look like them: selective masking (Gu et al. 2020).
 
-    fine-tuned model, labelled text ─► mark_words ─► a phase with objective marks trains the place head ─► score_tokens ─► masks `scored`
+    fine-tuned model, labelled text ─► mark_words ─► term important_tokens trains the token head ─► score_tokens ─► masks `scored`
 
 Only texts that the model labels correctly are marked. Two rules, P(y | .) being the model's probability of the text's own label:
 
@@ -24,22 +24,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cramlm.config import MarksConfig
+from cramlm.config.terms import ImportantTokens
 from cramlm.model.device import Precision
-from cramlm.model.dropout import no_dropout
+from cramlm.model.kernels.dropout import no_dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import BoolArray, FloatArray, IntArray
-from cramlm.training.batching import SpecialIds, TokenPool
+from cramlm.training.masking import SpecialIds
 from cramlm.training.packing import pack
-from cramlm.training.units import word_names
+from cramlm.training.pools import TokenPool, word_names
 
 STOP_SHARE = 0.3
 _FEWEST = 3
 _BATCH_TOKENS = 8192
-NOT_ASKED, PLAIN, MARKED = 0, 1, 2  # what a pool's `marks` say of a token
+NOT_ASKED, PLAIN, MARKED = 0, 1, 2  # what a pool's `token_labels` say of a token
 
 
-def mark_words(model: Model, pool: TokenPool, config: MarksConfig, special: SpecialIds, *, precision: Precision) -> npt.NDArray[np.uint8]:
+def mark_words(
+    model: Model, pool: TokenPool, config: ImportantTokens, special: SpecialIds, *, precision: Precision
+) -> npt.NDArray[np.uint8]:
     """For each token of the pool, which knows its labels and where words begin: `MARKED`, `PLAIN`, or `NOT_ASKED` (special tokens, and all
     of a text that has no label or is not labelled correctly).
     """

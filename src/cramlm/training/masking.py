@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config import MaskingConfig
+from cramlm.config.masking import MaskingConfig
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 
 LONGEST_SPAN = 10  # words
@@ -52,7 +52,7 @@ def mask(
     special: SpecialIds,
     *,
     where: BoolArray | None = None,
-    told: npt.NDArray[Any] | None = None,
+    token_values: npt.NDArray[Any] | None = None,
     rate: float | None = None,
 ) -> Batch:
     """The batch with masks drawn: new `token_ids`, `masked` (rising) and `mlm_labels`, everything else shared with `batch`.
@@ -61,11 +61,14 @@ def mask(
     with no maskable token at all (an empty text) gets none. Of the chosen tokens, `mask_share` become [MASK] and `random_share` an
     ordinary token drawn uniformly (it may be the original one); the rest stay.
 
-    where: (S,) which sequences get masks; None = all. told: (R * L,) for span, whole-word and phrase where a word (a collocation) begins;
-    for scored and scored-control the tokens' scores, above 0 where they ask to be hidden. rate: None = the config's at the first step.
+    where: (S,) which sequences get masks; None = all. token_values: (R * L,) for span, whole-word and phrase True where a word (a
+    collocation) begins; for scored and scored-control the tokens' scores, above 0 for those to hide. rate: None = the config's at the first
+    step.
     """
     flat = batch.token_ids.ravel()
-    chosen = choose(flat, batch.sequence.ravel(), config, rng, special, sequences=len(batch.first), where=where, told=told, rate=rate)
+    chosen = choose(
+        flat, batch.sequence.ravel(), config, rng, special, sequences=len(batch.first), where=where, token_values=token_values, rate=rate
+    )
     originals = flat[chosen]
 
     fate = rng.random(len(chosen))
@@ -86,7 +89,7 @@ def choose(
     *,
     sequences: int,
     where: BoolArray | None = None,
-    told: npt.NDArray[Any] | None = None,
+    token_values: npt.NDArray[Any] | None = None,
     rate: float | None = None,
 ) -> IntArray:
     """The places to hide, rising, among flat token ids (N,); owner (N,) is the sequence of each, -1 = none, each in one piece. Otherwise as
@@ -101,11 +104,11 @@ def choose(
     count = np.minimum(np.maximum(1, np.rint((rate or config.rate) * available).astype(np.int64)), available)
     if config.kind == "random":
         return _single(places, owner, available, count, rng)
-    assert told is not None, f"masks of kind {config.kind!r} need to know more of the tokens than their ids"
+    assert token_values is not None, f"masks of kind {config.kind!r} need to know more of the tokens than their ids"
     if config.is_scored:
-        count = np.minimum(count, np.maximum(1, np.bincount(owner[told[places] > 0], minlength=sequences)))
-        return _single(places, owner, available, count, rng, scores=told[places] if config.kind == "scored" else None)
-    unit = _units(places, owner, told[places])
+        count = np.minimum(count, np.maximum(1, np.bincount(owner[token_values[places] > 0], minlength=sequences)))
+        return _single(places, owner, available, count, rng, scores=token_values[places] if config.kind == "scored" else None)
+    unit = _units(places, owner, token_values[places])
     if config.kind == "span":
         unit = _runs(unit, owner, config.mean_span, rng)
     return places[_hidden(unit, owner, count, rng, cut=config.kind == "span")]

@@ -128,4 +128,5 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
         causal_from=batch.causal_from[sequences] if len(batch.causal_from) else batch.causal_from,
         chance=batch.chance[kept] if len(batch.chance) else batch.chance,
         targets=batch.targets[sequences] if len(batch.targets) else batch.targets,
+        term=batch.term,
     )

@@ -1,0 +1,77 @@
+"""How often the verdict of a run recommends the wrong model, over the finished runs of `bench_quality.py`.
+
+    python benchmarks/bench_verdict.py runs/quality/2e13flops
+
+A recommendation is wrong where it names a model while a cheaper model of the same run scores higher on test (macro-F1). Two rules are
+compared on the same runs: the highest score on dev, and the cross-fitted comparison of evaluation/verdict.py. Prints a table and, as the
+last line, one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+METRIC = "macro_f1"
+
+
+def main() -> None:
+    """Read every finished run below the given folders and print the rates."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs")
+    runs = [scores for folder in parser.parse_args().folders for scores in finished(folder)]
+    rows = {
+        "highest dev score": [by_dev(scores) for scores in runs],
+        "cross-fitted": [scores["comparison"]["recommended"] for scores in runs],
+    }
+    print("| rule | runs | encoder recommended | wrongly | static recommended | wrongly | wrong in all |\n|---|---|---|---|---|---|---|")
+    result = {}
+    for rule, names in rows.items():
+        counts = count(runs, names)
+        result[rule] = counts
+        wrong = counts["encoder_wrong"] + counts["static_wrong"]
+        cells = (
+            counts["encoder"],
+            counts["encoder_wrong"],
+            counts["static"],
+            counts["static_wrong"],
+            f"{wrong} ({wrong / max(len(runs), 1):.0%})",
+        )
+        print(f"| {rule} | {len(runs)} | {' | '.join(map(str, cells))} |")
+    print(json.dumps({"benchmark": "verdict", "runs": len(runs), "rules": result}))
+
+
+def finished(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The scores of every finished run below a folder that has test scores and cheaper models to compare with."""
+    for path in sorted(folder.glob("**/evaluation/scores.json")):
+        scores = json.loads(path.read_bytes())
+        if len(scores["models"]) > 1 and all("test" in entry for entry in scores["models"].values()):
+            yield scores
+
+
+def by_dev(scores: Mapping[str, Any]) -> str:
+    """The model with the highest dev score, the cheapest of equal ones."""
+    models = list(reversed(scores["models"].items()))  # the run's own model stands first, the cheapest last
+    return str(max(models, key=lambda entry: entry[1]["dev"][METRIC])[0])
+
+
+def count(runs: list[Mapping[str, Any]], recommended: list[str]) -> dict[str, int]:
+    """How often each rung is recommended, and how often a cheaper model is better on test."""
+    counts = {"encoder": 0, "encoder_wrong": 0, "static": 0, "static_wrong": 0}
+    for scores, name in zip(runs, recommended, strict=True):
+        if name == "tfidf":
+            continue
+        rung = "static" if name == "static" else "encoder"
+        names = list(scores["models"])
+        cheaper = names[names.index(name) + 1 :]
+        test = {each: scores["models"][each]["test"][METRIC] for each in names}
+        counts[rung] += 1
+        counts[f"{rung}_wrong"] += any(test[each] > test[name] for each in cheaper)
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The command line: `fit` and `config`, and how every command ends; the other commands are in commands/.
+
+Parses, calls, prints: no logic that a Python user lacks; heavy modules are imported inside the commands.
+Results go to stdout, progress and errors to stderr. Every error that a user can cause is one line, `cramlm: error: ...`, with the exit
+code of its kind (errors.py); the traceback goes to the run's log, and to the terminal with --debug.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from cramlm import __version__
+from cramlm.cli import corpora, experiments, models, runs
+from cramlm.cli.options import (
+    SPINS,
+    GivenLabelColumn,
+    GivenOnBadRow,
+    GivenTextColumn,
+    InitOption,
+    KindOption,
+    OverwriteOption,
+    PairColumn,
+    PresetOption,
+    RecipeOption,
+    SeedOption,
+    SeparatorOption,
+    SetOption,
+    StoreOption,
+    resolve_run,
+)
+from cramlm.cli.room import check_address_space
+from cramlm.cli.signals import Interrupted, interrupt_at_signals, stop_on_signals
+from cramlm.errors import CramError
+
+_OUT_OF_MEMORY = "out of memory; choose a smaller setting or close other programs"
+_TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # its own error on CUDA only
+_STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train a small text classifier from scratch on your labels and the slice of raw text that matters to them.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"cramlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")] = False,
+) -> None:
+    """Options before the command."""
+    if debug:
+        os.environ["CRAMLM_DEBUG"] = "1"
+    check_address_space(context.invoked_subcommand)
+
+
+@app.command()
+def fit(
+    train: Annotated[str | None, typer.Option(help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")] = None,
+    dev: Annotated[str | None, typer.Option(help="Labelled texts to choose by; without it a part of train is split off.")] = None,
+    test: Annotated[str | None, typer.Option(help="Labelled texts to report on; read once.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="Raw text: file, folder or quoted glob; may be repeated.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run (default: runs/TASK-RECIPE-N, where an equal command left off, or a new one).")
+    ] = None,
+    overwrite: OverwriteOption = False,
+    recipe: RecipeOption = None,
+    init: InitOption = None,
+    budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m, or operations, like 3e15flops.")] = None,
+    preset: PresetOption = None,
+    config: Annotated[Path | None, typer.Option(help="TOML as `cramlm config` prints it.")] = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    text_column: GivenTextColumn = None,
+    label_column: GivenLabelColumn = None,
+    text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
+    on_bad_row: GivenOnBadRow = None,
+    store: StoreOption = None,
+    track: Annotated[str | None, typer.Option(help="Send losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
+) -> None:
+    """Retrieve, train, evaluate and export; run it again to resume or to see that nothing is left to do."""
+    from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    given: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": init}
+    several = os.environ.get("WORLD_SIZE", "1") != "1"  # then the first rank alone reads files, once it is known which one that is
+    resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **given)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell in one line what gloo tells in fifty
+    from cramlm.pipeline.run import run  # after the config was checked: this loads torch
+    from cramlm.training.distributed import join
+
+    with stop_on_signals() as stop, join(resolved.distributed) as ranks:
+        if ranks.index > 0:
+            run(resolved, stop=stop, ranks=ranks)
+            return
+        ranks.lead()
+        if several:
+            resolved = resolve_run(recipe, config, set_, task=task, **given)
+        with console_events() as emit:
+            place: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
+            finished = run(resolved, **place, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
+    show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
+    if finished.config.model == "encoder":
+        flops = finished.scores["flops"]
+        print(f"training FLOPs: {flops['paper']:.2e} as the paper counts them (6 x tokens x parameters), {flops['executed']:.2e} executed")
+    print(finished.scores["verdict"])
+    print(f"model: {finished.export}")
+
+
+@app.command()
+def config(
+    recipe: RecipeOption = None,
+    init: InitOption = None,
+    train: Annotated[str | None, typer.Option(help="As in fit; without it 4,000 texts of 8 labels are assumed.")] = None,
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
+    budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Print every knob as TOML; `cramlm fit --config` takes it back."""
+    from cramlm.config.run import to_toml
+
+    task = {"train": train or "", "dev": dev, "test": test}
+    files = corpus or ["corpus/*.jsonl.zst"]
+    resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=init)
+    if not resolved.task.train:
+        resolved = resolved.model_copy(update={"task": resolved.task.model_copy(update={"train": "train.jsonl"})})
+    print(to_toml(resolved), end="")
+
+
+for command in (
+    experiments.check,
+    experiments.compare,
+    experiments.ablate,
+    experiments.attention,
+    runs.plan,
+    corpora.index,
+    corpora.select,
+    corpora.passages,
+    corpora.search,
+    models.evaluate,
+    models.predict,
+    models.explain,
+    models.serve,
+    models.export,
+    models.push,
+    runs.report,
+    runs.track,
+    runs.verify,
+    runs.doctor,
+):  # in the order of the help
+    app.command()(command)
+
+
+app.add_typer(runs.recipes, name="recipes")
+
+
+def main() -> NoReturn:
+    """Run the command line; never shows a traceback unless asked."""
+    interrupt_at_signals()
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except CramError as error:
+        _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "nothing to do; see `cramlm --help`", 2)
+    except Interrupted as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: not our error
+        sys.exit(0)
+    except MemoryError:
+        _fail(_OUT_OF_MEMORY, 4)
+    except OSError as error:
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and _TORCH_OUT_OF_MEMORY.search(str(error)):
+            _fail(_OUT_OF_MEMORY, 4)
+        _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get("CRAMLM_DEBUG"):
+        traceback.print_exc()
+    print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

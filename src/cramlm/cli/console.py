@@ -1,0 +1,322 @@
+"""Shows the events of a run to a person: live bars on a terminal, plain lines elsewhere. Writes to stderr; stdout is for results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from cramlm.records import Emit, Event
+
+if TYPE_CHECKING:  # a quarter of a second to import
+    from cramlm.config.run import RunConfig
+    from cramlm.config.terms import TermConfig
+
+PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
+
+_WORDS_SHOWN = 12
+
+
+@contextmanager
+def console_events() -> Iterator[Emit]:
+    """An `Emit` that shows events until the block ends."""
+    if sys.stderr.isatty():
+        with _columns() as progress:
+            yield _Live(progress)
+    else:
+        yield _Plain()
+
+
+def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout; the first column is left-aligned, the others right-aligned. Text is shown as it is, markup included."""
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    for index, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+class _Plain:
+    """One line per thing worth knowing; progress at most every `PLAIN_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        now = time.monotonic()
+        match event.kind:
+            case "start":
+                self._started[event.stage] = self._shown[event.stage] = now
+                _line(event.stage, event.message or "started")
+            case "progress":
+                if now - self._shown.get(event.stage, 0.0) >= PLAIN_INTERVAL:
+                    self._shown[event.stage] = now
+                    _line(event.stage, _progress_text(event, now - self._started.get(event.stage, now)))
+            case "done":
+                seconds = now - self._started.pop(event.stage, now)
+                _line(event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+            case "step":
+                pass
+            case "warning":
+                _line(event.stage, f"warning: {event.message}")
+            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+                _line(event.stage, event.message)
+
+
+class _Live:
+    """One bar per running stage; finished stages become a line above the bars."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event.kind:
+            case "start":
+                self._started[event.stage] = time.monotonic()
+                self._bars[event.stage] = self._progress.add_task(event.stage, total=event.total, rate="")
+            case "progress":
+                if (bar := self._bars.get(event.stage)) is not None:
+                    elapsed = time.monotonic() - self._started[event.stage]
+                    rate = f"{event.done / elapsed:,.0f} {event.unit}/s" if elapsed > 0.5 else ""
+                    self._progress.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
+            case "done":
+                seconds = time.monotonic() - self._started.pop(event.stage, time.monotonic())
+                if (bar := self._bars.pop(event.stage, None)) is not None:
+                    self._progress.remove_task(bar)
+                self._say("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+            case "step":
+                pass
+            case "warning":
+                self._say("yellow", event.stage, f"warning: {event.message}")
+            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+                self._say("cyan", event.stage, event.message)
+
+    def _say(self, colour: str, stage: str, message: str) -> None:
+        self._progress.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
+
+
+def _columns() -> Progress:
+    return Progress(
+        TextColumn("{task.description:>16}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _progress_text(event: Event, elapsed: float) -> str:
+    share = f" of {event.total:,.0f} ({event.done / event.total:.0%})" if event.total else ""
+    rate = event.done / elapsed if elapsed > 0 else 0.0
+    left = f", {(event.total - event.done) / rate:.0f} s left" if event.total and rate > 0 else ""
+    return f"{event.done:,.0f}{share} {event.unit}{', ' + event.message if event.message else ''}{left}"
+
+
+def _line(stage: str, message: str) -> None:
+    print(f"{stage:>16}  {message}", file=sys.stderr, flush=True)
+
+
+def summary_header(scores: Mapping[str, Any]) -> list[str]:
+    """What stands over `summary_rows`."""
+    from cramlm.evaluation.kinds import KINDS, NAMES, metric_of
+
+    kind = scores.get("kind", "classification")
+    return ["", f"dev {NAMES[metric_of(kind)]}", *(f"test {NAMES[metric]}" for metric in KINDS[kind].metrics)]
+
+
+def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
+    """Rows (what, its dev score, its test scores) of a run's scores.json: the model first, then each baseline.
+
+    Where test rows stand in train as well, a second row gives the scores on the rows that do not.
+    """
+    from cramlm.evaluation.kinds import KINDS, figure, metric_of
+
+    kind = scores.get("kind", "classification")
+
+    def shown(test: Mapping[str, Any] | None) -> list[str]:
+        return ["-" if test is None else figure(metric, test[metric]) for metric in KINDS[kind].metrics]
+
+    rows = []
+    for name, entry in scores["models"].items():
+        rows.append([name, figure(metric_of(kind), entry["dev"][metric_of(kind)]), *shown(entry.get("test"))])
+        if "test_leak_free" in entry:
+            rows.append([f"  {entry['test_leak_free']['rows']} rows not in train", "", *shown(entry["test_leak_free"])])
+    return rows
+
+
+def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, limit: int | None) -> None:
+    """Figures of each file, a line for each finding (data/validation.py) as compilers write them, and how many there are, on stdout.
+
+    limit: how many of one rule to show.
+    """
+    for file in files:
+        labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
+        ends = ", ".join(f"{_plain(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
+        ends = ends or ", ".join(f"{number:g}" for number in file.get("numbers", ()))
+        scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
+        print(
+            f"{file['name']}: {file['rows']:,} rows, {f'{len(labels)} labels' if labels else 'numbers'} ({ends}), words {words}, {scripts}"
+        )
+    ends = "numbers: the least, the middle one and the largest" if files[0].get("numbers") else "labels: the largest and the smallest"
+    print(f"{ends}; words: 5 %, half, 95 % and all of the rows have at most so many")
+    shown: dict[str, int] = {}
+    for finding in findings:
+        shown[finding.rule] = shown.get(finding.rule, 0) + 1
+        if limit is None or shown[finding.rule] <= limit:
+            print(_plain(str(finding)))
+    for rule, count in shown.items():
+        if limit is not None and count > limit:
+            print(f"... and {count - limit:,} more of {rule}; --all shows them")
+    problems = sum(finding.severity == "problem" for finding in findings)
+    print(f"{problems:,} problems, {len(findings) - problems:,} notices in {len(files)} file{'s' if len(files) > 1 else ''}")
+
+
+def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+    """What `fit` would do with several budgets (`PlannedRun.as_dict`), a line each on stdout, never cut."""
+    header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
+    lines: list[Sequence[str]] = [header]
+    for plan in plans:
+        if plan["refused"]:
+            lines.append([plan["budget"], plan["model"], "too small"])
+            continue
+        phases = plan["phases"]
+        lines.append(
+            [
+                plan["budget"],
+                plan["model"],
+                f"{plan['parameters'] / 1e6:.1f}M",
+                f"{plan['vocab_size']:,}",
+                f"{plan['external_tokens'] / 1e6:.1f}M",
+                " + ".join(phase["name"] for phase in phases),
+                " + ".join(phase["batch"] for phase in phases),
+                " + ".join(f"{phase['steps']:,}" for phase in phases),
+                " + ".join("/".join(f"{count:.1f}" for count in phase["passes"].values()) for phase in phases),
+                f"{plan['seconds'] / 60:.1f}",
+                f"{plan['flops']:.1e}",
+                "unknown" if plan["memory"] is None else f"{plan['memory'] / 1e9:.1f} GB",
+                f"{plan['disk'] / 1e9:.1f} GB",
+            ]
+        )
+    widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(header))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
+    print("raw text: estimated tokens; passes: over the task/over the raw text")
+    for plan in plans:
+        if plan["refused"]:
+            print(f"{plan['budget']}: {plan['refused']}")
+
+
+def show_phases(config: RunConfig) -> None:
+    """The phases of a run and the terms of their losses, on stdout, never cut."""
+    if not config.phases:
+        print(f"{config.name}: a linear model, chosen on dev; no phases")
+        return
+    encoder = config.encoder
+    print(f"{config.name}: {encoder.shape}, {encoder.layers} layers of {encoder.hidden}, budget {config.budget or 'none'}")
+    for number, phase in enumerate(config.phases, start=1):
+        planned = f"{phase.passes:g} passes" if phase.passes else "steps by the budget"
+        steps = planned if phase.steps is None else f"{phase.steps:,} steps"
+        text = " : ".join(f"{share} {origin}" for origin, share in (("external", phase.external), ("task", phase.task)) if share)
+        print(f"\nphase {number}, {phase.name}: {text} text, {phase.mixing}; {steps} of {phase.batch_size:,} {phase.batch_unit}")
+        rows = [("term", "on", "weight", ""), *((term.kind, term.on, f"{term.weight:g}", _settings(term)) for term in phase.terms)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        masks = f"masks: {phase.masking.kind}, {phase.masking.rate:.0%}; " if any(term.masks for term in phase.terms) else ""
+        print(f"  {masks}optimizer: {phase.optimizer.kind}; schedule: {phase.schedule.kind}; keeps the {phase.keep} weights")
+
+
+def _settings(term: TermConfig) -> str:
+    values = term.model_dump(exclude={"kind", "on", "weight"})
+    return ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
+
+
+def show_selection(report: Mapping[str, Any]) -> None:
+    """A selection's report.json on stdout: where it comes from, what became of queries and documents, what tells it from the corpus."""
+    documents, likeness = report["documents"], report["task_likeness"]
+    total, tokens = documents["selected"], report["tokens"]["estimated"]
+    header = ("source", "passages", "words", "share", "in the corpus", "ratio")
+    show_table(f"{total:,} passages, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens", header, _source_rows(report, total))
+    facts = [["documents", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
+    others = report["other_sources"]
+    if others["sources"]:
+        facts.insert(0, ["other sources", f"{others['sources']:,} with {others['passages']:,} passages"])
+    if report["queries"]["texts"]:
+        facts.insert(0, ["queries", _counts(report["queries"])])
+    facts += [[f"by {part['kind']}", f"{part['selected']:,} of {part['found']:,}"] for part in report.get("retrievers", ())]
+    for name in ("rank", "score"):
+        facts.append([name, "  ".join(f"{share} {report[name][share]:,g}" for share in ("p0", "p10", "p50", "p90", "p100"))])
+    blind, own = likeness["kl_random"], likeness["kl_selection"]
+    facts.append(["KL(task || text)", f"{own:.3f}; of as much text drawn blindly {blind:.3f}: reduced by {blind - own:.3f}"])
+    facts.append(["telling words", ", ".join(row["word"] for row in report["over_represented"])])
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(Text(name, style="bold"), Text(value))
+    Console().print(grid)
+
+
+def show_explanation(explanation: Mapping[str, Any]) -> None:
+    """An `Explanation` as plain data on stdout: the text with its words coloured, the strongest words, the nearest passages."""
+    text, words = explanation["text"], explanation["words"]
+    strongest = max((abs(word["contribution"]) for word in words), default=0.0)
+    shown = Text()
+    place = 0
+    for word in words:
+        shown.append(_plain(text[place : word["start"]]))
+        shown.append(_plain(word["text"]), style=_shade(word["contribution"], strongest))
+        place = word["stop"]
+    shown.append(_plain(text[place : explanation["read"]]))
+    console = Console()
+    console.print(Text.assemble((_plain(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
+    console.print(shown)
+    if left := len(text) - explanation["read"]:
+        console.print(f"({left:,} more characters are not read)", style="dim")
+    ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
+    rows = [[_plain(word["text"]), f"{word['contribution']:+.2f}"] for word in ranked]
+    show_table("what counts most", ("word", "log-odds of the label"), rows)
+    for passage in explanation["passages"]:
+        terms = ", ".join(term for term, _ in passage["terms"][:8])
+        console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{_plain(passage['id'])}  ", (_plain(terms), "cyan")))
+        console.print(Text(_plain(passage["text"][:300])))
+
+
+def _shade(contribution: float, strongest: float) -> str:
+    """Green for the label, red against it, bold where it counts most, plain below a tenth of the strongest word."""
+    share = contribution / strongest if strongest > 0 else 0.0
+    if abs(share) < 0.1:
+        return ""
+    return ("bold " if abs(share) > 0.5 else "") + ("green" if share > 0 else "red")
+
+
+def _plain(text: str) -> str:
+    """Text for a terminal: control characters (escape sequences, line ends) as spaces."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _source_rows(report: Mapping[str, Any], total: int) -> list[list[str]]:
+    """Share: of the selection; in the corpus: share of the source's passages that were selected; ratio: to what a blind draw takes."""
+    rows = []
+    for source, count in report["sources"].items():
+        there = report["corpus_sources"][source]
+        ratio = (count / total) / (there / report["corpus_documents"])
+        words = report["source_words"][source]
+        rows.append([source, f"{count:,}", f"{words:,}", f"{count / total:.1%}", f"{count / there:.1%} of {there:,}", f"{ratio:.2f}"])
+    return rows
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

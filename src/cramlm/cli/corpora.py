@@ -1,0 +1,141 @@
+"""Commands on raw text: `index`, `select`, `passages`, `search`. None of them loads torch, unless dense retrieval is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cramlm.cli.options import (
+    DuplicatesOption,
+    KindOption,
+    LabelColumn,
+    OnBadRowOption,
+    PairColumn,
+    RayOption,
+    SeparatorOption,
+    TextColumn,
+    checked,
+    open_encoder,
+    resolve_corpus,
+    resolve_retriever,
+)
+
+
+def index(
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders or quoted globs of raw text.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corpus and its index.")],
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core); the result is the same.")] = None,
+    ray: RayOption = None,
+    text_column: TextColumn = "text",
+    on_bad_row: OnBadRowOption = "fail",
+    duplicates: DuplicatesOption = "exact",
+) -> None:
+    """Read raw text once and index it for search and selection."""
+    from cramlm.cli.console import console_events
+    from cramlm.io.executors import executor_for
+    from cramlm.retrieval.catalog import build_catalog
+
+    config = resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row, duplicates=duplicates)
+    with console_events() as emit, executor_for(ray, workers) as executor:
+        build_catalog(config, out, workers=workers, executor=None if ray is None else executor, emit=emit)
+    print(out)
+
+
+def select(
+    train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
+    index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the selection.")],
+    jsonl: Annotated[Path | None, typer.Option(help="Write the passages as JSON lines to this file, too.")] = None,
+    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50, or what a bound needs).")] = None,
+    dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
+    test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
+    max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,
+    select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="One knob, like retriever.k1=1.5; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
+    ray: RayOption = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
+) -> None:
+    """Write the passages that a task asks for, best rank first."""
+    from cramlm.cli.console import console_events, show_selection
+    from cramlm.config.run import TaskConfig
+    from cramlm.data.task import read_task
+    from cramlm.io.executors import executor_for
+    from cramlm.retrieval.catalog import open_catalog
+    from cramlm.retrieval.retrievers import Spread
+    from cramlm.retrieval.selection import KIND, select_documents
+    from cramlm.retrieval.selection_table import SELECTION_FILE
+    from cramlm.storage.artifacts import refuse_foreign
+
+    refuse_foreign(out, kind=KIND)
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
+    named: Any = {name: value for name, value in columns.items() if value is not None}
+    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **named))
+    given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
+    chosen_by = resolve_retriever(given, set_)
+    with console_events() as emit, executor_for(ray, threads) as executor:
+        task = read_task(task_config, seed=seed, emit=emit)
+        corpus, bm25 = open_catalog(index)
+        spread = Spread(out.with_name(f"{out.name}.shares"), executor)
+        used = spread if ray is not None or spread.folder.exists() else None
+        means: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
+        chosen = select_documents(chosen_by, corpus, task, out=out, seed=seed, emit=emit, **means)
+    show_selection(json.loads((out / "report.json").read_bytes()))
+    print(f"{len(chosen)} passages: {out / SELECTION_FILE}")
+    if jsonl is not None:
+        passages(out, jsonl)
+
+
+def passages(
+    selection: Annotated[Path, typer.Argument(help="A selection: what `cramlm select` wrote, or a run.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
+) -> None:
+    """Write the selected passages as JSON lines, best rank first."""
+    from cramlm.errors import UsageError
+    from cramlm.retrieval.selection_table import SelectionTable
+    from cramlm.storage.artifacts import MANIFEST, publish_file
+
+    of_a_run = not (selection / MANIFEST).exists() and (selection / "selection" / MANIFEST).exists()
+    table = SelectionTable.open(selection / "selection" if of_a_run else selection)
+    if out is None:
+        sys.stdout.writelines(table.json_lines())
+        return
+    if (out.parent / MANIFEST).exists():
+        raise UsageError(f"{out}: lies in a folder that cramlm published and checks; write the file beside that folder")
+    publish_file(out, "".join(table.json_lines()).encode())
+    print(f"{len(table)} passages: {out}")
+
+
+def search(
+    index: Annotated[Path, typer.Argument(help="What `cramlm index` wrote.")],
+    query: Annotated[str, typer.Argument(help="Any text.")],
+    k: Annotated[int, typer.Option("-k", "--limit", min=1, help="How many passages.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per passage.")] = False,
+) -> None:
+    """Show the passages that a text retrieves, and by which of its words."""
+    from cramlm.retrieval.catalog import search_catalog
+
+    found = search_catalog(index, query, limit=k)
+    for hit in found:
+        if as_json:
+            print(json.dumps(hit.as_dict(), ensure_ascii=False))
+        else:
+            terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
+            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {_printable(hit.text[:200])}")
+    if not found:
+        print("no passage shares a word with this query", file=sys.stderr)
+
+
+def _printable(text: str) -> str:  # for a terminal: control characters (escape sequences, line ends) as spaces
+    return "".join(character if character.isprintable() else " " for character in text)

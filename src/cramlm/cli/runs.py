@@ -1,0 +1,152 @@
+"""Commands on runs, before and after: `recipes`, `plan`, `report`, `track`, `verify`; and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cramlm.cli.options import (
+    SPINS,
+    GivenLabelColumn,
+    GivenTextColumn,
+    InitOption,
+    KindOption,
+    PairColumn,
+    PresetOption,
+    RecipeOption,
+    SeparatorOption,
+    SetOption,
+)
+
+PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
+
+
+def plan(
+    budgets: Annotated[list[str] | None, typer.Argument(help="Times or operations, like 20m 4h 3e15flops.")] = None,
+    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 of 50 tokens are assumed.")] = None,
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit; without it 500 MB of text are assumed.")] = None,
+    recipe: RecipeOption = None,
+    init: InitOption = None,
+    preset: PresetOption = None,
+    config: Annotated[Path | None, typer.Option(help="As in fit.")] = None,
+    set_: SetOption = None,
+    text_column: GivenTextColumn = None,
+    label_column: GivenLabelColumn = None,
+    text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per budget.")] = False,
+) -> None:
+    """Show what `fit` would do with several budgets, and what it would cost; measures this machine, trains nothing."""
+    from cramlm.cli.options import resolve_run
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    columns |= {"kind": kind, "label_separator": label_separator}
+    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
+    files = corpus or ([""] if config is None else None)
+    asked = budgets or list(PLANNED_BUDGETS)
+    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": init}
+    runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in asked]
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    from cramlm.cli.console import console_events, show_plans
+    from cramlm.planning.plan import foresee_runs
+
+    with console_events() as emit:
+        plans = foresee_runs(runs, emit=emit)
+    if as_json:
+        for planned in plans:
+            print(json.dumps(planned.as_dict(), ensure_ascii=False))
+        return
+    show_plans([planned.as_dict() for planned in plans])
+
+
+recipes = typer.Typer(help="List the methods that `fit --recipe` takes, or show the phases and terms of one.", invoke_without_command=True)
+
+
+@recipes.callback()
+def list_recipes(context: typer.Context) -> None:
+    """List the methods that `fit --recipe` takes, what each reads beside the labels, and where it starts; `show NAME` prints one."""
+    if context.invoked_subcommand is not None:
+        return
+    from cramlm.recipes import RECIPES
+
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--init"] * (recipe.start == "pretrained"))
+        print(f"{name:<{width}}  {recipe.summary}" + (f" ({needs})" if needs else ""))
+
+
+@recipes.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, like tlm or tlm-small:chemprot.")],
+    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 texts of 8 labels are assumed.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
+    budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    init: InitOption = None,
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    text_column: GivenTextColumn = None,
+    label_column: GivenLabelColumn = None,
+    text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
+) -> None:
+    """Show the phases and the loss terms that a recipe runs on a task with a budget. Reads the labels only; trains nothing.
+
+    `cramlm config --recipe NAME` prints every setting of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
+    """
+    from cramlm.cli.console import show_phases
+    from cramlm.cli.options import resolve_run
+
+    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    task = {"train": train or "", **columns, "kind": kind, "label_separator": label_separator}
+    files = corpus or ["corpus/*.jsonl.zst"]
+    show_phases(resolve_run(name, None, set_, task=task, corpus=files, budget=budget, seed=None, preset=preset, init=init))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; of several to see them side by side.")],
+    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the run's folder; of several, runs.html).")] = None,
+) -> None:
+    """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
+    from cramlm.reporting.page import write_report
+
+    print(write_report(runs, out))
+
+
+def track(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
+    tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
+) -> None:
+    """Send a run's losses and scores to an experiment tracker, from its events.jsonl; `fit --track` does it as they come."""
+    from cramlm.cli.console import console_events
+    from cramlm.pipeline.trackers import replay
+
+    with console_events() as emit:
+        replay(tracker, run, emit)
+
+
+def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
+    """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
+    from cramlm.data.corpus import verify_corpora
+    from cramlm.retrieval.bm25.index import verify_indexes
+    from cramlm.storage.artifacts import verify as verify_artifacts
+
+    folders = verify_artifacts(path)
+    verify_corpora(path)
+    verify_indexes(path)
+    print(f"{folders} folders whole: {path}")
+
+
+def doctor() -> None:
+    """Print what this machine offers: versions, device, bf16, memory, disk, and what missing extras would give."""
+    from cramlm.cli.doctor import report
+
+    for name, value in report():
+        print(f"{name:<14} {value}")

@@ -1,0 +1,1 @@
+"""Settings as frozen pydantic models; TOML in and out."""

@@ -1,0 +1,176 @@
+"""The knobs of what gives labels their scores: a classifier, or a prompt, which is patterns around a text with places for words and the
+words that stand for each label (docs/prompts.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.retriever import FrozenModel
+
+PartKind: TypeAlias = Literal["literal", "mask", "text", "text_a", "text_b", "entity_1", "entity_2"]
+Slots: TypeAlias = tuple[tuple[str, ...], ...]
+"""The words of a label: of each [MASK] in turn, those of which any stands for it."""
+
+FIELDS: Final[tuple[PartKind, ...]] = ("mask", "text", "text_a", "text_b", "entity_1", "entity_2")
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
+_SHOWN: Final = " ".join(f"{{{name}}}" for name in FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a pattern. spaced: whether white space stands before it; a literal's own is at the front of its `text`."""
+
+    kind: PartKind
+    text: str = ""
+    spaced: bool = False
+
+
+def parse_pattern(pattern: str) -> tuple[Part, ...]:
+    """A pattern as its parts, in order.
+
+    White space before a field goes with the field, as byte-level tokenizers have it; before {mask} it is dropped, as they do as well.
+
+    Raises:
+        ValueError: if a field is unknown, or there is no mask or no text, or the text stands there twice.
+    """
+    parts: list[Part] = []
+    spaced = False
+    for place, piece in enumerate(_FIELD.split(pattern)):
+        if place % 2:
+            if piece not in FIELDS:
+                raise ValueError(f"pattern {pattern!r}: {{{piece}}} is no field; those are {_SHOWN}")
+            parts.append(Part(piece, spaced=spaced))
+            spaced = False
+        elif piece:
+            if "{" in piece or "}" in piece:
+                raise ValueError(f"pattern {pattern!r}: a brace without its other half; fields are {_SHOWN}")
+            words = piece.strip()
+            if words:
+                parts.append(Part("literal", f" {words}" if parts and piece[:1].isspace() else words))
+            spaced = bool(parts) and piece[-1].isspace()
+    kinds = [part.kind for part in parts]
+    if "mask" not in kinds:
+        raise ValueError(f"pattern {pattern!r}: has no {{mask}}, where the labels' words are read; write it like '{{text}} ({{mask}})'")
+    if sorted(kind for kind in kinds if kind.startswith("text")) not in (["text"], ["text_a", "text_b"]):
+        raise ValueError(f"pattern {pattern!r}: needs {{text}} once, or {{text_a}} and {{text_b}} once each for pairs of texts")
+    return tuple(parts)
+
+
+class PromptConfig(FrozenModel):
+    """Labels as words that fill in a mask (Schick and Schütze 2021), for head.kind prompt and soft-prompt."""
+
+    patterns: tuple[str, ...] = Field(
+        ("{mask}: {text}",),
+        min_length=1,
+        description="text around the text, with {mask} where the words of the labels are read: fields {text}, or {text_a} and {text_b} for "
+        "pairs; {entity_1} and {entity_2} say again what stands between `markers`. Of several patterns each is learnt, and the scores are "
+        "averaged",
+    )
+    words: dict[str, str | tuple[str | tuple[str, ...], ...]] = Field(
+        {},
+        description="for each label the words that stand for it, each one token of the vocabulary; with several {mask} in a pattern, one "
+        "entry (a word or a list of words) for each, in order. Empty = chosen from the training texts",
+    )
+    chosen: int = Field(3, ge=1, description="words for each label, where they are chosen")
+    markers: tuple[tuple[str, str], tuple[str, str]] = Field(
+        (("[[", "]]"), ("<<", ">>")), description="what stands around the first and the second entity in a text"
+    )
+    vectors: int = Field(20, ge=1, description="soft-prompt only: learned vectors before the text")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> PromptConfig:
+        masks = {pattern: sum(part.kind == "mask" for part in parse_pattern(pattern)) for pattern in self.patterns}
+        if len(set(masks.values())) > 1:
+            counts = ", ".join(f"{count} in {pattern!r}" for pattern, count in masks.items())
+            raise ValueError(f"patterns must have equal numbers of {{mask}}: {counts}")
+        if len({any(part.kind == "text" for part in parse_pattern(pattern)) for pattern in self.patterns}) > 1:
+            raise ValueError("patterns must all read {text}, or all {text_a} and {text_b}")
+        if not self.words and self.slots > 1:
+            raise ValueError(f"patterns with {self.slots} {{mask}} need words for every label; set head.prompt.words")
+        if not all(first and last for first, last in self.markers):
+            raise ValueError("markers must not be empty text")
+        tuples: dict[Slots, str] = {}
+        for label in self.words:
+            words = self.words_of(label)
+            if len(words) != self.slots or not all(slot and all(word.strip() for word in slot) for slot in words):
+                raise ValueError(f"label {label!r}: needs words for each of {self.slots} {{mask}}, got {self.words[label]!r}")
+            if words in tuples:
+                raise ValueError(f"labels {tuples[words]!r} and {label!r} have the same words, so nothing tells them apart")
+            tuples[words] = label
+        return self
+
+    @property
+    def slots(self) -> int:
+        """How many masks a pattern has."""
+        return sum(part.kind == "mask" for part in parse_pattern(self.patterns[0]))
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether the patterns are for pairs of texts."""
+        return any(part.kind == "text_a" for part in parse_pattern(self.patterns[0]))
+
+    def words_of(self, label: str) -> Slots:
+        """The words of a label that has some, slot by slot."""
+        given = self.words[label]
+        if isinstance(given, str):
+            return ((given,),)
+        if self.slots == 1:  # a list of words for the one slot
+            return (tuple(word for entry in given for word in ((entry,) if isinstance(entry, str) else entry)),)
+        return tuple((entry,) if isinstance(entry, str) else entry for entry in given)
+
+
+class HeadConfig(FrozenModel):
+    """What gives labels their scores.
+
+    classifier: layers of its own on the pooled text. BERT's and RoBERTa's native classes pool [CLS] only; ModernBERT's pools [CLS] or the
+    mean. prompt: the vocabulary head, at the masks of a pattern around the text. soft-prompt: the same behind learned vectors.
+    """
+
+    kind: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
+    prompt: PromptConfig = PromptConfig()
+    pooling: Literal["cls", "mean"] = "mean"
+    places: bool = Field(False, description="a head that says yes or no of every token, for the term important_tokens; it is not exported")
+    generator: int | None = Field(
+        None,
+        ge=8,
+        description="width of the small encoder that replaces tokens for the term replaced_tokens, a multiple of encoder.hidden / "
+        "encoder.heads; it has as many layers and shares the word embedding, and is not exported. None = there is none",
+    )
+
+    @property
+    def has_places(self) -> bool:
+        """Whether a head says yes or no of every token: for important_tokens, or for replaced_tokens."""
+        return self.places or self.generator is not None
+
+    @property
+    def fills_masks(self) -> bool:
+        """Whether labels are words that the vocabulary head fills in."""
+        return self.kind != "classifier"
+
+    @property
+    def vectors(self) -> int:
+        """Learned vectors before a text."""
+        return self.prompt.vectors if self.kind == "soft-prompt" else 0
+
+
+def check_head(head: HeadConfig, phases: Sequence[PhaseConfig], *, pairs: bool) -> None:
+    """Raises ValueError if a phase or the task (`pairs` of texts or one) does not go with the head."""
+    for phase in phases:
+        if phase.trains == "vectors" and (head.kind != "soft-prompt" or phase.text_terms or not phase.learns_labels):
+            raise ValueError(f"phase {phase.name!r}: trains 'vectors' is for labels alone and a soft prompt; set head.kind = 'soft-prompt'")
+        if head.fills_masks and (others := [term.kind for term in phase.terms if not term.goes_with_prompt]):
+            raise ValueError(f"phase {phase.name!r}: the term {others[0]!r} does not go with a prompt; use mlm or causal")
+    if not head.fills_masks:
+        return
+    if head.has_places:
+        raise ValueError(f"head.places and head.generator are of no use to head.kind {head.kind!r}; unset them")
+    if head.prompt.reads_pairs != pairs:
+        asked, given = ("{text_a} and {text_b}", "pairs of texts") if pairs else ("{text}", "single texts")
+        raise ValueError(f"head.prompt.patterns must read {asked}, as the task has {given}")

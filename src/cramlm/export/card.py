@@ -1,0 +1,312 @@
+"""README.md of an exported model, for whoever finds the folder: what it is, how to load it, what it was made of, how good it is.
+
+A figure that provenance does not hold is left out; nothing is made up. The body is templates/model_card.md.jinja, in which every value
+(labels, names of files) is escaped as Markdown; the head is `huggingface_hub.ModelCardData`, with the scores as a model-index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pydantic import ValidationError
+
+from cramlm.config.phase import PhaseConfig, linear_teachers
+from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.export.provenance import file_name
+from cramlm.records import TaskKind
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+_MOST_ROWS: Final = 40
+_MOST_COLUMNS: Final = 3
+_SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>#|~$"})
+_WHAT: Final[dict[TaskKind, str]] = {"classification": "classifier", "multi-label": "tagger", "regression": "scorer"}
+_SCHEMES: Final = {"multinomial": "multinomial logistic regression", "one-vs-rest": "one-vs-rest logistic regression", "ridge": "ridge"}
+_HUB_METRICS: Final = {
+    "accuracy": "accuracy",
+    "subset_accuracy": "accuracy",
+    "micro_f1": "f1",
+    "macro_f1": "f1",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "rmse": "rmse",
+    "r2": "r_squared",
+}
+"""The identifier of each metric on the Hugging Face Hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the method that a run used."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Tables of scores as text, this model first. per_class: of this model on `split`. linear_models: (name, features, fit)."""
+
+    percent: bool
+    header: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+    linear_models: Sequence[tuple[str, str, Mapping[str, Any]]]
+    compared: bool
+    verdict: str
+    split: str
+    per_class: Sequence[Sequence[str]]
+
+
+def model_card(
+    facts: Mapping[str, Any], *, repository: str | None = None, license_id: str | None = None, language: str | None = None
+) -> str:
+    """Markdown with YAML front matter.
+
+    Known keys of `facts`, plain data as in provenance.json: labels, parameters, vocab_size, max_length, mlm, versions; and, each optional,
+    kind (of task), config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds
+    (per stage), scores (models: name -> dev, test; verdict; comparison), prompt (where the labels are words: prompt.json). The first of
+    scores.models is this model. Of a linear model (`model` is static or tfidf): fit (fit.json) in place of what only an encoder has.
+
+    repository: OWNER/NAME on the hub, for a card that is read there. license_id, language: as the hub spells them (apache-2.0, en).
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    linear, config, kind = facts.get("model", "encoder") != "encoder", facts.get("config") or {}, _kind(facts)
+    results = list(_eval_results(facts))
+    tags = ["cramlm", "text-classification"]
+    data = ModelCardData(
+        library_name="cramlm" if linear else "transformers",
+        pipeline_tag="fill-mask" if facts.get("prompt") else "text-classification",
+        tags=tags if linear else [*tags, "task-driven-language-modeling"],
+        license=license_id,
+        language=language,
+        model_name=_one_line(config.get("name") or "cramlm") if results else None,
+        eval_results=results or None,
+    )
+    phases = _phases(facts)
+    name = config.get("name")
+    title = f"text {_WHAT[kind]} made with cramlm"
+    body = (
+        _environment()
+        .get_template("model_card.md.jinja")
+        .render(
+            card_data=Markup(data.to_yaml()),
+            has_license=license_id is not None,
+            has_language=language is not None,
+            repository=None if repository is None else Markup(repository),
+            facts=facts,
+            kind=kind,
+            linear=linear,
+            config=config,
+            encoder=config.get("encoder"),
+            init=facts.get("init"),
+            title=f"{name}: a {title}" if name else f"A {title}",
+            labels=facts["labels"],
+            splits={split: facts["task"][split] for split in ("train", "dev", "test") if facts["task"].get(split)}
+            if facts.get("task")
+            else {},
+            phases_known=bool(phases),
+            parts=_parts(facts, phases),
+            phase_rows=_phase_rows(facts),
+            chosen_how=_chosen_how(facts),
+            has_prior=KINDS[kind].has_prior,
+            scores=_scores(facts),
+            measured=_measured(facts)[1],
+        )
+    )
+    return str(ModelCard(body))
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("cramlm.export", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_escaped,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["count"] = lambda value: f"{value:,.0f}"
+    made.filters["file_name"] = file_name
+    made.filters["listing"] = _listing
+    made.globals |= {"most_rows": _MOST_ROWS, "schemes": _SCHEMES}
+    return made
+
+
+def _escaped(value: Any) -> Markup:
+    """Text on one line with what Markdown would read as markup escaped; `Markup` as it is."""
+    return value if isinstance(value, Markup) else Markup(_one_line(value).translate(_SPECIAL))
+
+
+def _one_line(value: Any) -> str:
+    return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+def _listing(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _kind(facts: Mapping[str, Any]) -> TaskKind:
+    kind: TaskKind = facts.get("kind", "classification")
+    return kind
+
+
+def _measured(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The split that this model is measured on (test if there is one, else dev) and its scores; empty if there are none."""
+    models = (facts.get("scores") or {}).get("models") or {}
+    own: Mapping[str, Any] = next(iter(models.values()), {})
+    split = "test" if own.get("test") else "dev"
+    return split, own.get(split) or {}
+
+
+def _eval_results(facts: Mapping[str, Any]) -> Iterator[EvalResult]:
+    """The scores of this model for the model-index: shares as such (0 to 1), not in percent."""
+    from huggingface_hub import EvalResult
+
+    split, measured = _measured(facts)
+    task = (facts.get("config") or {}).get("task") or {}
+    file = task.get(split) or task.get("train")
+    for metric in reversed(KINDS[_kind(facts)].metrics):
+        if metric in measured:
+            yield EvalResult(
+                task_type="text-classification",
+                dataset_type="own-labelled-texts",
+                dataset_name=_one_line(file_name(file)) if file else "labelled texts",
+                dataset_split=split,
+                metric_type=_HUB_METRICS[metric],
+                metric_name=NAMES[metric],
+                metric_value=round(float(measured[metric]), 4),
+            )
+
+
+def _phases(facts: Mapping[str, Any]) -> list[PhaseConfig]:
+    """The phases of the run's config; none if it is unknown or of a version with other settings."""
+    try:
+        return [PhaseConfig.model_validate(phase) for phase in (facts.get("config") or {}).get("phases", ())]
+    except ValidationError:
+        return []
+
+
+def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
+    """Every part of the method that the run used beside the texts and their labels."""
+    config = facts.get("config") or {}
+    counted = config.get("encoder", {}).get("embedding_init") == "cooccurrence"
+    linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
+    parts = []
+    if linear:
+        subjects = [
+            ("for the raw text", [(phase, term) for phase, term in linear if term.on == "external"]),
+            ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
+        ]
+        features = "TF-IDF and averaged token embeddings" if counted else "TF-IDF"
+        learnt = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
+        text = (
+            f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder learns its label probabilities"
+        )
+        parts.append(Part("a linear teacher", f"{text} {learnt}."))
+    if linear and config.get("teacher", {}).get("align_distribution"):
+        text = "Distribution alignment: the teacher's label probabilities for the raw text are weighted towards the label frequencies"
+        parts.append(Part("distribution alignment", f"{text} of the training texts."))
+    for phase in phases:
+        for term in phase.terms_of(Distil):
+            if term.teacher != LINEAR_TEACHER:
+                text = f"Pseudo-labels: probabilities that the model of phase {term.teacher} gave the raw text"
+                parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
+    if counted:
+        parts.append(
+            Part("co-occurrence embeddings", "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD).")
+        )
+    smoothed = [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]
+    if smoothed:
+        text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)
+        parts.append(Part("label smoothing", f"Label smoothing: {text}."))
+    if config.get("label_prior") == "dev" and KINDS[_kind(facts)].has_prior and any(phase.learns_labels for phase in phases):
+        text = "Logit adjustment: part of the label frequencies is taken out of the logits; the share was chosen on dev."
+        parts.append(Part("logit adjustment", text))
+    return parts
+
+
+def _weights(terms: Sequence[tuple[PhaseConfig, Distil]]) -> str:
+    return ", ".join(f"phase {phase.name}, weight {term.weight:g}" for phase, term in terms)
+
+
+def _chosen_how(facts: Mapping[str, Any]) -> str:
+    match facts.get("retriever"):
+        case {"kind": "bm25" | "dense" as kind, "top_k": top_k}:
+            best = "the best" if top_k is None else f"the best {top_k}"
+            return f"{best} by {'BM25' if kind == 'bm25' else 'sentence embeddings'} for each training text"
+        case {"kind": "dsir"}:
+            return "drawn by importance resampling towards the training texts"
+        case {"kind": "union", "retrievers": members}:
+            return f"chosen by {' and '.join(member['kind'] for member in members)} in turn"
+        case {"kind": "random"}:
+            return "drawn at random"
+        case _:
+            return "retrieved for the training texts"
+
+
+def _phase_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            phase["name"],
+            f"{phase['steps']:,}",
+            f"{phase['tokens']:,}",
+            f"{phase['seconds']:,.0f}",
+            f"{phase['paper_flops']:.2g}",
+            f"{phase['executed_flops']:.2g}",
+        ]
+        for phase in facts.get("phases") or ()
+    ]
+
+
+def _scores(facts: Mapping[str, Any]) -> Scores | None:
+    models = (facts.get("scores") or {}).get("models") or {}
+    if not models:
+        return None
+    kind = _kind(facts)
+    main = metric_of(kind)
+    comparison = facts["scores"].get("comparison") or {}
+    cross_fitted = comparison.get("cross_fitted", {})
+    choice = (facts.get("config") or {}).get("choose_by") or main
+    columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].metrics[:-1]))][:_MOST_COLUMNS]
+    header = ["model", *(f"{split} {NAMES[metric]}" for split, metric in columns)]
+    if cross_fitted:
+        header.insert(2, f"dev {NAMES[choice]}, cross-fitted")
+    rows = []
+    for name, entry in models.items():
+        cells = [_figure(entry.get(split), field) for split, field in columns]
+        if cross_fitted:
+            cells.insert(1, figure(choice, cross_fitted[name]) if name in cross_fitted else "–")
+        rows.append((name, cells))
+    features = (("tfidf", "TF-IDF"), ("static", "TF-IDF and averaged token vectors"))
+    split, measured = _measured(facts)
+    return Scores(
+        percent=is_percent(main),
+        header=header,
+        rows=rows,
+        linear_models=[(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
+        compared=bool(comparison),
+        verdict=facts["scores"].get("verdict") or "",
+        split=split,
+        per_class=[
+            [label, *(f"{100 * row[field]:.1f}" for field in ("precision", "recall", "f1")), f"{row['support']:,}"]
+            for label, row in list((measured.get("per_class") or {}).items())[:_MOST_ROWS]
+        ],
+    )
+
+
+def _figure(scores: Mapping[str, Any] | None, field: str) -> str:
+    if not scores:
+        return "–"
+    low, high = scores.get("intervals", {}).get(field, (None, None))
+    interval = "" if low is None else f" ({figure(field, low)}–{figure(field, high)})"
+    return f"{figure(field, scores[field])}{interval}"

@@ -1,0 +1,203 @@
+"""An exported model as an ONNX graph that runs without torch.
+
+    model.onnx          input_ids, attention_mask (batch, length) int64 -> logits (batch, labels) float32; batch and length are free
+    tokenizer.json, tokenizer_config.json, config.json      as they were
+    onnx.json           labels, max_length, weights (fp32 or int8), how the graph was checked, versions
+
+The graph is recorded from our encoder, one sequence a row. Before the folder gets its name it is read back with `OnnxPredictor`: its logits
+for held-out texts must be those of the model. int8 quantises the weights as they are and the activations as they come, in onnxruntime;
+that changes answers, so the share of texts that keep their label is told and stored.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
+from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.inference.onnx import FACTS_FILE, GRAPH_FILE, OnnxPredictor
+from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
+from cramlm.linear.files import is_linear
+from cramlm.model.huggingface.folder import LoadedModel, load_classifier
+from cramlm.model.kernels.dropout import no_dropout
+from cramlm.model.model import Model
+from cramlm.records import Emit, Event, Example, FloatArray, silent
+from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
+
+KIND = "onnx"
+CODE_FORMAT = 1  # raise it when the same model would give another folder
+LARGEST_DIFFERENCE = 1e-4
+MOST_TEXTS = 200
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+class Graph(nn.Module):
+    """The classifier over padded rows, as other runtimes call it; every row is one sequence, padding at its end."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(batch, length) ids and a mask of 1 for tokens, 0 for padding -> logits (batch, labels)."""
+        length = input_ids.shape[1]
+        position = torch.arange(length, device=input_ids.device).expand_as(input_ids)
+        hidden = self.model.encoder(input_ids, attention_mask - 1, position, dropout=no_dropout())  # 0 = the row's sequence, -1 = padding
+        if self.model.head_config.pooling == "cls":
+            pooled = hidden[:, 0]
+        else:
+            weights = attention_mask[..., None].to(hidden.dtype)
+            pooled = (hidden * weights).sum(1) / weights.sum(1)
+        logits: Tensor = self.model.classifier(pooled, dropout=no_dropout())
+        return logits
+
+
+def export_onnx(
+    path: Path, *, int8: bool = False, out: Path | None = None, texts: Sequence[Example] | None = None, emit: Emit = silent
+) -> Artifact:
+    """Publish the ONNX form of `path`, a run or an exported model, or leave it if it is there.
+
+    out: by default `onnx` or `onnx-int8` in the run, beside a model elsewhere. texts: up to 200 are what the graph is checked on; by
+    default the run's dev and test texts.
+
+    Raises:
+        EnvironmentFault: if a package is missing. UsageError: if there are no texts to check with, or something else lies at `out`.
+        ArtifactError: if there is no model at `path`, or the graph does not answer as the model does (nothing is published).
+    """
+    folder, run = model_of(path), run_of(path)
+    if is_linear(folder):
+        raise UsageError(f"{folder}: a linear model has no ONNX form; use the folder itself, which needs no torch")
+    _require_packages()
+    refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
+    if texts is None:
+        if run is None:
+            raise UsageError(f"{path}: lies in no run, so there are no texts to check its ONNX form on; pass --texts FILE")
+        texts = held_out(run, limit=MOST_TEXTS)
+    if not texts:
+        raise UsageError("there are no texts to check the ONNX form on; pass --texts FILE")
+    probes = texts[:MOST_TEXTS]
+    name = "onnx-int8" if int8 else "onnx"
+    target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
+    loaded = load_classifier(folder)
+    if loaded.model.encoder_config.shape == "moe":
+        raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
+    if loaded.model.prompt is not None:
+        raise UsageError(f"{folder}: reads texts in patterns (prompt.json), which an ONNX graph of it would not; export a classifier")
+
+    def write(temporary: Path) -> None:
+        emit(Event("start", KIND))
+        for file in _COPIED:
+            shutil.copyfile(folder / file, temporary / file)
+        write_graph(loaded, temporary / GRAPH_FILE)
+        facts: dict[str, Any] = {
+            "labels": list(loaded.labels),
+            "max_length": loaded.max_length,
+            "pad_id": loaded.tokenizer.pad_id,
+            "weights": "fp32",
+            "checked_texts": len(probes),
+            "versions": {package: importlib.metadata.version(package) for package in ("cramlm", "torch", *_PACKAGES)},
+        }
+        expected = _logits(loaded, probes)
+        difference = float(np.abs(_read_back(temporary, facts, probes) - expected).max())
+        if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
+            raise ArtifactError(
+                f"{target}: the graph's logits differ by {difference:.1e} from the model's (at most {LARGEST_DIFFERENCE:.0e} allowed); "
+                "nothing was published, please report this"
+            )
+        facts["largest_difference"] = difference
+        said = f"logits within {difference:.0e} on {len(probes)} texts"
+        if int8:
+            quantize(temporary / GRAPH_FILE)
+            facts["weights"] = "int8"
+            answers = _read_back(temporary, facts, probes)
+            facts["int8"] = {
+                "label_agreement": float(np.mean(answers.argmax(axis=1) == expected.argmax(axis=1))),
+                "largest_difference": float(np.abs(answers - expected).max()),
+            }
+            said = f"int8 gives the same label for {facts['int8']['label_agreement']:.1%} of {len(probes)} texts (as fp32: {said})"
+        (temporary / FACTS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {said}"))
+
+    refuse_foreign(target, kind=KIND)
+    files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors")}
+    key = {"code_format": CODE_FORMAT, "int8": int8, "model": hash_json(files), "texts": hash_json([[e.text, e.text_pair] for e in probes])}
+    return stage(target, kind=KIND, key=key, write=write, emit=emit)
+
+
+def write_graph(loaded: LoadedModel, path: Path) -> None:
+    """Record the model as an ONNX graph of free batch size and length (up to the model's positions)."""
+    ids = torch.full((2, min(loaded.max_length, 16)), loaded.tokenizer.unk_id)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=loaded.model.encoder_config.max_positions)}
+    with _quietly():
+        program = torch.onnx.export(
+            Graph(loaded.model),
+            (ids, mask),
+            dynamo=True,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["logits"],
+            dynamic_shapes={"input_ids": sizes, "attention_mask": sizes},
+            external_data=False,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(path, external_data=False)
+
+
+def quantize(path: Path) -> None:
+    """Replace a graph by its int8 form: weights per tensor ahead of time, activations as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(path)
+    del graph.graph.value_info[:]  # the exporter's notes on shapes, which the quantiser contradicts where it folds a transpose
+    with _quietly():
+        quantize_dynamic(graph, path, weight_type=QuantType.QInt8)
+
+
+def _read_back(folder: Path, facts: dict[str, Any], examples: Sequence[Example]) -> FloatArray:
+    (folder / FACTS_FILE).write_text(json.dumps(facts), "utf-8")
+    pairs = [example.text_pair for example in examples]
+    return OnnxPredictor.load(folder).logits([example.text for example in examples], pairs)
+
+
+def _logits(loaded: LoadedModel, examples: Sequence[Example]) -> FloatArray:
+    sequences = sequences_of(loaded.tokenizer, examples, max_length=loaded.max_length)
+    return predict_logits(loaded.model, sequences, precision="fp32", pad_id=loaded.tokenizer.pad_id)
+
+
+def _require_packages() -> None:
+    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        raise EnvironmentFault(f"ONNX needs {', '.join(missing)}, not installed here; run: pip install 'cramlm[onnx]'")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporters' warnings are about themselves; what matters is checked afterwards."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Predict and explain with an exported model."""

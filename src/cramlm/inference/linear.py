@@ -1,0 +1,95 @@
+"""A linear model's folder as a function from texts to labels; needs neither torch nor transformers. Same interface as `Predictor`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cramlm.errors import DataError, UsageError
+from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
+from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
+from cramlm.linear.model import LinearModel
+from cramlm.model.huggingface.checks import refuse_pickles
+from cramlm.model.tokenizer import TOKENIZER_FILE
+from cramlm.records import Answer, Example, FloatArray, IntArray, TaskKind
+from cramlm.storage.artifacts import check_files
+from cramlm.text.words import word_pattern
+
+
+class LinearPredictor:
+    """A loaded linear model; make one with `load`."""
+
+    def __init__(self, model: LinearModel) -> None:
+        self.model = model
+        self.labels: tuple[str, ...] = model.labels
+        self.kind: TaskKind = model.kind
+
+    @classmethod
+    def load(cls, folder: str | Path) -> LinearPredictor:
+        """Read the exported folder of a run of the recipe `static` or `tfidf`.
+
+        Raises:
+            ArtifactError: naming what is missing, damaged or unsafe in the folder.
+        """
+        refuse_pickles(Path(folder))
+        check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE))
+        return cls(LinearModel.load(Path(folder)))
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Answer]:
+        """As `Predictor.predict`."""
+        return KINDS[self.kind].answers(self._outputs(texts, pairs), self.labels)
+
+    def predict_iter(
+        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
+    ) -> Iterator[Answer]:
+        """As `Predictor.predict_iter`."""
+        return predict_stream(self.predict, texts, pairs, batch=batch)
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """As `Predictor.probabilities`."""
+        if self.kind == "regression":
+            raise UsageError("this model answers with a number, which has no probability; ask for predict")
+        return self._outputs(texts, pairs)
+
+    def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """Adjusted logits, float32 (n, labels), in the order given."""
+        check_texts(texts, pairs)
+        return self.model.logits(whole_texts(texts, pairs))
+
+    def lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """Words separated by white space in each text, int64 (n,): no text is cut."""
+        return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """Where words and other characters, equal ones together, stand in the text; all of them are read."""
+        return [match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", text)]
+
+    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
+        """As `Predictor.check_labels`."""
+        check_labels(self.kind, self.labels, examples, origin=origin)
+
+    def score(self, examples: Sequence[Example]) -> AnyScores:
+        """As `Predictor.score`."""
+        if not examples:
+            raise DataError("there are no examples to score; pass at least one labelled text")
+        true = []
+        for example in examples:
+            if example.label is None:
+                raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
+            true.append(example.label)
+        kind, outputs = KINDS[self.kind], self._outputs([example.whole_text for example in examples], None)
+        return kind.score(true, kind.spelled(outputs, self.labels), self.labels, outputs)
+
+    def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        logits = self.logits(texts, pairs)
+        return KINDS[self.kind].outputs(logits)
+
+
+def whole_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:
+    """Both halves of pairs, one after the other, as the model was fitted on them."""
+    examples = (Example("", text, pair, None) for text, pair in zip(texts, pairs or [None] * len(texts), strict=True))
+    return [example.whole_text for example in examples]

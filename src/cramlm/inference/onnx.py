@@ -1,0 +1,248 @@
+"""A model in ONNX form as a function from texts to labels; needs onnxruntime, tokenizers and NumPy, neither torch nor transformers.
+
+    predictor = OnnxPredictor.load("runs/mine/onnx")
+    predictor.predict(["some text", "another"])
+
+The same face as `Predictor`, and in fp32 the same answers within 1e-4. Texts are sorted by length and computed in padded groups; an int8
+model computes one text at a time, because its activations are scaled over everything that is computed together, and an answer would
+depend on its company.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
+from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, predictions, word_spans
+from cramlm.records import Example, FloatArray, IntArray, Prediction, TaskKind
+from cramlm.storage.artifacts import check_files, raise_if_refused
+
+if TYPE_CHECKING:
+    from cramlm.evaluation.kinds import AnyScores
+    from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.predictor import Predictor
+
+GRAPH_FILE = "model.onnx"
+FACTS_FILE = "onnx.json"
+TOKENIZER_FILE = "tokenizer.json"
+BATCH_TOKENS = 8192
+_CHUNK = 1024  # texts tokenized at a time
+_QUIET = 3  # onnxruntime's level for errors only
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What onnx.json says beside how the graph was checked. labels: in the order of the logits. max_length: tokens, special ones too."""
+
+    labels: tuple[str, ...]
+    max_length: int
+    pad_id: int
+    weights: Literal["fp32", "int8"]
+
+
+def load_predictor(
+    folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32"
+) -> Predictor | LinearPredictor | OnnxPredictor:
+    """The predictor for an exported folder, Hugging Face's, ONNX's or a linear model's; onnxruntime or torch is loaded only for its own.
+    `precision` is for the first; a graph computes in what it was exported in, a linear model in fp32.
+
+    Raises:
+        ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.
+    """
+    if (Path(folder) / GRAPH_FILE).is_file():
+        return OnnxPredictor.load(folder)
+    from cramlm.inference.predictor import Predictor
+
+    return Predictor.load(folder, precision=precision)
+
+
+class OnnxPredictor:
+    """A loaded ONNX classifier; make one with `load`."""
+
+    def __init__(self, session: Any, tokenizer: Any, facts: Facts) -> None:
+        self._session = session
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self.labels = facts.labels
+        self.kind: TaskKind = "classification"  # others are not exported to ONNX
+        self.max_length = facts.max_length
+
+    @classmethod
+    def load(cls, folder: str | Path, *, threads: int | None = None) -> OnnxPredictor:
+        """Read a folder that `cramlm export --format onnx` wrote. threads: of the CPU; None as onnxruntime likes.
+
+        Raises:
+            ArtifactError: naming what is missing, damaged or not ours in the folder. EnvironmentFault: if a package is missing.
+        """
+        folder = Path(folder)
+        try:
+            import onnxruntime
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise EnvironmentFault(f"an ONNX model needs the package {error.name}; run: pip install 'cramlm[onnx]'") from error
+        check_files(folder, (GRAPH_FILE, FACTS_FILE, TOKENIZER_FILE))
+        facts = _facts(folder)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _QUIET
+        options.intra_op_num_threads = threads or 0
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        except Exception as error:  # tokenizers raises bare Exception, for a missing file too
+            raise ArtifactError(f"{folder / TOKENIZER_FILE}: missing, or not a tokenizer; export the model again") from error
+        try:
+            session = onnxruntime.InferenceSession(folder / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions have no public base
+            raise ArtifactError(f"{folder / GRAPH_FILE}: missing, or not an ONNX graph that runs here; export the model again") from error
+        inputs, outputs = [value.name for value in session.get_inputs()], [value.shape[-1:] for value in session.get_outputs()]
+        if inputs != ["input_ids", "attention_mask"] or outputs != [[len(facts.labels)]]:
+            raise ArtifactError(f"{folder / GRAPH_FILE}: takes {inputs} and gives {outputs}, not what {FACTS_FILE} says; export it again")
+        tokenizer.encode_special_tokens = True  # `[MASK]` and its like in a text are text
+        tokenizer.enable_truncation(facts.max_length, strategy="longest_first")
+        tokenizer.no_padding()
+        return cls(session, tokenizer, facts)
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Prediction]:
+        """The most probable label of each text (or pair of texts), with the probability of every label, in the order given.
+
+        Raises:
+            UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
+        """
+        return predictions(self.probabilities(texts, pairs), self.labels)
+
+    def predict_iter(
+        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
+    ) -> Iterator[Prediction]:
+        """As `predict`, for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
+
+        Raises:
+            UsageError: as `predict`, or if texts and pairs end at different places.
+        """
+        return predict_stream(self.predict, texts, pairs, batch=batch)
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1.
+
+        Raises:
+            UsageError, DataError: as `predict`. DivergedError: if an answer is not a finite number.
+        """
+        return probabilities_of(self.logits(texts, pairs))
+
+    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
+        """As `Predictor.check_labels`."""
+        from cramlm.evaluation.kinds import check_labels
+
+        check_labels(self.kind, self.labels, examples, origin=origin)
+
+    def score(self, examples: Sequence[Example]) -> AnyScores:
+        """Compare with labelled examples; a label that this model does not know counts as missed.
+
+        Raises:
+            DataError: if there is no example, or one has no label.
+        """
+        from cramlm.evaluation.kinds import KINDS, gold_labels
+
+        true, kind = gold_labels(examples), KINDS[self.kind]
+        outputs = self.probabilities([example.text for example in examples], [example.text_pair for example in examples])
+        return kind.score(true, kind.spelled(outputs, self.labels), self.labels, outputs)
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
+    def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """What the graph gives for each text, float32 (n, labels), in the order given."""
+        return self.compute(texts, pairs)[0]
+
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> tuple[FloatArray, IntArray]:
+        """`logits`, and how many tokens were read of each text, special ones too: int64 (n,)."""
+        check_texts(texts, pairs)
+        sequences = self._sequences(self._tokenizer, texts, pairs)
+        logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        for group in _groups(lengths, BATCH_TOKENS if self._facts.weights == "fp32" else 1):
+            width = int(lengths[group[-1]])
+            ids = np.full((len(group), width), self._facts.pad_id, dtype=np.int64)
+            for row, index in enumerate(group):
+                ids[row, : lengths[index]] = sequences[index]
+            mask = (np.arange(width) < lengths[group, None]).astype(np.int64)
+            logits[group] = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        return logits, lengths
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text that are read, [CLS] and [SEP] with them."""
+        return self.max_length
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """As `Predictor.word_spans`."""
+        return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
+
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """How many tokens each text has, special ones and those beyond `max_length` too: int64 (n,)."""
+        return np.array([len(sequence) for sequence in self._sequences(self._uncut, texts, pairs)], dtype=np.int64)
+
+    @cached_property
+    def _uncut(self) -> Any:
+        tokenizer = type(self._tokenizer).from_str(self.tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _sequences(self, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[list[int]]:
+        """Token ids of each text, [CLS] and [SEP] included."""
+        inputs = [text if pair is None else (text, pair) for text, pair in zip(texts, pairs or [None] * len(texts), strict=True)]
+        sequences: list[list[int]] = []
+        for start in range(0, len(inputs), _CHUNK):
+            try:
+                encodings = tokenizer.encode_batch_fast(inputs[start : start + _CHUNK])
+            except (TypeError, UnicodeEncodeError) as error:
+                raise DataError(f"one of texts {start + 1} to {start + _CHUNK}: holds a lone surrogate; remove it") from error
+            sequences += [encoding.ids for encoding in encodings]
+        return sequences
+
+
+def probabilities_of(logits: FloatArray) -> FloatArray:
+    """Softmax of each row (n, labels), float32. Raises DivergedError if a logit is not a finite number."""
+    logits = logits.astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise DivergedError("the model's answers are not finite numbers; export it again, and report this")
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+    return probabilities
+
+
+def _groups(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
+    """Places of sequences, shortest first, in groups that hold at most `batch_tokens` tokens once padded (at least one sequence)."""
+    order: IntArray = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and lengths[order[stop]] * (stop + 1 - start) <= batch_tokens:
+            stop += 1
+        yield order[start:stop]
+        start = stop
+
+
+def _facts(folder: Path) -> Facts:
+    path = folder / FACTS_FILE
+    try:
+        values = json.loads(path.read_bytes())
+        facts = Facts(tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
+    except OSError as error:
+        raise_if_refused(error, path)
+        raise ArtifactError(f"{path}: {error.strerror}; pass a folder that `cramlm export --format onnx` wrote") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{path}: damaged, not the facts of an ONNX export; export the model again") from error
+    strings = all(isinstance(label, str) for label in facts.labels) and len(set(facts.labels)) == len(facts.labels) > 0
+    numbers = type(facts.max_length) is int and facts.max_length >= 8 and type(facts.pad_id) is int
+    if not (strings and numbers and facts.weights in ("fp32", "int8")):
+        raise ArtifactError(f"{path}: labels, max_length, pad_id or weights are not what they should be; export the model again")
+    return facts

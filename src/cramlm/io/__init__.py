@@ -1,0 +1,1 @@
+"""Strict, streaming readers of files, local and remote."""

@@ -1,0 +1,120 @@
+"""CSV and TSV, strictly, with an account of which physical line everything is on.
+
+A field that begins with a quote ends at the next single quote (two in a row stand for one) and may hold separators and newlines; in a
+field that does not, a quote is a character like any other. Every record has as many fields as the header. Nothing is converted: `NA`,
+`007` and `1.0` are strings. In a file whose header ends in CRLF (or CR), newlines inside quotes written the same way become LF, so that
+converting line ends changes no text. A quote that never closes fails even with `--on-bad-row skip`: from there on, nobody can tell rows
+from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cramlm.errors import DataError
+from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell
+from cramlm.io.streams import Lines, brief
+
+
+def read_delimited(lines: Lines, columns: Sequence[Column], tally: Tally, *, separator: str, limit: int) -> Iterator[Row]:
+    """The rows of a table with a header line; empty lines are no rows."""
+    records = _records(lines, tally, separator=separator, limit=limit)
+    header = next(records, None)
+    if header is None:
+        return
+    if header[2]:
+        raise DataError(f"{tally.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
+    places = find_columns(tally.path, header[1], columns)
+    width, wanted = len(header[1]), list(zip(places, columns, strict=True))
+    for line, fields, fault in records:
+        if fault is None and len(fields) != width:
+            fault = f"{len(fields)} fields, expected {width}"
+            fault += " (is a text with a separator not in quotes?)" if len(fields) > width else ""
+        if fault is not None:
+            tally.refuse(line, fault)
+            continue
+        tally.rows_read += 1
+        yield Row(line, tuple(None if place is None else from_cell(fields[place], column) for place, column in wanted))
+
+
+def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
+    """(line it begins at, fields, what is wrong with it or None) of every record."""
+    newline: str | None = None  # as inside quotes: what one physical line end contributes
+    parts: list[str] = []  # of the quoted field that is open, if `opened`
+    fields: list[str] = []
+    fault: str | None = None
+    begun = opened = size = 0
+    for number, offset, raw in lines:
+        if raw is None:
+            if opened:
+                raise _never_closed(tally, opened)
+            yield number, [], f"the line is longer than {limit:,} bytes (--max-record-bytes)"
+            continue
+        carriage_return = raw.endswith(b"\r")
+        if newline is None:
+            newline = "\n" if carriage_return else ""
+        if b"\0" in raw:
+            fault = fault or f"NUL byte at offset {offset + raw.index(0)} of the file"
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            fault = fault or f"byte 0x{raw[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8"
+            text = raw.decode(errors="replace")
+        body = text[:-1] if carriage_return else text
+        if not opened:
+            if not body:
+                fault = None
+                continue
+            begun, size = number, 0
+            if '"' not in body:
+                yield number, body.split(separator), fault
+                fault = None
+                continue
+        size += len(raw) + 1
+        if opened and size > limit:
+            raise _never_closed(tally, opened)
+        place = 0
+        while True:
+            if opened:
+                quote = body.find('"', place)
+                if quote < 0:
+                    parts.append(body[place:] + ("\n" if newline or not carriage_return else "\r\n"))
+                    break
+                parts.append(body[place:quote])
+                place = quote + 1
+                if body.startswith('"', place):
+                    parts.append('"')
+                    place += 1
+                    continue
+                fields.append("".join(parts))
+                parts, opened = [], 0
+                if place < len(body) and not body.startswith(separator, place):
+                    fault = (
+                        fault
+                        or f"{brief(body[place : place + 12])} follows the closing quote of field {len(fields)} (quotes inside are doubled)"
+                    )
+                    following = body.find(separator, place)
+                    place = len(body) if following < 0 else following
+            elif body.startswith('"', place):
+                opened, place = number, place + 1
+                continue
+            else:
+                following = body.find(separator, place)
+                end = len(body) if following < 0 else following
+                fields.append(body[place:end])
+                place = end
+            if place >= len(body):
+                break
+            place += len(separator)
+            if place == len(body):
+                fields.append("")
+                break
+        if not opened:
+            yield begun, fields, fault
+            fields, fault = [], None
+    if opened:
+        raise _never_closed(tally, opened)
+
+
+def _never_closed(tally: Tally, opened: int) -> DataError:
+    return DataError(f"{tally.path}:{opened}: the quote opened in this line never closes; close it, or double it if it is part of the text")

@@ -1,0 +1,165 @@
+"""JSON lines, strictly: one object per line, every key once, nothing guessed.
+
+Cheap counts on the raw bytes decide whether the careful look is needed: a line with at most `MAX_DEPTH` brackets cannot be nested
+deeper than that, a line without `\\ud` cannot hide a lone surrogate. Numbers are never converted; they keep their spelling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from cramlm.errors import DataError
+from cramlm.io.rows import Column, Row, Tally, in_list, missing_column
+from cramlm.io.streams import Lines, brief
+
+MAX_DEPTH = 64
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Number(str):
+    """A JSON number by its spelling."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Integer(_Number):
+    __slots__ = ()
+
+
+class _Float(_Number):
+    __slots__ = ()
+
+
+class _BadRowError(ValueError):
+    pass
+
+
+def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
+    """The rows of JSON lines; blank lines are no rows."""
+    decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
+    wanted = [(column.name, column.kind in ("text", "name"), column) for column in columns]
+    for number, offset, line in lines:
+        if line is None:
+            tally.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
+            continue
+        try:
+            if line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+                _check_depth(line)
+            if b"\0" in line:
+                raise _BadRowError(f"NUL byte at offset {offset + line.index(0)} of the file")
+            text = line.decode().strip(" \t\r\n")
+            if not text:
+                continue
+            record, end = decode(text)
+            if end != len(text):
+                raise _BadRowError(f"more follows the JSON value: {brief(text[end : end + 20])}")
+            if type(record) is not dict:
+                raise _not_an_object(number, record, tally)
+            values = []
+            for name, any_string, column in wanted:
+                value = record.get(name)
+                if not (any_string and type(value) is str):
+                    value = _spelled(value, column, record, number, tally)
+                values.append(value)
+            if b"\\" in line and b"\\u" in line and any(value and _SURROGATE.search(value) for value in values):
+                raise _BadRowError("lone surrogate (\\ud800 to \\udfff without its other half)")
+        except UnicodeDecodeError as error:
+            tally.refuse(number, f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8")
+            continue
+        except _BadRowError as error:
+            tally.refuse(number, str(error))
+            continue
+        except ValueError as error:
+            tally.refuse(number, _explain(error, lines.unterminated))
+            continue
+        tally.rows_read += 1
+        yield Row(number, tuple(values))
+
+
+def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, tally: Tally) -> str | None:
+    """A value of a JSON object as the string that the column wants."""
+    if column.required and value is None and column.name not in record:
+        raise _BadRowError(missing_column(column, list(record)))
+    if value is None and (column.kind == "label" or not column.required):
+        return None
+    if column.kind == "text":
+        if type(value) is not str:
+            raise _BadRowError(f"{column.name!r} is not a string but {_type_name(value)} ({brief(value, 30)})")
+        return value
+    if column.kind == "labels":
+        if type(value) is not list:
+            hint = 'write ["a", "b"], or [] for a text without labels'
+            raise _BadRowError(f"{column.name!r} is not a list of labels but {_type_name(value)} ({brief(value, 30)}); {hint}")
+        return in_list([_scalar(each, column, line, tally) for each in value])
+    if column.kind == "number":
+        if not isinstance(value, _Number):
+            raise _BadRowError(f"{column.name!r} is not a number but {_type_name(value)} ({brief(value, 30)}); write it like 3.5")
+        return str(value)
+    return _scalar(value, column, line, tally)
+
+
+def _scalar(value: Any, column: Column, line: int, tally: Tally) -> str:
+    """A label, or a name."""
+    if isinstance(value, bool):
+        kind, spelled = "boolean", "true" if value else "false"
+    elif isinstance(value, str):
+        kind, spelled = "integer" if isinstance(value, _Integer) else "float" if isinstance(value, _Float) else "string", str(value)
+    else:
+        hint = "; for several labels per text --set task.kind=multi-label" if column.kind == "label" and type(value) is list else ""
+        raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
+    if column.kind != "name":
+        tally.same_type(column.name, line, kind, value)
+    return spelled
+
+
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, _Number):
+        return "a number"
+    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "a string"
+
+
+def _not_an_object(line: int, value: Any, tally: Tally) -> Exception:
+    if line == 1 and isinstance(value, list):
+        return DataError(f"{tally.path}:1: is one JSON list, not JSON lines; write one object per line")
+    return _BadRowError(f"not a JSON object but {_type_name(value)}; one object per line is wanted")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _BadRowError(f"key {brief(key)} is there twice")
+            seen.add(key)
+    return record
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _BadRowError(f"{name} is not JSON")
+
+
+def _check_depth(line: bytes) -> None:
+    depth = 0
+    for match in _BRACKET.finditer(_STRING.sub(b"", line)):
+        depth += 1 if match[0] in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise _BadRowError(f"nested deeper than {MAX_DEPTH}")
+
+
+def _explain(error: ValueError, cut_off: bool) -> str:
+    where = f" (column {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
+    what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return f"not JSON: {what}{where}" + (", and the file ends here without a newline: cut off?" if cut_off else "")

@@ -1,0 +1,173 @@
+"""Parquet by small batches, with the types checked before a value is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cramlm.errors import DataError
+from cramlm.io.remote import RemoteFile
+from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell, in_list
+from cramlm.io.streams import FileStamp, check_unchanged, look_like
+from cramlm.storage.artifacts import environment_faults, hash_file, raise_if_refused
+
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 32_000_000  # that a batch may come to when every row is the longest text of its dictionary
+_BOMB_RATIO, _BOMB_BYTES = 200, 256_000_000
+_MAGIC = b"PAR1"
+
+
+class ParquetFile:
+    """The rows of one parquet file; `raw_bytes` is how much of it was read, roughly; `sha256` that of the whole file, or of a remote one,
+    of which only the wanted columns are read, its version.
+    """
+
+    def __init__(self, stamp: FileStamp) -> None:
+        self.stamp = stamp
+        self.raw_bytes = 0
+        self.sha256 = ""
+
+    def rows(self, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
+        """Raises DataError if the file is cut or damaged, or a column's type is not text (dictionary of text allowed)."""
+        import pyarrow as pa  # 0.1 s, and most corpora are JSON lines
+        import pyarrow.parquet as pq
+
+        path = self.stamp.path
+        check_unchanged(self.stamp)
+        with environment_faults(path):
+            self.sha256 = path.version if isinstance(path, RemoteFile) else hash_file(path)
+        if not self.stamp.bytes:
+            return
+        _check_ends(path, self.stamp.bytes)
+        try:
+            with path.open("rb") as handle, pq.ParquetFile(handle, page_checksum_verification=True, memory_map=False) as file:
+                schema = file.schema_arrow
+                places = find_columns(path, schema.names, columns)
+                for column, place in zip(columns, places, strict=True):
+                    if place is not None:
+                        _check_type(path, column, schema.field(place).type)
+                wanted = [column.name for column, place in zip(columns, places, strict=True) if place is not None]
+                total = max(1, file.metadata.num_rows)
+                for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, wanted), columns=wanted):
+                    first = tally.rows_read
+                    lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in wanted}
+                    for index in range(batch.num_rows):
+                        row = _row(
+                            first + index + 1, [lists[column.name][index] if column.name in lists else None for column in columns], columns
+                        )
+                        if isinstance(row, str):
+                            tally.refuse(first + index + 1, row)
+                        elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
+                            tally.refuse(row.line, f"the row is longer than {limit:,} bytes (--max-record-bytes)")
+                        else:
+                            tally.rows_read += 1
+                            yield row
+                    self.raw_bytes = self.stamp.bytes * tally.rows_read // total
+        except (pa.ArrowException, OSError) as error:
+            check_unchanged(self.stamp)
+            raise_if_refused(error, path)
+            what = " ".join(str(error).split())[:120]
+            raise DataError(f"{path}: damaged, row {tally.rows_read + 1} cannot be read ({what}); copy or write it again") from error
+        check_unchanged(self.stamp)
+
+
+def _check_ends(path: Path | RemoteFile, size: int) -> None:
+    with environment_faults(path), path.open("rb") as file:
+        head = file.read(512)
+        file.seek(max(0, size - 4))
+        tail = file.read(4)
+    if not head.startswith(_MAGIC):
+        found = look_like(head) or "text" if b"\0" not in head else look_like(head) or "other data"
+        raise DataError(f"{path}: named .parquet but looks like {found}; give it its right name")
+    if tail != _MAGIC or size < 12:
+        raise DataError(f"{path}: truncated after {size} bytes (its end mark is missing); copy or download it again")
+
+
+def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
+    import pyarrow.types as types
+
+    if column.kind == "labels" and (types.is_list(kind) or types.is_large_list(kind)):
+        kind = kind.value_type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
+    scalar = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if not (text or (scalar and column.kind != "text")):
+        raise DataError(f"{path}: column {column.name!r} has the type {kind}; convert it to strings, or pass {column.flag}")
+
+
+def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Sequence[str]) -> int:
+    """So many that a batch is bounded: a file of 500 bytes can hold one long text in a dictionary and refer to it from every row.
+
+    Raises:
+        DataError: if a column of a row group, which holds pages of unknown size, is very large and was squeezed as text never is.
+    """
+    longest = 1
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for chunk in (group.column(place) for place in range(group.num_columns)):
+            if chunk.path_in_schema.split(".")[0] not in wanted and chunk.path_in_schema not in wanted:  # a list's is "label.list.element"
+                continue
+            size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
+            if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
+                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {size // packed} times when unpacked; is it text?")
+            if chunk.has_dictionary_page:
+                longest = max(longest, min(size, _page_size(handle, chunk.dictionary_page_offset)))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
+
+
+def _page_size(handle: Any, offset: int) -> int:
+    """Bytes of a page when it is unpacked: the second field of its header, in Thrift's compact protocol."""
+    handle.seek(offset)
+    head = handle.read(16)
+    place, values = 0, []
+    for _ in range(2):  # kind of page, size: each the byte 15 (the next field, an i32), then the number in groups of seven bits
+        value = shift = 0
+        place += 1
+        while place < len(head):
+            value |= (head[place] & 0x7F) << shift
+            shift, place = shift + 7, place + 1
+            if head[place - 1] < 0x80:
+                break
+        values.append(value >> 1)
+    return values[1]
+
+
+def _values(array: Any) -> list[Any]:
+    try:
+        values: list[Any] = array.to_pylist()
+    except UnicodeDecodeError:
+        values = []
+        for value in array:
+            try:
+                values.append(value.as_py())
+            except UnicodeDecodeError as error:
+                values.append(error)
+    return values
+
+
+def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
+    """The row, or what is wrong with it."""
+    values: list[str | None] = []
+    for value, column in zip(raw, columns, strict=True):
+        if isinstance(value, UnicodeDecodeError):
+            return f"{column.name!r} is not UTF-8"
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            if column.kind == "text" and column.required:
+                return f"{column.name!r} is null"
+            values.append(None)
+        elif isinstance(value, list):
+            if any(each is None for each in value):
+                return f"{column.name!r} holds a null among its labels"
+            values.append(in_list([_spelled(each) for each in value]))
+        else:
+            values.append(from_cell(_spelled(value), column))
+    return Row(line, tuple(values))
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,178 @@
+"""One strict, streaming reader for all the formats: rows of strings with the line each is on, or an error that says where and why.
+
+    path ─► streams.stamp_file ─► ByteStream (gzip, zstd) ─► Lines ─► jsonl | delimited | paragraphs ─► Row
+                              └─► ParquetFile ──────────────────────────────────────────────────────► Row
+
+Speed is spent on strictness only where cheap counts on raw bytes say that it may matter: about 180 MB of JSON lines per second on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cramlm.config.run import OnBadRow
+from cramlm.errors import DataError, UsageError
+from cramlm.io.delimited import read_delimited
+from cramlm.io.jsonl import read_jsonl
+from cramlm.io.parquet import ParquetFile
+from cramlm.io.paths import stamp_input
+from cramlm.io.rows import Column, Rejected, Row, Tally
+from cramlm.io.streams import STDIN, ByteStream, FileStamp, Lines, brief, file_format
+from cramlm.records import Emit, Event, silent
+from cramlm.storage.counts import count
+
+MAX_RECORD_BYTES = 16_000_000
+
+
+class Reader:
+    """The rows of one file, once: `for row in reader`.
+
+    A text file has one column, whatever it is called: paragraphs (separated by blank lines), or with `txt_rows = "lines"` its lines.
+    After the last row: `rows_read = rows_used + len(rejected)`, `sha256` of the file, and a warning emitted if rows were rejected or there
+    were none.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        columns: Sequence[Column],
+        *,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+        on_bad_row: OnBadRow = "fail",
+        txt_rows: str = "paragraphs",
+        stamp: FileStamp | None = None,
+        stage: str = "read",
+        emit: Emit = silent,
+    ) -> None:
+        assert txt_rows in ("paragraphs", "lines")
+        self.stamp = stamp or _only(stamp_input(path))
+        self.path = self.stamp.path
+        self.columns = tuple(columns)
+        self._limit = max_record_bytes
+        self._txt_rows = txt_rows
+        self._stage, self._emit = stage, emit
+        self._tally = Tally(self.path, on_bad_row)
+        self._format, compression = ("stdin", None) if str(self.path) == STDIN else file_format(self.path)
+        self._stream: ByteStream | ParquetFile = (
+            ParquetFile(self.stamp) if self._format == "parquet" else ByteStream(self.stamp, compression=compression)
+        )
+
+    @property
+    def rows_read(self) -> int:
+        return self._tally.rows_read
+
+    @property
+    def rows_used(self) -> int:
+        return self._tally.rows_used
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        return self._tally.rejected
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the file on disk read so far."""
+        return self._stream.raw_bytes
+
+    @property
+    def sha256(self) -> str:
+        return self._stream.sha256
+
+    def reject(self, row: Row, reason: str) -> None:
+        """Leave out a row that was handed out: DataError naming its line, or noted, as `on_bad_row` says."""
+        self._tally.reject(row.line, reason)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Raises DataError for a bad row or a file without rows (unless skipped) or a bad file, EnvironmentFault if the file changes while
+        it is read.
+        """
+        count("parsed", [str(self.path)])
+        yield from self._rows()
+        if self.rows_read == 0:
+            what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "nothing in it"
+            if self._tally.on_bad_row == "fail":
+                raise DataError(f"{self.path}: no rows, {what}; pass a file with data (in a corpus --on-bad-row skip leaves this one out)")
+            self._emit(Event("warning", self._stage, f"{self.path}: no rows, {what}; skipped"))
+        if isinstance(self._stream, ByteStream) and self._stream.looks_like_a_bomb:
+            ratio = self._stream.text_bytes // max(1, self._stream.raw_bytes)
+            self._emit(Event("warning", self._stage, f"{self.path}: grew {ratio} times when decompressed; is it text?"))
+        if self.rejected:
+            first = self.rejected[0]
+            self._emit(
+                Event(
+                    "warning",
+                    self._stage,
+                    f"{self.path}: {len(self.rejected):,} of {self.rows_read:,} rows rejected, first line {first.line}: {first.reason}",
+                    data={"rejected": [rejected.as_dict() for rejected in self.rejected]},
+                )
+            )
+
+    def _rows(self) -> Iterator[Row]:
+        stream = self._stream
+        if isinstance(stream, ParquetFile):
+            return stream.rows(self.columns, self._tally, limit=self._limit)
+        blocks, format_ = stream.blocks(), self._format
+        if format_ == "stdin":
+            first = next(blocks, b"")
+            format_ = "jsonl" if first.lstrip().startswith(b"{") else "txt"
+            blocks = _put_back(first, blocks)
+        lines = Lines(blocks, limit=self._limit)
+        match format_:
+            case "jsonl":
+                return read_jsonl(lines, self.columns, self._tally, limit=self._limit)
+            case "csv" | "tsv":
+                separator = "," if format_ == "csv" else "\t"
+                return read_delimited(lines, self.columns, self._tally, separator=separator, limit=self._limit)
+            case _:
+                return self._text_rows(lines)
+
+    def _text_rows(self, lines: Lines) -> Iterator[Row]:
+        for column in self.columns[1:]:
+            if column.required:
+                raise UsageError(f"{self.path}: a text file has no column {column.name!r}; use .jsonl, .csv, .tsv or .parquet")
+        others = (None,) * (len(self.columns) - 1)
+        for line, text in self._paragraphs(lines) if self._txt_rows == "paragraphs" else self._decoded(lines):
+            self._tally.rows_read += 1
+            yield Row(line, (text, *others))
+
+    def _paragraphs(self, lines: Lines) -> Iterator[tuple[int, str]]:
+        begun, size = 0, 0
+        held: list[str] = []
+        for line, text in self._decoded(lines):
+            if not text.strip():
+                if held:
+                    yield begun, "\n".join(held)
+                held, size = [], 0
+                continue
+            begun, size = begun if held else line, size + len(text) + 1
+            held.append(text)
+            if size > self._limit:
+                self._tally.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (--max-record-bytes)")
+                held, size = [], 0
+        if held:
+            yield begun, "\n".join(held)
+
+    def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
+        for number, offset, line in lines:
+            if line is None:
+                self._tally.refuse(number, f"the line is longer than {self._limit:,} bytes (--max-record-bytes)")
+            elif b"\0" in line:
+                self._tally.refuse(number, f"NUL byte at offset {offset + line.index(0)} of the file")
+            else:
+                try:
+                    yield number, line.removesuffix(b"\r").decode()
+                except UnicodeDecodeError as error:
+                    self._tally.refuse(number, f"byte {brief(line[error.start])} at offset {offset + error.start} of the file is not UTF-8")
+
+
+def _only(stamps: list[FileStamp]) -> FileStamp:
+    if len(stamps) > 1:
+        raise UsageError(f"{stamps[0].path} and {len(stamps) - 1} more: several files where one is read")
+    return stamps[0]
+
+
+def _put_back(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from rest

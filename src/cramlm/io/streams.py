@@ -1,0 +1,404 @@
+"""From a path to decompressed bytes and lines, strictly: nothing is cut short, guessed or followed in silence.
+
+path -> regular file? -> magic bytes agree with the name? -> gzip / zstd frames undone in bounded memory, each checked to its end ->
+byte-order mark -> lines. A stream that ends inside a frame, a damaged frame, an archive and a file that changes while it is read all
+raise. Compressed input is fed to the decompressor 2 KB at a time: at zstd's largest ratio (131,072 : 4) that bounds what one step can
+produce to 64 MB, for 0.1 s per 40 MB of text. A zstd frame may ask for a window of up to 2 GiB (`zstd --long=31`); memory is used as far as
+the window is filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import glob
+import hashlib
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+import zstandard
+
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+from cramlm.io.remote import RemoteBytes, RemoteFile
+from cramlm.storage.artifacts import environment_faults
+
+STDIN = "-"
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_NAMES = "use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet"
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+_BLOCK = 1 << 20
+_FEED = 2048
+_LARGEST_WINDOW = 1 << 31  # bytes; the largest that zstd writes
+_MAGIC = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"PAR1", "parquet"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"PK\x05\x06", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"BZh", "bzip2"),
+    (b"%PDF-", "a PDF"),
+)
+_BOMS = (  # the longer first: UTF-32's begins with UTF-16's
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+_UTF8_BOM = b"\xef\xbb\xbf"
+_BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What a file was when it was first looked at; reading it later checks that it still is. Of a remote file, `path` says it all."""
+
+    path: Path | RemoteFile
+    bytes: int
+    mtime_ns: int
+
+    @staticmethod
+    def of_remote(file: RemoteFile) -> FileStamp:
+        return FileStamp(file, file.bytes, 0)
+
+    @property
+    def text_column(self) -> str | None:
+        """The column that the user's url names behind its `#`."""
+        return self.path.text_column if isinstance(self.path, RemoteFile) else None
+
+    @property
+    def identity(self) -> list[str | int | None]:
+        """What a key holds of it: another value for other content, and plain JSON."""
+        if isinstance(self.path, RemoteFile):
+            return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
+        return [str(self.path.absolute()), self.bytes, self.mtime_ns]
+
+
+def stamp_file(name: str | Path) -> FileStamp:
+    """Look at an input file without reading it.
+
+    Raises:
+        UsageError: if it is missing (near names are listed), a folder, or not a regular file.
+        EnvironmentFault: if it may not be looked at.
+    """
+    path = Path(name).expanduser()
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: no such file{_near_names(path)}; check the path") from error
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise EnvironmentFault(f"{path}: {error.strerror}; give this user the right to read it") from error
+        raise UsageError(f"{path}: {error.strerror}; pass a regular file") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{path}: is a folder; pass a file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path}: not a regular file; write its content to a file first")
+    return FileStamp(path, status.st_size, status.st_mtime_ns)
+
+
+def expand_files(patterns: Iterable[str]) -> list[Path]:
+    """Every input file that the files, folders and globs name, each once, sorted by path; folders give the data files below them.
+
+    Raises:
+        UsageError: if something is missing, or a folder or glob holds no data file.
+    """
+    found: set[Path] = set()
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
+            if not inside:
+                raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
+            found |= inside
+        elif any(mark in pattern for mark in "*?[") and not os.path.lexists(path):
+            matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
+            if not matches:
+                raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
+            found |= {match for match in matches if not match.is_dir()}
+        else:
+            stamp_file(path)
+            found.add(path)
+    unique = {os.path.realpath(path): path for path in sorted(found, reverse=True)}
+    return sorted(unique.values())
+
+
+def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
+    """(jsonl | csv | tsv | txt | parquet, gzip | zstd | None), by the name.
+
+    Raises:
+        DataError: for archives. UsageError: for names that say nothing.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
+    suffix = "".join(suffixes[-2:-1] if compression else suffixes[-1:])
+    if suffix in _ARCHIVES:
+        raise DataError(f"{path}: archives are not opened; extract it and pass the files")
+    if suffix not in FORMATS or (suffix == ".parquet" and compression):
+        raise UsageError(f"{path}: cannot tell the format from the name {path.name!r}; {_NAMES}")
+    return FORMATS[suffix], compression
+
+
+class ByteStream:
+    """The decompressed bytes of one file, in blocks of about 1 MB; readable once.
+
+    `raw_bytes` grows as the file is read (as it lies on disk); `sha256` is that of the file on disk, whole once the blocks are exhausted.
+    """
+
+    def __init__(self, stamp: FileStamp, *, compression: str | None) -> None:
+        self.stamp = stamp
+        self.path = stamp.path
+        self.raw_bytes = 0
+        self.text_bytes = 0
+        self._compression = compression
+        self._hash = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    @property
+    def looks_like_a_bomb(self) -> bool:
+        """Whether it grew more than 100 times, past 100 MB: likely not text that anyone wrote."""
+        return self.text_bytes > _BOMB_BYTES and self.text_bytes > _BOMB_RATIO * self.raw_bytes
+
+    def blocks(self) -> Iterator[bytes]:
+        """Raises DataError if the file is cut, damaged or not what its name says, EnvironmentFault if it changes meanwhile."""
+        try:
+            yield from self._text(self._decompressed(self._raw()))
+        except DataError:
+            check_unchanged(self.stamp)  # a file cut by its writer under our hands is not the user's bad data
+            raise
+        check_unchanged(self.stamp)
+
+    def _raw(self) -> Iterator[bytes]:
+        if str(self.path) == STDIN:
+            while block := sys.stdin.buffer.read(_BLOCK):
+                self._count(block)
+                yield block
+            return
+        check_unchanged(self.stamp)
+        with open_bytes(self.path) as file:
+            while block := file.read(_BLOCK):
+                if self.raw_bytes == 0:
+                    self._check_magic(block)
+                self._count(block)
+                yield block
+        if isinstance(self.path, RemoteFile):
+            self.path.check_whole(self.raw_bytes, self.sha256)
+
+    def _count(self, block: bytes) -> None:
+        self._hash.update(block)
+        self.raw_bytes += len(block)
+
+    def _check_magic(self, block: bytes) -> None:
+        found = look_like(block)
+        if self._compression is None:
+            if found is not None:
+                raise DataError(f"{self.path}: named like text but looks like {found}; {_rename(found)}")
+        elif found != self._compression:
+            raise DataError(f"{self.path}: named like {self._compression} but looks like {found or 'plain text or data'}; rename it")
+
+    def _decompressed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        if self._compression is None:
+            return raw
+        return _gather(self._gzip(raw) if self._compression == "gzip" else self._zstd(raw))
+
+    def _zstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        context = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+        frame: zstandard.ZstdDecompressionObj | None = None
+        for block in raw:
+            for start in range(0, len(block), _FEED):
+                data = block[start : start + _FEED]
+                while data:
+                    frame = frame or context.decompressobj()
+                    try:
+                        yield frame.decompress(data)
+                    except zstandard.ZstdError as error:
+                        raise (self._too_large() if "not enough memory" in str(error) else self._damaged(error)) from error
+                    if not frame.eof:
+                        break
+                    data, frame = frame.unused_data, None  # several frames, one after the other, are one file
+        if frame is not None:
+            raise self._truncated()
+
+    def _gzip(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        member = None
+        is_first = True
+        for block in raw:
+            data = block
+            while data:
+                if member is None:
+                    data = data if is_first else data.lstrip(b"\0")  # padding after a member is legal
+                    if not data:
+                        break
+                    member, is_first = zlib.decompressobj(wbits=31), False
+                try:
+                    yield member.decompress(data, _BLOCK)
+                except zlib.error as error:
+                    raise self._damaged(error) from error
+                data = member.unused_data if member.eof else member.unconsumed_tail
+                member = None if member.eof else member
+        if member is not None:
+            raise self._truncated()
+
+    def _truncated(self) -> DataError:
+        return DataError(f"{self.path}: truncated after {self.raw_bytes} bytes, inside compressed data; copy or download it again")
+
+    def _too_large(self) -> EnvironmentFault:
+        what = "its window may take up to 2 GiB (zstd --long)"
+        return EnvironmentFault(f"{self.path}: not enough memory to decompress it, {what}; allow more, or compress it with --long=27")
+
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"{self.path}: damaged within the first {self.raw_bytes} bytes ({error}); copy or download it again")
+
+    def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            if self.text_bytes == 0:
+                self.text_bytes = len(block)
+                yield self._first(block)
+            else:
+                self.text_bytes += len(block)
+                yield block
+
+    def _first(self, block: bytes) -> bytes:
+        for mark, encoding in _BOMS:
+            if block.startswith(mark):
+                raise DataError(
+                    f"{self.path}: is {encoding}; convert it with: iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
+                )
+        if (found := look_like(block)) is not None:
+            raise DataError(f"{self.path}: holds {found}, not text; extract it and pass the files")
+        return block.removeprefix(_UTF8_BOM)
+
+
+class Lines:
+    """Numbered lines of a byte stream: (number from 1, byte offset, line without its line feed), or None for a line over `limit` bytes.
+
+    Lines end at LF; a CR before it stays (callers drop it). In a file without any LF in its first block, lines end at CR.
+    `unterminated` turns True with the last line if nothing ends it.
+    """
+
+    def __init__(self, blocks: Iterator[bytes], *, limit: int) -> None:
+        self._blocks = blocks
+        self._limit = limit
+        self.unterminated = False
+
+    def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
+        separator, number, offset = b"", 0, 0
+        tail, skipped, limit = b"", 0, self._limit  # skipped: bytes of an overlong line that were dropped already
+        for block in self._blocks:
+            separator = separator or (b"\n" if b"\n" in block or b"\r" not in block else b"\r")
+            parts = (tail + block).split(separator)
+            tail = parts.pop()
+            for part in parts:
+                number += 1
+                if skipped or len(part) > limit:
+                    yield number, offset, None
+                else:
+                    yield number, offset, part
+                offset += skipped + len(part) + 1
+                skipped = 0
+            if len(tail) > limit:
+                skipped, tail = skipped + len(tail), b""
+        if tail or skipped:
+            self.unterminated = True
+            yield number + 1, offset, None if skipped else tail
+
+
+def check_unchanged(stamp: FileStamp) -> None:
+    """Raises EnvironmentFault if size or time of the file are not those of the stamp."""
+    if str(stamp.path) == STDIN:
+        return
+    if isinstance(stamp.path, RemoteFile):
+        unchanged = stamp.path.now() == stamp.path
+    else:
+        with environment_faults(stamp.path):
+            now = stamp.path.stat()
+        unchanged = (now.st_size, now.st_mtime_ns) == (stamp.bytes, stamp.mtime_ns)
+    if not unchanged:
+        raise EnvironmentFault(f"{stamp.path}: changed during reading; run again when nothing writes to it")
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
+    """A file from its beginning, wherever it lies; what goes wrong while it is open is one line."""
+    if isinstance(path, RemoteFile):
+        with path.stream() as remote:
+            yield remote
+        return
+    with environment_faults(path), path.open("rb") as file:
+        yield file
+
+
+def look_like(head: bytes) -> str | None:
+    """What the first bytes of a file betray, where it is not text."""
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
+        return "zstd"  # a skippable frame, as parallel and seekable writers put first
+    return "a tar archive" if head[257:262] == b"ustar" else None
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """A value as it appears in a one-line message."""
+    text = ascii(value) if isinstance(value, bytes) else repr(value)
+    return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]
+
+
+def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
+    """A short distinct name for each file: its own, or where names repeat the path below the common folder (the url of a remote one)."""
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    local = [path.absolute() for path in paths if isinstance(path, Path)]
+    folder = os.path.commonpath([path.parent for path in local]) if local else ""
+    return [path.absolute().relative_to(folder).as_posix() if isinstance(path, Path) else path.origin for path in paths]
+
+
+def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _BLOCK:
+            yield b"".join(held)
+            held, size = [], 0
+    if size:
+        yield b"".join(held)
+
+
+def is_data_file(path: PurePath) -> bool:
+    if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
+        return False  # a .json beside data is nearly always a description of it; name it to read it
+    try:
+        file_format(path)
+    except CramError:
+        return False
+    return True
+
+
+def _rename(found: str) -> str:
+    for suffix, compression in COMPRESSIONS.items():
+        if found == compression:
+            return f"add {suffix} to the name"
+    return "rename it to .parquet" if found == "parquet" else "extract it and pass the files"
+
+
+def _near_names(path: Path) -> str:
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=3)
+    return f" (near: {', '.join(near)})" if near else ""

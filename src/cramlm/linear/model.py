@@ -1,0 +1,216 @@
+"""A linear classifier of text as plain data: TF-IDF, optional text vectors, coefficients, logit adjustment.
+
+    linear.json          kind, labels, variant, how it was fitted, the terms of each vocabulary in the order of their columns
+    linear.safetensors   coefficients, inverse document frequencies, the token embeddings that text vectors are averaged from
+    tokenizer.json       only with text vectors
+
+Prediction needs NumPy, SciPy, scikit-learn and tokenizers, not torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import safetensors.numpy
+import scipy.sparse
+from safetensors import SafetensorError
+
+from cramlm.errors import ArtifactError
+from cramlm.linear.cooccurrence import TextSpace
+from cramlm.linear.features import VARIANTS, Tfidf, Variant, Vocabulary, normalize
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
+from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Scheme, Setting
+from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
+from cramlm.records import FloatArray, TaskKind
+from cramlm.storage.artifacts import environment_faults, raise_if_refused
+
+FORMAT: Final = 1
+VECTORS_WEIGHT: Final = 0.5
+"""Length of a text's vector beside the length 1 of its TF-IDF row (docs/log.md)."""
+_BATCH: Final = 4096
+_SCHEMES: Final[Mapping[TaskKind, tuple[Scheme, ...]]] = {
+    "classification": ("multinomial", "one-vs-rest"),
+    "multi-label": ("one-vs-rest",),
+    "regression": ("ridge",),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextVectors:
+    """Averaged token embeddings of texts. space: learnt from training texts and passages, then fixed."""
+
+    space: TextSpace
+    tokenizer: Tokenizer
+
+    def of(self, texts: Sequence[str]) -> FloatArray:
+        """(texts, width) float32, rows of length 1, or 0 for a text without a known token."""
+        return self.of_tokens(self.tokenizer.sequences(texts, max_length=UNCUT, cut="truncate"))
+
+    def of_tokens(self, tokens: Tokens) -> FloatArray:
+        """The same for texts that are encoded already."""
+        return self.space.vectors(tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearModel:
+    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/choice.py)."""
+
+    kind: TaskKind
+    labels: tuple[str, ...]
+    tfidf: Tfidf
+    vectors: TextVectors | None
+    coefficients: Coefficients
+    setting: Setting
+    adjustment: FloatArray
+    tau: float
+
+    def features(self, texts: Sequence[str], tokens: Tokens | None = None) -> Any:
+        """The matrix of texts, scipy CSR float32 (texts, features). tokens: the texts encoded, if that was done already."""
+        rows = self.tfidf.transform([normalize(text) for text in texts])
+        if self.vectors is None:
+            return rows
+        return beside(rows, self.vectors.of(texts) if tokens is None else self.vectors.of_tokens(tokens))
+
+    def logits(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
+        """Adjusted logits, float32 (texts, labels); in a classification log-probabilities up to a constant per text, in a regression the
+        numbers (texts, 1).
+        """
+        if tokens is not None:
+            return self.logits_of_features(self.features(texts, tokens))
+        parts = [self.logits_of_features(self.features(texts[start : start + _BATCH])) for start in range(0, max(len(texts), 1), _BATCH)]
+        return np.concatenate(parts)
+
+    def logits_of_features(self, rows: Any) -> FloatArray:
+        """The same for a matrix that `features` gave."""
+        logits: FloatArray = SOLVERS[self.kind].logits(self.setting.scheme, self.coefficients.scores(rows)) + self.adjustment
+        return logits
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the model.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        facts = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "labels": list(self.labels),
+            "variant": self.tfidf.variant,
+            "vectors": self.vectors is not None,
+            "scheme": self.setting.scheme,
+            "class_weights": self.setting.class_weights,
+            "c": self.setting.c,
+            "tau": self.tau,
+            "terms": {part.kind: list(part.terms) for part in self.tfidf.parts},
+        }
+        tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
+        tensors |= {f"idf.{part.kind}": part.idf for part in self.tfidf.parts}
+        if self.vectors is not None:
+            tensors |= {"vectors.weighted": self.vectors.space.weighted, "vectors.shared": self.vectors.space.shared}
+            (folder / TOKENIZER_FILE).write_text(self.vectors.tokenizer.content, "utf-8")
+        contiguous = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in tensors.items()}
+        (folder / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(contiguous))
+        (folder / MODEL_FILE).write_text(json.dumps(facts, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, *, tokenizer: Tokenizer | None = None) -> LinearModel:
+        """Read what `save` wrote. tokenizer: used in place of the folder's if it is the same one.
+
+        Raises:
+            ArtifactError: naming the file that is missing or damaged, or the part that does not fit. EnvironmentFault: if the disk fails.
+        """
+        facts, tensors = _read_facts(folder / MODEL_FILE), _read_weights(folder / WEIGHTS_FILE)
+        try:
+            parts = tuple(
+                Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms))) for kind, terms in facts["terms"].items()
+            )
+            tfidf, vectors, width = Tfidf(facts["variant"], parts), None, 0
+            if facts["vectors"]:
+                own = Tokenizer.load(folder)
+                tokenizer = own if tokenizer is None or tokenizer.fingerprint != own.fingerprint else tokenizer
+                weighted, shared = tensors["vectors.weighted"], tensors["vectors.shared"]
+                width = weighted.shape[1]
+                _check(weighted.shape[0] == tokenizer.vocab_size and shared.shape == (width, 1), "vectors.weighted or vectors.shared")
+                vectors = TextVectors(TextSpace(weighted, shared), tokenizer)
+            outputs = len(facts["labels"])
+            weights = tensors["weights"]
+            _check(weights.shape == (tfidf.width + width, outputs), "weights")
+            coefficients = Coefficients(weights, _vector(tensors, "bias", outputs))
+            adjustment = _vector(tensors, "adjustment", outputs)
+            _check(all(values.dtype == np.float32 and np.isfinite(values).all() for values in tensors.values()), "a number")
+            setting = Setting(facts["scheme"], facts["class_weights"], float(facts["c"]))
+            return cls(facts["kind"], tuple(facts["labels"]), tfidf, vectors, coefficients, setting, adjustment, float(facts["tau"]))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ArtifactError(
+                f"{folder}: {MODEL_FILE} and {WEIGHTS_FILE} do not fit together ({error}); export the model again"
+            ) from error
+
+
+def beside(rows: Any, vectors: FloatArray) -> Any:
+    """TF-IDF rows (CSR) with text vectors of length `VECTORS_WEIGHT` beside them, CSR float32."""
+    return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(VECTORS_WEIGHT * vectors)], format="csr", dtype=np.float32)
+
+
+def kind_of_linear(folder: Path) -> TaskKind:
+    """The kind of task of the linear model in the folder.
+
+    Raises:
+        ArtifactError: if its description is damaged.
+    """
+    kind: TaskKind = _read_facts(folder / MODEL_FILE)["kind"]
+    return kind
+
+
+def _read_facts(path: Path) -> Mapping[str, Any]:
+    try:
+        facts: Mapping[str, Any] = json.loads(path.read_bytes())
+        labels, terms, kinds = facts["labels"], facts["terms"], tuple(SOLVERS)
+        strings = len(labels) > 0 and all(_are_distinct_strings(each) for each in (labels, *terms.values()))
+        known = facts["kind"] in kinds and facts["variant"] in VARIANTS and facts["class_weights"] in get_args(ClassWeights)
+        known = known and facts["scheme"] in _SCHEMES[facts["kind"]]
+        fits = tuple(terms) == _kinds_of(facts["variant"]) and isinstance(facts["vectors"], bool)
+    except OSError as error:
+        raise_if_refused(error, path)
+        raise ArtifactError(f"{path}: {error.strerror}; pass a folder that holds a linear model") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"{path}: damaged, not the description of a linear model; export it again") from error
+    if facts.get("format") != FORMAT:
+        raise ArtifactError(f"{path}: format {facts.get('format')!r}, this version reads {FORMAT}; export the model again")
+    if not (strings and known and fits):
+        raise ArtifactError(
+            f"{path}: labels, terms, kind, variant, scheme or class_weights have values that are not allowed; export the model again"
+        )
+    return facts
+
+
+def _are_distinct_strings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values) and len(set(values)) == len(values)
+
+
+def _kinds_of(variant: Variant) -> tuple[Literal["words", "tokens", "characters"], ...]:
+    return ("tokens", "characters") if variant == "union" else (variant,)
+
+
+def _read_weights(path: Path) -> dict[str, FloatArray]:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: missing; pass a folder that holds a linear model")
+    try:
+        with environment_faults(path):
+            return safetensors.numpy.load(path.read_bytes())
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: damaged, not a whole safetensors file ({error}); export the model again") from error
+
+
+def _vector(tensors: Mapping[str, FloatArray], name: str, length: int) -> FloatArray:
+    _check(tensors[name].shape == (length,), name)
+    return tensors[name]
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} has a wrong shape or value")

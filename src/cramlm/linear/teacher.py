@@ -1,0 +1,127 @@
+"""Soft labels: what a fitted linear model predicts for passages, and for training texts that it was not fitted on.
+
+A small encoder trained on a few hundred labels does not recover the lexical cues that logistic regression reads off in seconds, and the
+co-occurrence vectors show which words are alike. The model's probabilities are targets of the encoder's classifier beside the gold labels.
+They contain the model's logit adjustment. Their sharpness is set by out-of-fold predictions: probabilities are raised to the power that
+makes the gold labels most likely. With few labels their mean can be aligned with the frequencies of the gold labels (distribution
+alignment, Berthelot et al. 2020), since the passages were retrieved for the training texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cramlm.evaluation.kinds import KINDS
+from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
+from cramlm.linear.model import LinearModel
+from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products
+from cramlm.model.tokenizer import Tokens
+from cramlm.records import FloatArray, IntArray, Task
+
+FOLDS: Final = 5
+ALIGNMENT_PRIOR: Final = 100
+"""Passages by which the mean prediction is shrunk to the gold labels' frequencies before it is aligned with them."""
+POWERS: Final = tuple(0.25 * step for step in range(2, 49))
+_FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftLabels:
+    """Distributions over the task's labels, float32.
+
+    passages: (passages, labels). training_texts: (training texts, labels), each predicted out of fold; rows of 0 for texts whose label no
+    text outside the fold has. power: the exponent of the probabilities.
+    """
+
+    passages: FloatArray
+    training_texts: FloatArray
+    power: float
+
+
+def soft_labels(
+    model: LinearModel, task: Task, passages: Sequence[str], tokens: Tokens | None, *, seed: int, align_distribution: bool
+) -> SoftLabels:
+    """Predictions for `passages` and, out of fold, for the training texts of `task`. tokens: the passages encoded, if they are."""
+    assert model.kind == "classification", "soft labels are distributions over labels"
+    targets = SOLVERS[model.kind].targets(task)
+    held_out = _out_of_fold(model, task, targets, seed=seed)
+    known = held_out.sum(axis=1) > 0
+    power = _best_power(held_out[known], targets[known])
+    outputs = KINDS[model.kind].outputs
+    predicted = sharpened(outputs(model.logits(passages, tokens)), power) if passages else np.zeros((0, len(task.labels)), np.float32)
+    if align_distribution:
+        predicted = aligned(predicted, np.bincount(targets, minlength=len(task.labels)))
+    return SoftLabels(predicted, sharpened(held_out, power), power)
+
+
+def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int) -> FloatArray:
+    """(training texts, labels): each text predicted by a model of the same setting that was fitted without its fold."""
+    texts = [example.whole_text for example in task.train]
+    solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
+    rows: Any = model.features(texts)
+    dense = len(texts) <= FEW_TEXTS or (model.setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
+    if dense:
+        rows = Coordinates.of(inner_products(rows, rows)).rows
+    setting, fold = model.setting, folds(texts, targets, seed)
+    probabilities = np.zeros((len(texts), len(task.labels)), dtype=np.float32)
+    for number in range(FOLDS):
+        inside = fold == number
+        learnt = np.bincount(targets[~inside], minlength=len(task.labels)) > 0
+        if not inside.any() or learnt.sum() < 2:
+            continue
+        fitter = solver.fitter(rows[~inside], targets[~inside], setting.scheme, setting.class_weights, outputs=len(task.labels), seed=seed)
+        logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
+        # A label without a text outside the fold would get probability 0 against its own gold label.
+        probabilities[inside] = np.where(learnt[targets[inside]][:, None], outputs(logits), 0)
+    return probabilities
+
+
+def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
+    """A fold for every text, chosen at random, each with its share of every label. Texts with equal letters and digits (one sentence with
+    other entities marked in it) are in the same fold: else one would reveal the label of the other.
+    """
+    same: dict[str, int] = {}
+    groups = [same.setdefault("".join(filter(str.isalnum, text.casefold())), len(same)) for text in texts]
+    label_of = np.zeros(len(same), dtype=np.int64)
+    label_of[groups] = labels
+    order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(same))
+    order = order[np.argsort(label_of[order], kind="stable")]
+    fold = np.empty(len(same), dtype=np.int64)
+    fold[order] = np.arange(len(same)) % FOLDS
+    return fold[groups]
+
+
+def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
+    """The power that makes the labels of out-of-fold texts most likely; 1 without such texts."""
+    if not len(probabilities):
+        return 1.0
+
+    def cross_entropy(power: float) -> float:
+        predicted = sharpened(probabilities, power)
+        return float(-np.log(np.maximum(predicted[np.arange(len(predicted)), labels], 1e-6)).mean())
+
+    return min(POWERS, key=cross_entropy)
+
+
+def sharpened(probabilities: FloatArray, power: float) -> FloatArray:
+    """Rows raised to a power and normalized; rows of 0 stay."""
+    logs = np.log(np.maximum(probabilities, 1e-9)) * power
+    raised = np.exp(logs - logs.max(axis=1, keepdims=True, initial=-np.inf))
+    raised /= raised.sum(axis=1, keepdims=True)
+    result: FloatArray = np.where(probabilities.sum(axis=1, keepdims=True) > 0, raised, 0).astype(np.float32)
+    return result
+
+
+def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:
+    """Rows (texts, labels) times the ratio of each label's frequency in `counts` (labels,), training texts, to its mean in the rows;
+    normalized again.
+    """
+    prior = counts / counts.sum()
+    mean = (probabilities.sum(axis=0) + ALIGNMENT_PRIOR * prior) / (len(probabilities) + ALIGNMENT_PRIOR)
+    weighed = probabilities * np.divide(prior, mean, out=np.zeros_like(mean), where=prior > 0)
+    result: FloatArray = (weighed / np.maximum(weighed.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    return result

@@ -1,0 +1,1 @@
+"""Weights and configurations in and out of Hugging Face folders."""

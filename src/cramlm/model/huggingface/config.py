@@ -1,0 +1,322 @@
+"""config.json of the native classes: written for our encoders, read back strictly, read with the classes' defaults where others wrote it.
+
+    EncoderConfig, HeadConfig ─► native_config ─► config.json ─► exported_encoder, compare      a folder of ours: every setting is there
+                                                  config.json ─► pretrained_encoder             any folder: settings that are missing are
+                                                                                                those that transformers would take
+
+What is read is turned into an `EncoderConfig`, and that back into the config.json which it means: a setting of the folder that differs is
+one that our encoder does not compute, and is refused by its name. Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, assert_never
+
+from pydantic import ValidationError
+
+from cramlm.config.run import EncoderConfig, HeadConfig, explain_validation_error
+from cramlm.errors import ArtifactError
+from cramlm.records import TaskKind
+
+Task: TypeAlias = Literal["classifier", "mlm"]
+
+FAMILIES: Final = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "albert": "Albert", "cramlm-moe": "CramlmMoe"}
+"""By model_type; the last is no class of transformers."""
+PROBLEM_TYPES: Final[dict[TaskKind, str]] = {
+    "classification": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
+_POST_NORM: Final = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "bert": {**_POST_NORM, "vocab_size": 30_522, "pad_token_id": 0},
+    "roberta": {**_POST_NORM, "vocab_size": 50_265, "pad_token_id": 1},
+    "albert": {
+        **{key: value for key, value in _POST_NORM.items() if key not in ("is_decoder", "add_cross_attention")},
+        "vocab_size": 30_000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16_384,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "hidden_act": "gelu_new",
+        "pad_token_id": 0,
+    },
+    "modernbert": {
+        "vocab_size": 50_368,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "initializer_range": 0.02,
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "decoder_bias": True,
+        "local_attention": 128,
+        "classifier_bias": False,
+        "classifier_activation": "gelu",
+        "sparse_prediction": False,
+        "tie_word_embeddings": True,
+        "pad_token_id": 50_283,
+    },
+}
+"""What transformers takes for a setting that config.json leaves out."""
+_SAME_AS: Final = {"xlm-roberta": "roberta", "camembert": "roberta"}  # classes that differ in their names only
+_ONLY_VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    "position_embedding_type": (None, "absolute"),
+    "rope_scaling": (None,),
+    "quantization_config": (None,),
+}
+_OF_NO_MATTER: Final = {  # to starting weights: which head is on top, token types but the first, the tokenizer's business
+    *("architectures", "vocab_size", "type_vocab_size", "classifier_pooling", "id2label", "label2id"),
+    *("pad_token_id", "cls_token_id", "sep_token_id", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids that config.json names."""
+
+    pad: int
+    cls: int
+    sep: int
+
+
+def kind_of(settings: Mapping[str, Any], path: Path) -> TaskKind:
+    """What the logits of a config.json mean; one that does not say so holds single labels.
+
+    Raises:
+        ArtifactError: if it says what transformers does not know.
+    """
+    given = settings.get("problem_type") or PROBLEM_TYPES["classification"]
+    for kind, name in PROBLEM_TYPES.items():
+        if name == given:
+            return kind
+    raise ArtifactError(f"{path}: problem_type is {given!r}, expected one of {', '.join(PROBLEM_TYPES.values())}; export the model again")
+
+
+def native_config(
+    encoder: EncoderConfig,
+    head: HeadConfig,
+    *,
+    vocab_size: int,
+    ids: Ids,
+    task: Task,
+    labels: Sequence[str],
+    kind: TaskKind = "classification",
+) -> dict[str, Any]:
+    """config.json of the native class: every setting that changes what transformers (5, and 4 from 4.48) computes is spelt out."""
+    model_type = "cramlm-moe" if encoder.shape == "moe" else encoder.shape
+    common: dict[str, Any] = {
+        "architectures": [FAMILIES[model_type] + {"classifier": "ForSequenceClassification", "mlm": "ForMaskedLM"}[task]],
+        "model_type": model_type,
+        "dtype": "float32",
+        "vocab_size": vocab_size,
+        "hidden_size": encoder.hidden,
+        "intermediate_size": encoder.intermediate,
+        "num_hidden_layers": encoder.layers,
+        "num_attention_heads": encoder.heads,
+        "max_position_embeddings": encoder.max_positions,
+        "initializer_range": encoder.init_std,
+        "pad_token_id": ids.pad,
+        "classifier_dropout": 0.0,
+        "tie_word_embeddings": True,
+    }
+    if task == "classifier":
+        common["problem_type"] = PROBLEM_TYPES[kind]
+        common["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        common["label2id"] = {label: index for index, label in enumerate(labels)}
+    post_norm = {
+        "hidden_act": "gelu",
+        "layer_norm_eps": encoder.norm_eps,
+        "type_vocab_size": 2,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
+    match encoder.shape:
+        case "bert":
+            return common | post_norm
+        case "roberta":
+            places = {"max_position_embeddings": encoder.max_positions + ids.pad + 1, "type_vocab_size": 1}
+            return common | post_norm | places | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
+        case "albert":
+            shared = {"embedding_size": encoder.embedding, "num_hidden_groups": 1, "inner_group_num": 1, "classifier_dropout_prob": 0.0}
+            left_out = ("is_decoder", "add_cross_attention", "classifier_dropout")
+            settings = common | post_norm | shared | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
+            return {key: value for key, value in settings.items() if key not in left_out}
+        case "modernbert" | "moe":
+            experts = {} if encoder.shape == "modernbert" else {"num_experts": encoder.experts}
+            local_theta = encoder.rope_theta if encoder.global_every == 1 else encoder.local_theta
+            window = {} if encoder.global_every == 1 else {"local_attention": encoder.local_window}
+            return common | {
+                "hidden_activation": "gelu",
+                "norm_eps": encoder.norm_eps,
+                "norm_bias": False,
+                "attention_bias": False,
+                "mlp_bias": False,
+                "decoder_bias": True,
+                "layer_types": _layer_types(encoder.layers, encoder.global_every),
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": encoder.rope_theta},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+                },
+                "global_attn_every_n_layers": encoder.global_every,
+                "global_rope_theta": encoder.rope_theta,
+                "local_rope_theta": local_theta,
+                **window,
+                **experts,
+                "attention_dropout": 0.0,
+                "embedding_dropout": 0.0,
+                "mlp_dropout": 0.0,
+                "classifier_pooling": head.pooling if task == "classifier" else "cls",
+                "classifier_bias": False,
+                "classifier_activation": "gelu",
+                "sparse_prediction": False,
+                "cls_token_id": ids.cls,
+                "sep_token_id": ids.sep,
+                "bos_token_id": ids.cls,
+                "eos_token_id": ids.sep,
+            }
+        case _:
+            assert_never(encoder.shape)
+
+
+def exported_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
+    """The encoder of a config.json that `native_config` wrote.
+
+    Raises:
+        ArtifactError: naming the setting that is missing, or not one of ours.
+    """
+    shape = settings.get("model_type")
+    if shape not in FAMILIES:
+        names = ", ".join(map(repr, FAMILIES))
+        raise ArtifactError(f"{path}: model_type is {shape!r}, expected one of {names}; pass a model exported by cramlm")
+    return _encoder(settings, path, again="export the model again")
+
+
+def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
+    """The encoder of any config.json of one of the shapes, if ours computes the same.
+
+    Raises:
+        ArtifactError: naming the setting that it does not.
+    """
+    shape = _SAME_AS.get(str(settings.get("model_type")), settings.get("model_type"))
+    if shape not in DEFAULTS:
+        raise ArtifactError(
+            f"{path}: model_type is {shape!r}; starting weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
+        )
+    for key, values in _ONLY_VALUES.items():
+        if settings.get(key) not in values:
+            raise ArtifactError(f"{path}: {key} is {settings[key]!r}, which this encoder does not compute; pass another folder to --init")
+    found = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None} | {"model_type": shape}
+    if shape == "modernbert":
+        found = _with_layers_spelt_out(found, path)
+    encoder = _encoder(found, path, again="pass another folder to --init")
+    pad = found["pad_token_id"] if isinstance(found["pad_token_id"], int) else 0
+    expected = native_config(encoder, HeadConfig(), vocab_size=0, ids=Ids(pad, 0, 0), task="mlm", labels=())
+    compare(found, {key: value for key, value in expected.items() if key not in _OF_NO_MATTER}, path, again="pass another folder to --init")
+    return encoder
+
+
+def compare(found: Mapping[str, Any], expected: Mapping[str, Any], path: Path, *, again: str = "pass a model exported by cramlm") -> None:
+    """Refuse a setting that our encoder does not compute; keys that only older or newer versions write may be absent.
+
+    Raises:
+        ArtifactError: naming it.
+    """
+    if "quantization_config" in found:
+        raise ArtifactError(f"{path}: quantization_config: quantised weights are not read here; export the model again")
+    optional = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
+    informative = {"dtype", "bos_token_id", "eos_token_id", "initializer_range", "problem_type"}
+    dropouts = {key for key in expected if "dropout" in key}  # inactive when a model is read, whatever their value
+    for key in expected:
+        if key in informative | dropouts or (key in optional and key not in found):
+            continue
+        if key not in found:
+            raise ArtifactError(f"{path}: setting {key!r} is missing, expected {expected[key]!r}; export the model again")
+        ours, theirs = expected[key], found[key]
+        if key == "rope_parameters" and "sliding_attention" not in expected["layer_types"]:
+            ours, theirs = ours["full_attention"], theirs["full_attention"]  # the other part is used by no layer
+        if ours != theirs:
+            raise ArtifactError(f"{path}: {key} is {theirs!r}, this encoder computes {ours!r}; {again}")
+
+
+def _encoder(settings: Mapping[str, Any], path: Path, *, again: str) -> EncoderConfig:
+    shape = "moe" if settings["model_type"] == "cramlm-moe" else settings["model_type"]
+    try:
+        sizes: dict[str, Any] = {
+            "layers": settings["num_hidden_layers"],
+            "hidden": settings["hidden_size"],
+            "heads": settings["num_attention_heads"],
+            "intermediate": settings["intermediate_size"],
+            "max_positions": settings["max_position_embeddings"],
+            "norm_eps": settings["norm_eps" if shape in ("modernbert", "moe") else "layer_norm_eps"],
+            "init_std": settings["initializer_range"],
+        }
+        if shape == "roberta":
+            sizes["max_positions"] -= settings["pad_token_id"] + 1
+        if shape in ("modernbert", "moe"):
+            sizes |= _layers(settings)
+        if shape == "albert":
+            sizes["embedding"] = settings["embedding_size"]
+        if shape == "moe":
+            sizes["experts"] = settings["num_experts"]
+        return EncoderConfig(shape=shape, **sizes)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: setting {error} is missing or not what it should be; {again}") from error
+    except ValidationError as error:
+        raise ArtifactError(f"{path}: {explain_validation_error(error)}") from error
+
+
+def _layers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How ModernBERT's layers attend."""
+    rope, types = settings["rope_parameters"], list(settings["layer_types"])
+    every = next((index for index, kind in enumerate(types) if index and kind == "full_attention"), max(1, len(types)))
+    layers = {"rope_theta": rope["full_attention"]["rope_theta"], "global_every": every}
+    if every == 1:
+        return layers
+    return layers | {"local_theta": rope["sliding_attention"]["rope_theta"], "local_window": settings["local_attention"]}
+
+
+def _layer_types(layers: int, every: int) -> list[str]:
+    return ["sliding_attention" if index % every else "full_attention" for index in range(layers)]
+
+
+def _with_layers_spelt_out(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """ModernBERT's settings as transformers 5 writes them, from those that 4 wrote."""
+    found = dict(settings)
+    try:
+        found.setdefault("layer_types", _layer_types(found["num_hidden_layers"], found.get("global_attn_every_n_layers", 3)))
+        given = found.get("rope_parameters") or {}
+        thetas = {
+            "full_attention": found.get("global_rope_theta", 160_000.0),
+            "sliding_attention": found.get("local_rope_theta", 10_000.0),
+        }
+        found["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": theta} | (given.get(kind) or {}) for kind, theta in thetas.items()
+        }
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ArtifactError(f"{path}: layer_types or rope_parameters are not what they should be; pass another folder to --init") from error
+    return found

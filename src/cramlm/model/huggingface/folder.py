@@ -1,0 +1,266 @@
+"""Weights to and from plain Hugging Face folders: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; no custom code.
+
+`save_classifier` and `save_mlm` write what `AutoModelForSequenceClassification`, `AutoModelForMaskedLM` and `AutoTokenizer` load as BERT's,
+RoBERTa's or ModernBERT's own classes. `load_classifier` and `load_mlm` read such a folder back without importing transformers (which takes
+seconds) and trust nothing in it: pickles are refused unopened, config keys that would run code are refused, every setting that changes a
+result must be the one our encoder computes, and every tensor must be there with its name, shape, dtype and finite values.
+
+A model with a prompt is a language model with `prompt.json` beside it (prompts.py; `prompt.safetensors` holds learned vectors), which
+`save_prompted` writes and `load_classifier` reads as well.
+
+Where the tokenizer of an exported *classifier* treats `[MASK]` in a text as text (`split_special_tokens`), that of an exported *language
+model* reads it as the mask, since filling masks is what it is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.errors import ArtifactError
+from cramlm.model.huggingface.checks import CONFIG_FILE as CONFIG_FILE
+from cramlm.model.huggingface.checks import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from cramlm.model.huggingface.checks import WEIGHTS_FILE as WEIGHTS_FILE
+from cramlm.model.huggingface.checks import more, open_weights, read_json, refuse_pickles
+from cramlm.model.huggingface.config import Ids, Task, compare, exported_encoder, kind_of, native_config
+from cramlm.model.huggingface.names import tensor_names
+from cramlm.model.model import Model, empty_model, initialise_all
+from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
+from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
+from cramlm.storage.artifacts import environment_faults, raise_if_refused
+from cramlm.storage.tensors import save_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A classifier as it was exported. labels: in the order of the logits. max_length: tokens of the longest sequence, special ones too."""
+
+    model: Model
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    max_length: int
+
+
+def save_classifier(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
+    """Write the encoder and the classifier as BertForSequenceClassification, or its like of the other shapes."""
+    assert len(labels) == model.labels
+    _save(model, tokenizer, folder, task="classifier", labels=labels, max_length=max_length)
+
+
+def save_mlm(model: Model, tokenizer: Tokenizer, folder: Path, *, max_length: int) -> None:
+    """Write the encoder and the vocabulary head as BertForMaskedLM, or its like of the other shapes."""
+    _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
+
+
+def save_prompted(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
+    """Write a model with a prompt: what `save_mlm` writes, the prompt, and its learned vectors where it has some."""
+    assert model.prompt_head is not None
+    _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
+    content = json.dumps(prompt_json(model.prompt_head.prompt, labels), indent=1, ensure_ascii=False) + "\n"
+    with environment_faults(folder):
+        (folder / PROMPT_FILE).write_text(content, "utf-8")
+        if model.prompt_head.vectors is not None:
+            save_tensors(folder / VECTORS_FILE, {"vectors": model.prompt_head.vectors.detach().to("cpu", torch.float32).clone()})
+
+
+def load_classifier(folder: Path) -> LoadedModel:
+    """Read a folder that `save_classifier` wrote; the vocabulary head, which it lacks, is drawn from seed 0. Or one of `save_prompted`.
+
+    Raises:
+        ArtifactError: naming the file, the setting or the tensor that is missing, damaged, unsafe or not ours.
+    """
+    if (folder / PROMPT_FILE).is_file():
+        return _load_prompted(folder)
+    loaded = _read(folder, "classifier")
+    settings = loaded.settings
+    labels = _labels(settings, folder / CONFIG_FILE)
+    kind = kind_of(settings, folder / CONFIG_FILE)
+    if kind == "regression" and len(labels) != 1:
+        raise ArtifactError(
+            f"{folder / CONFIG_FILE}: a regression of {len(labels)} numbers, expected one in id2label; export the model again"
+        )
+    head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
+    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
+    model = empty_model(loaded.encoder, head, **sizes, kind=kind)
+    compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
+    initialise_all(model, seed=0)
+    _fill(model, folder / WEIGHTS_FILE, "classifier")
+    return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
+
+
+def _load_prompted(folder: Path) -> LoadedModel:
+    loaded = _read(folder, "mlm")
+    prompt, labels = read_prompt(folder, loaded.tokenizer)
+    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
+    model = empty_model(loaded.encoder, head_of(prompt), **sizes, prompt=prompt)
+    compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
+    _fill(model, folder / WEIGHTS_FILE, "mlm")
+    assert model.prompt_head is not None
+    if model.prompt_head.vectors is not None:
+        _copy_all({"vectors": model.prompt_head.vectors.detach()}, folder / VECTORS_FILE)
+    return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
+
+
+def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple[Model, Tokenizer, int]:
+    """Read a folder that `save_mlm` wrote, with a fresh classifier drawn from `seed`: model, tokenizer, longest sequence in tokens.
+
+    Raises:
+        ArtifactError: as `load_classifier`.
+    """
+    loaded = _read(folder, "mlm")
+    model = empty_model(loaded.encoder, head, vocab_size=loaded.tokenizer.vocab_size, labels=labels, pad_id=loaded.tokenizer.pad_id)
+    compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
+    initialise_all(model, seed=seed)
+    _fill(model, folder / WEIGHTS_FILE, "mlm")
+    return model, loaded.tokenizer, loaded.max_length
+
+
+def open_native_encoder(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of any encoder folder, transformers' own classes: eval mode, fp32, from safetensors; no code of the folder runs.
+
+    Raises:
+        ArtifactError: if weights or tokenizer are missing, pickled or damaged, or the folder asks for code.
+    """
+    for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE):
+        read_json(folder / name)
+    if not any(folder.glob("model*.safetensors")):
+        raise ArtifactError(f"{folder / WEIGHTS_FILE}: missing; pickled weights are refused, save the model as safetensors")
+    import transformers
+
+    quiet: Any = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise_if_refused(error, folder)
+        raise ArtifactError(
+            f"{folder}: transformers cannot read it ({' '.join(str(error).split())[:200]}); pass an encoder's folder"
+        ) from error
+    return model.float().eval(), tokenizer
+
+
+def _save(model: Model, tokenizer: Tokenizer, folder: Path, *, task: Task, labels: Sequence[str], max_length: int) -> None:
+    assert (tokenizer.vocab_size, tokenizer.pad_id) == (model.vocab_size, model.pad_id)
+    assert 8 <= max_length <= model.encoder_config.max_positions
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        **{f"{role}_token": name for role, name in zip(SPECIAL_ROLES, tokenizer.special_tokens, strict=True)},
+        "model_input_names": ["input_ids", "attention_mask"],  # no token types: both halves of a pair have type 0
+        "split_special_tokens": task == "classifier",
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "right",
+        "truncation_side": "right",
+    }
+    tensors = {
+        name: tensor.detach().to("cpu", torch.float32).clone()
+        for ours, names in _stored(model, task).items()
+        for name, tensor in zip(names, dict(model.named_parameters())[ours].chunk(len(names)), strict=True)
+    }
+    with environment_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+        (folder / TOKENIZER_FILE).write_text(tokenizer.content, "utf-8")
+        config = _config_of(model, tokenizer, task=task, labels=labels)
+        for name, content in ((CONFIG_FILE, config), (TOKENIZER_CONFIG_FILE, tokenizer_config)):
+            (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _config_of(model: Model, tokenizer: Tokenizer, *, task: Task, labels: Sequence[str]) -> dict[str, Any]:
+    ids = Ids(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    return native_config(
+        model.encoder_config, model.head_config, vocab_size=model.vocab_size, ids=ids, task=task, labels=labels, kind=model.kind
+    )
+
+
+def _stored(model: Model, task: Task) -> dict[str, tuple[str, ...]]:
+    """Our parameters that a folder for `task` holds -> their native names."""
+    unused = {"classifier": "mlm_head.", "mlm": "classifier."}[task]
+    return {ours: names for ours, names in tensor_names(model).items() if not ours.startswith(unused)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    settings: dict[str, Any]
+    encoder: EncoderConfig
+    tokenizer: Tokenizer
+    max_length: int
+
+
+def _read(folder: Path, task: Task) -> _Read:
+    """Everything but the weights, checked."""
+    refuse_pickles(folder)
+    path = folder / CONFIG_FILE
+    settings, tokenizer_settings = read_json(path), read_json(folder / TOKENIZER_CONFIG_FILE)
+    encoder = exported_encoder(settings, path)
+    tokenizer = Tokenizer.load(folder)
+    with open_weights(folder / WEIGHTS_FILE) as weights:
+        layers = len(weights.keys())
+    values = (folder / WEIGHTS_FILE).stat().st_size // 4
+    positions = 0 if encoder.is_modern else encoder.max_positions
+    largest = max(encoder.hidden * encoder.intermediate, encoder.embedding_width * max(tokenizer.vocab_size, positions))
+    if (encoder.layers > layers and encoder.shape != "albert") or largest > values:
+        raise ArtifactError(f"{path}: promises more weights than {WEIGHTS_FILE} holds; export the model again")  # before memory is taken
+    if tokenizer.vocab_size != settings.get("vocab_size"):
+        raise ArtifactError(
+            f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {settings.get('vocab_size')!r}; "
+            "use the tokenizer that was exported with the model"
+        )
+    max_length = tokenizer_settings.get("model_max_length")
+    if type(max_length) is not int or not 8 <= max_length <= encoder.max_positions:
+        raise ArtifactError(
+            f"{folder / TOKENIZER_CONFIG_FILE}: model_max_length is {max_length!r}, expected 8 to {encoder.max_positions}; "
+            "export the model again"
+        )
+    return _Read(settings, encoder, tokenizer, max_length)
+
+
+def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    names = settings.get("id2label")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ArtifactError(f"{path}: id2label is {str(names)[:60]!r}, expected a name for each label; export the model again")
+    if list(names) != [str(index) for index in range(len(names))] or len(set(names.values())) != len(names):
+        raise ArtifactError(
+            f"{path}: id2label must count 0, 1, 2, ... with different names, got {str(names)[:80]!r}; export the model again"
+        )
+    return tuple(names.values())
+
+
+def _fill(model: Model, path: Path, task: Task) -> None:
+    """Copy every tensor of the file into the model, after checking that they are exactly the expected ones."""
+    parameters = dict(model.named_parameters())
+    targets: dict[str, Tensor] = {}
+    for ours, names in _stored(model, task).items():
+        targets |= zip(names, parameters[ours].detach().chunk(len(names)), strict=True)
+    _copy_all(targets, path)
+
+
+def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the tensors of the file into `targets`, after checking that there are exactly these."""
+    with open_weights(path) as weights:
+        present = set(weights.keys())
+        if missing := sorted(targets.keys() - present):
+            raise ArtifactError(f"{path}: tensor {missing[0]!r} is missing{more(missing)}; export the model again")
+        if extra := sorted(present - targets.keys()):
+            raise ArtifactError(f"{path}: tensor {extra[0]!r} has no place in this model{more(extra)}; export the model again")
+        for name, target in targets.items():
+            piece = weights.get_slice(name)
+            shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
+            if shape != tuple(target.shape):
+                raise ArtifactError(f"{path}: tensor {name!r} has shape {shape}, expected {tuple(target.shape)}; export the model again")
+            if dtype != "F32":
+                raise ArtifactError(f"{path}: tensor {name!r} has dtype {dtype}, expected F32; export the model again")
+            tensor = weights.get_tensor(name)
+            if not torch.isfinite(tensor).all():
+                raise ArtifactError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or its training failed")
+            target.copy_(tensor)

@@ -1,0 +1,78 @@
+"""What a folder of pretrained weights says of itself: the encoder it holds, its tokenizer, a hash of its content.
+
+Any folder of BERT, RoBERTa or ModernBERT shape that transformers saved (config.json, model.safetensors, tokenizer.json), with whatever
+head; or `mlm/` and exports that cramlm wrote. The weights themselves are read in starting_weights.py: this file needs no torch, so that a
+config can be made from a folder at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.errors import ArtifactError
+from cramlm.model.huggingface.checks import CONFIG_FILE, WEIGHTS_FILE, read_json, refuse_pickles
+from cramlm.model.huggingface.config import DEFAULTS, pretrained_encoder
+from cramlm.model.tokenizer import TOKENIZER_FILE, Tokenizer
+from cramlm.storage.artifacts import hash_file, hash_json
+
+_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A folder whose config and tokenizer can be used here. head: how its native class pools, where that is told."""
+
+    folder: Path
+    encoder: EncoderConfig
+    head: HeadConfig
+    tokenizer: Tokenizer
+
+    @functools.cached_property
+    def hashes(self) -> Mapping[str, str]:
+        """SHA-256 of the three files that are read."""
+        return {name: hash_file(self.folder / name) for name in _FILES}
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of their content."""
+        return hash_json(dict(self.hashes))
+
+
+def open_pretrained(folder: Path) -> Pretrained:
+    """Check what the folder promises; the weights stay unread.
+
+    Raises:
+        ArtifactError: naming the file that is missing, pickled or damaged, or the setting that our encoder does not compute.
+    """
+    if folder.is_dir() and not (folder / WEIGHTS_FILE).is_file():
+        refuse_pickles(folder)
+    for name in _FILES:
+        if not (folder / name).is_file():
+            raise ArtifactError(
+                f"{folder / name}: missing; --init takes a folder with {', '.join(_FILES)}, as transformers' save_pretrained leaves it for "
+                "model and tokenizer, or export/mlm of a run"
+            )
+    path = folder / CONFIG_FILE
+    settings = read_json(path)
+    encoder, tokenizer = pretrained_encoder(settings, path), Tokenizer.load(folder)
+    _check_tokenizer(DEFAULTS[encoder.shape] | settings, encoder, tokenizer, folder)
+    pools_mean = encoder.is_modern and settings.get("classifier_pooling", "mean") == "mean"
+    return Pretrained(folder, encoder, HeadConfig(pooling="mean" if pools_mean else "cls"), tokenizer)
+
+
+def _check_tokenizer(settings: dict[str, Any], encoder: EncoderConfig, tokenizer: Tokenizer, folder: Path) -> None:
+    rows = settings["vocab_size"]
+    if type(rows) is not int or tokenizer.vocab_size > rows:
+        raise ArtifactError(
+            f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {rows!r}; pass both of one model to --init"
+        )
+    if encoder.shape == "roberta" and tokenizer.pad_id != settings["pad_token_id"]:
+        raise ArtifactError(
+            f"{folder / CONFIG_FILE}: pad_token_id is {settings['pad_token_id']!r}, the tokenizer's is {tokenizer.pad_id}, and positions "
+            "are counted from it; pass both of one model to --init"
+        )

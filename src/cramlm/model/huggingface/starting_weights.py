@@ -1,0 +1,120 @@
+"""Pretrained tensors, as any of the native classes saved them, into our model.
+
+The encoder must be there whole. What else is taken is what transformers would take for a classifier and for a language model: the
+vocabulary head, if it is whole; of a classifier's head the part below the labels (BERT's pooler, ModernBERT's prediction head, RoBERTa's
+dense layer). The rest of our model keeps the weights that it was drawn with. A tensor that is none of these, and none that a native class
+is known to keep beside them, is refused: it would mean that the folder computes something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cramlm.errors import ArtifactError
+from cramlm.model.huggingface.checks import WEIGHTS_FILE, more, open_weights
+from cramlm.model.huggingface.names import PREFIXES, tensor_names
+from cramlm.model.huggingface.pretrained import Pretrained
+from cramlm.model.model import Model
+
+_DTYPES: Final = ("F32", "F16", "BF16")
+_BESIDE: Final = re.compile(  # of the native classes, not in our model: buffers, copies of tied weights, heads for other tasks
+    r"(.*\.)?(position_ids|token_type_ids)|head\.(dense|norm)\.weight|decoder\.weight|"
+    r"(.*pooler(\.dense)?|cls\.seq_relationship|sop_classifier\.classifier|qa_outputs|score|(cls\.predictions|predictions|lm_head)\.decoder|"
+    r"classifier(\.(dense|out_proj))?)\.(weight|bias)"
+)
+_MLM_HEADS: Final = ("cls.predictions", "predictions", "lm_head")
+_TIED_BIASES: Final = {f"{head}.bias": f"{head}.decoder.bias" for head in _MLM_HEADS}
+_TIED_MATRICES: Final = ("decoder.weight", *(f"{head}.decoder.weight" for head in _MLM_HEADS))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came from the folder: tensors, whether the vocabulary head was among them, and the names of tensors that were left there."""
+
+    tensors: int
+    mlm_head: bool
+    left: tuple[str, ...]
+
+
+def take_weights(model: Model, pretrained: Pretrained) -> Taken:
+    """Fill the model from the folder; a matrix over more token ids than the tokenizer has is cut to these.
+
+    Raises:
+        ArtifactError: naming the tensor that is missing, of the wrong size or type, not finite, or that has no place here.
+    """
+    path = pretrained.folder / WEIGHTS_FILE
+    parameters = dict(model.named_parameters())
+    with open_weights(path) as weights:
+        stored = _by_full_name(weights.keys(), PREFIXES[model.encoder_config.shape])
+        names = tensor_names(model)
+        encoder = [ours for ours in names if ours.startswith("encoder.")]
+        if missing := [name for ours in encoder for name in names[ours] if name not in stored]:
+            raise ArtifactError(
+                f"{path}: tensor {missing[0]!r} is missing{more(missing)}, which config.json promises; pass another folder to --init"
+            )
+        head = _whole([ours for ours in names if ours.startswith("mlm_head.")], names, stored)
+        below = [ours for ours in names if ours.startswith("classifier.") and not ours.startswith("classifier.classifier.")]
+        taken = {ours: names[ours] for ours in (*encoder, *head, *_whole(below, names, stored))}
+        used = {name for group in taken.values() for name in group}
+        left = sorted(stored[name] for name in stored.keys() - used)
+        if strange := [name for name in left if not _BESIDE.fullmatch(name)]:
+            raise ArtifactError(f"{path}: tensor {strange[0]!r} has no place in this model{more(strange)}; pass another folder to --init")
+        for ours, group in taken.items():
+            for name, target in zip(group, parameters[ours].detach().chunk(len(group)), strict=True):
+                _copy(weights, stored[name], target, ours, path)
+        if head:
+            _check_tied(weights, stored, model.encoder.word_embeddings.detach(), path)
+    return Taken(len(used), bool(head), tuple(left))
+
+
+def _by_full_name(keys: Sequence[str], prefix: str) -> dict[str, str]:
+    """The name that a native class with a head on top would give each tensor -> its name in the file."""
+    alone = not any(key.startswith(prefix) for key in keys)
+    stored = {}
+    for key in keys:
+        name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: f"LayerNorm.{'weight' if match[1] == 'gamma' else 'bias'}", key)
+        stored[prefix + name if alone and not _is_of_a_head(name) else name] = key
+    for bias, copy in _TIED_BIASES.items():
+        if bias not in stored and copy in stored:
+            stored[bias] = stored.pop(copy)
+    return stored
+
+
+def _is_of_a_head(name: str) -> bool:
+    return name.startswith(("cls.", "predictions.", "lm_head.", "classifier.", "head.", "decoder."))
+
+
+def _whole(ours: Sequence[str], names: Mapping[str, Sequence[str]], stored: Mapping[str, str]) -> list[str]:
+    """These parameters if the folder has all of them, else none."""
+    return list(ours) if all(name in stored for each in ours for name in names[each]) else []
+
+
+def _copy(weights: Any, name: str, target: Tensor, ours: str, path: object) -> None:
+    dtype = weights.get_slice(name).get_dtype()
+    if dtype not in _DTYPES:
+        raise ArtifactError(f"{path}: tensor {name!r} has dtype {dtype}, expected one of {', '.join(_DTYPES)}; save the model as float32")
+    tensor: Tensor = weights.get_tensor(name).float()
+    rows = target.shape[0]
+    if ours in ("encoder.word_embeddings", "mlm_head.decoder_bias"):
+        tensor = tensor[:rows]  # rows beyond the tokenizer's last id, for round numbers
+    if ours == "encoder.token_type_embeddings":
+        tensor = torch.cat([tensor, tensor[-1:].expand(rows, -1)])[:rows]  # the first type is the one that is used
+    if tensor.shape != target.shape:
+        shapes = f"has shape {tuple(tensor.shape)}, config.json says {tuple(target.shape)}"
+        raise ArtifactError(f"{path}: tensor {name!r} {shapes}; pass another folder to --init")
+    if not torch.isfinite(tensor).all():
+        raise ArtifactError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or its training failed")
+    target.copy_(tensor)
+
+
+def _check_tied(weights: Any, stored: Mapping[str, str], embedding: Tensor, path: object) -> None:
+    """The vocabulary head ends in the token embedding here; a folder with another matrix there computes something else."""
+    for name in _TIED_MATRICES:
+        if name in stored and not torch.equal(weights.get_tensor(stored[name]).float()[: len(embedding)], embedding):
+            raise ArtifactError(f"{path}: tensor {name!r} is not the token embedding; only tied vocabulary heads are read")

@@ -1,0 +1,1 @@
+"""What an encoder computes between its linear layers, for PyTorch and compiled for the CPU."""

@@ -1,0 +1,345 @@
+"""What lies between the matrix products of an encoder in bf16, one pass over memory each, for the CPU.
+
+PyTorch runs each of these as two to eight elementwise operations, and on a CPU an elementwise operation costs as much as it moves. numba
+has no bf16: a number is its upper 16 bits, widened by a shift and rounded to nearest even by an addition. Arithmetic is float32.
+
+GELU's two factors are polynomials here, fitted by least maximum error (Lawson's iteration) on [-4, 4] and [-4.5, 4.5], beyond which they
+are constant: Phi is wrong by at most 6e-5 and the slope by 2e-4, where bf16 itself rounds by 2e-3 of the value. One thread; callers split
+the rows.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import numpy as np
+
+from cramlm.storage.compiled import jit
+
+_FAST = {"contract", "reassoc", "nsz", "arcp"}  # never nnan or ninf: what is not finite must stay so, to be found and reported
+
+# Phi(v) = 0.5 + v P(v^2) and d/dv v Phi(v) = 0.5 + v Q(v^2), lowest power first
+_PHI = tuple(
+    map(
+        np.float32,
+        (0.398847509, -0.0661753768, 0.00966487247, -0.00104820386, 8.06673095e-05, -4.10085911e-06, 1.2171079e-07, -1.58078072e-09),
+    )
+)
+_SLOPE = tuple(
+    map(
+        np.float32,
+        (
+            0.797626137,
+            -0.264925669,
+            0.0586092996,
+            -0.00881585966,
+            0.000940542477,
+            -7.12220667e-05,
+            3.72194502e-06,
+            -1.26805867e-07,
+            2.52133208e-09,
+            -2.21081698e-11,
+        ),
+    )
+)
+_P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7 = _PHI
+_Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8, _Q9 = _SLOPE
+# 2^f on [0, 1], lowest power first, by the same fit
+_E0, _E1, _E2, _E3, _E4, _E5 = map(np.float32, (0.999999925, 0.693153073, 0.240153617, 0.0558263176, 0.00898934034, 0.00187757667))
+_LOG2_E = np.float32(1.4426950408889634)
+_END, _SLOPE_END, _HALF, _ONE = np.float32(4.0), np.float32(4.5), np.float32(0.5), np.float32(1.0)
+
+
+def _inlined(function):
+    return jit(function, fastmath=_FAST, inline=True)
+
+
+def _compiled(function):
+    return jit(function, fastmath=_FAST)
+
+
+@_inlined
+def _wide(bits):
+    """bf16 -> float32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@_inlined
+def _narrow(value):
+    """float32 -> bf16, to nearest even."""
+    bits = np.float32(value).view(np.uint32)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & _ONE_BIT)) >> np.uint32(16))
+
+
+_ONE_BIT = np.uint32(1)
+
+
+@_inlined
+def _phi(value):
+    """The normal distribution function."""
+    near = min(max(value, -_END), _END)
+    u = near * near
+    return _HALF + near * (_P0 + u * (_P1 + u * (_P2 + u * (_P3 + u * (_P4 + u * (_P5 + u * (_P6 + u * _P7)))))))
+
+
+@_inlined
+def _slope(value):
+    """The derivative of GELU."""
+    near = min(max(value, -_SLOPE_END), _SLOPE_END)
+    u = near * near
+    return _HALF + near * (_Q0 + u * (_Q1 + u * (_Q2 + u * (_Q3 + u * (_Q4 + u * (_Q5 + u * (_Q6 + u * (_Q7 + u * (_Q8 + u * _Q9)))))))))
+
+
+@_compiled
+def gelu_forward(x, out):
+    """x, out: (N,) bf16."""
+    for i in range(len(x)):
+        value = _wide(x[i])
+        out[i] = _narrow(value * _phi(value))
+
+
+@_compiled
+def gelu_backward(x, gradient, out):
+    """All (N,) bf16."""
+    for i in range(len(x)):
+        out[i] = _narrow(_wide(gradient[i]) * _slope(_wide(x[i])))
+
+
+@_compiled
+def geglu_forward(x, out):
+    """x: (P, 2 I) bf16, value then gate. out: (P, I) bf16."""
+    places, width = out.shape
+    for p in range(places):
+        value, gate, row = x[p, :width], x[p, width:], out[p]
+        for i in range(width):
+            v = _wide(value[i])
+            row[i] = _narrow(v * _phi(v) * _wide(gate[i]))
+
+
+@_compiled
+def geglu_backward(x, gradient, out):
+    """x, out: (P, 2 I) bf16. gradient: (P, I) bf16."""
+    places, width = gradient.shape
+    for p in range(places):
+        value, gate, upstream = x[p, :width], x[p, width:], gradient[p]
+        d_value, d_gate = out[p, :width], out[p, width:]
+        for i in range(width):
+            v, d = _wide(value[i]), _wide(upstream[i])
+            d_gate[i] = _narrow(d * v * _phi(v))
+            d_value[i] = _narrow(d * _wide(gate[i]) * _slope(v))
+
+
+@_compiled
+def split_heads(qkv, cos, sin, scale, out):
+    """Queries, keys and values of each head made contiguous, queries and keys turned by the angle of their place, queries scaled.
+
+    qkv: (P, 3 H S) bf16 with P = R L. cos, sin: (P, S / 2) float32. out: (3, R, H, L, S) bf16.
+    """
+    _, rows, heads, length, size = out.shape
+    half = size // 2
+    for r in range(rows):
+        for at in range(length):
+            p = r * length + at
+            c, s = cos[p], sin[p]
+            for h in range(heads):
+                for part in range(2):
+                    factor = scale if part == 0 else _ONE
+                    source, target = qkv[p, (part * heads + h) * size :][:size], out[part, r, h, at]
+                    for i in range(half):
+                        one, other = _wide(source[i]) * factor, _wide(source[half + i]) * factor
+                        target[i] = _narrow(one * c[i] - other * s[i])
+                        target[half + i] = _narrow(other * c[i] + one * s[i])
+                source, target = qkv[p, (2 * heads + h) * size :][:size], out[2, r, h, at]
+                for i in range(size):
+                    target[i] = source[i]
+
+
+@_compiled
+def merge_heads(split, cos, sin, scale, out):
+    """The transpose of `split_heads`: gradients (3, R, H, L, S) bf16 -> (P, 3 H S) bf16, turned back."""
+    _, rows, heads, length, size = split.shape
+    half = size // 2
+    for r in range(rows):
+        for at in range(length):
+            p = r * length + at
+            c, s = cos[p], sin[p]
+            for h in range(heads):
+                for part in range(2):
+                    factor = scale if part == 0 else _ONE
+                    source, target = split[part, r, h, at], out[p, (part * heads + h) * size :][:size]
+                    for i in range(half):
+                        one, other = _wide(source[i]) * factor, _wide(source[half + i]) * factor
+                        target[i] = _narrow(one * c[i] + other * s[i])
+                        target[half + i] = _narrow(other * c[i] - one * s[i])
+                source, target = split[2, r, h, at], out[p, (2 * heads + h) * size :][:size]
+                for i in range(size):
+                    target[i] = source[i]
+
+
+@_compiled
+def add_norm_forward(x, branch, weight, eps, total, out, mean, spread):
+    """total = x + branch; out = layer norm of total, times weight.
+
+    x, total: (P, D) float32. branch, out: (P, D) bf16. weight: (D,) float32. mean, spread: (P,) float32, spread = 1 / sqrt(variance + eps).
+    """
+    places, width = x.shape
+    for p in range(places):
+        old, add, new, normed = x[p], branch[p], total[p], out[p]
+        first = np.float32(0.0)
+        for i in range(width):
+            value = old[i] + _wide(add[i])
+            new[i] = value
+            first += value
+        middle = first / np.float32(width)
+        second = np.float32(0.0)
+        for i in range(width):
+            away = new[i] - middle
+            second += away * away
+        factor = _ONE / np.sqrt(second / np.float32(width) + eps)
+        for i in range(width):
+            normed[i] = _narrow((new[i] - middle) * factor * weight[i])
+        mean[p], spread[p] = middle, factor
+
+
+@_compiled
+def add_norm_backward(total, mean, spread, weight, d_total, d_out, d_x, d_branch, d_weight):
+    """Gradients of `add_norm_forward`: d_x (P, D) float32, d_branch (P, D) bf16 (the same, rounded), d_weight (D,) float32, added to.
+
+    d_total: (P, D) float32, from what used the sum. d_out: (P, D) bf16, from what used the norm.
+    """
+    places, width = total.shape
+    count = np.float32(width)
+    for p in range(places):
+        value, upstream, through, result, rounded = total[p], d_total[p], d_out[p], d_x[p], d_branch[p]
+        middle, factor = mean[p], spread[p]
+        along, level = np.float32(0.0), np.float32(0.0)
+        for i in range(width):
+            normed = (value[i] - middle) * factor
+            gradient = _wide(through[i])
+            d_weight[i] += gradient * normed
+            gradient *= weight[i]
+            level += gradient
+            along += gradient * normed
+        level /= count
+        along /= count
+        for i in range(width):
+            normed = (value[i] - middle) * factor
+            gradient = upstream[i] + factor * (_wide(through[i]) * weight[i] - level - normed * along)
+            result[i] = gradient
+            rounded[i] = _narrow(gradient)
+
+
+@_compiled
+def norm_of_sum_forward(x, branch, weight, bias, eps, out, rounded, mean, spread):
+    """out = layer norm of x + branch, times weight, plus bias; rounded = the same in bf16. Shapes and types as in `add_norm_forward`."""
+    places, width = x.shape
+    for p in range(places):
+        old, add, new, narrow = x[p], branch[p], out[p], rounded[p]
+        first = np.float32(0.0)
+        for i in range(width):
+            value = old[i] + _wide(add[i])
+            new[i] = value
+            first += value
+        middle = first / np.float32(width)
+        second = np.float32(0.0)
+        for i in range(width):
+            away = new[i] - middle
+            second += away * away
+        factor = _ONE / np.sqrt(second / np.float32(width) + eps)
+        for i in range(width):
+            value = (new[i] - middle) * factor * weight[i] + bias[i]
+            new[i] = value
+            narrow[i] = _narrow(value)
+        mean[p], spread[p] = middle, factor
+
+
+@_compiled
+def norm_of_sum_backward(x, branch, mean, spread, weight, d_out, d_rounded, d_x, d_branch, d_weight, d_bias):
+    """Gradients of `norm_of_sum_forward`, from both outputs; d_weight and d_bias (D,) float32 are added to."""
+    places, width = x.shape
+    count = np.float32(width)
+    for p in range(places):
+        old, add, upstream, through, result, narrow = x[p], branch[p], d_out[p], d_rounded[p], d_x[p], d_branch[p]
+        middle, factor = mean[p], spread[p]
+        along, level = np.float32(0.0), np.float32(0.0)
+        for i in range(width):
+            normed = (old[i] + _wide(add[i]) - middle) * factor
+            gradient = upstream[i] + _wide(through[i])
+            d_bias[i] += gradient
+            d_weight[i] += gradient * normed
+            gradient *= weight[i]
+            level += gradient
+            along += gradient * normed
+        level /= count
+        along /= count
+        for i in range(width):
+            normed = (old[i] + _wide(add[i]) - middle) * factor
+            gradient = factor * ((upstream[i] + _wide(through[i])) * weight[i] - level - normed * along)
+            result[i] = gradient
+            narrow[i] = _narrow(gradient)
+
+
+@_inlined
+def _exp(value):
+    """e^value for value <= 0, within 3e-7 of the value; 0 below the smallest normal number."""
+    power = max(value, np.float32(-87.0)) * _LOG2_E
+    whole = np.floor(power)
+    part = power - whole
+    scaled = _E0 + part * (_E1 + part * (_E2 + part * (_E3 + part * (_E4 + part * _E5))))
+    return scaled * np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_compiled
+def cross_entropy(logits, targets, weights, each, gradient):
+    """each = -ln softmax(logits)[target]; gradient = weight x (softmax - one at the target).
+
+    logits, gradient: (M, V) bf16, may be the same. targets: (M,) int64. weights, each: (M,) float32.
+    """
+    places, width = logits.shape
+    powers = np.empty(width, dtype=np.float32)
+    for p in range(places):
+        row, result, target = logits[p], gradient[p], targets[p]
+        largest = np.float32(-np.inf)
+        for i in range(width):
+            largest = max(largest, _wide(row[i]))
+        total = np.float32(0.0)
+        for i in range(width):
+            power = _exp(_wide(row[i]) - largest)
+            powers[i] = power
+            total += power
+        each[p] = np.log(total) + largest - _wide(row[target])
+        factor = weights[p] / total
+        for i in range(width):
+            result[i] = _narrow(powers[i] * factor)
+        result[target] = _narrow(powers[target] * factor - weights[p])
+
+
+@_inlined
+def _hashed(number, high, low):
+    """32 random bits of an index under a key of 64 bits, in three rounds of xor-shift and multiply.
+
+    `low` only permutes the indices (i ^ low): two keys with the same `high` give the same bits in another order. Two rounds follow `high`
+    (the constants of lowbias32), because one leaves the bits of near values of `high` correlated.
+    """
+    value = np.uint32(number) ^ low
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))  # numba would make 64 bits of it
+    value = np.uint32((value ^ (value >> np.uint32(13))) + high)
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    value = np.uint32((value ^ (value >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(value ^ (value >> np.uint32(16)))
+
+
+@_compiled
+def drop_numbers(x, high, low, least, scale, out):
+    """out = x * scale where the place's random number is at least `least`, else 0. x, out: (N,) float32. high, low, least: uint32."""
+    zero = np.float32(0.0)
+    for i in range(len(x)):
+        out[i] = x[i] * scale if _hashed(i, high, low) >= least else zero
+
+
+@_compiled
+def drop_bits(x, high, low, least, scale, out):
+    """The same for (N,) bf16."""
+    zero = np.uint16(0)
+    for i in range(len(x)):
+        out[i] = _narrow(_wide(x[i]) * scale) if _hashed(i, high, low) >= least else zero

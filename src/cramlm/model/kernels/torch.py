@@ -1,0 +1,321 @@
+"""What an encoder computes between its linear layers: attention, gated and plain GELU, residual sums with their norms.
+
+Each has three forms that give the same (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
+compiled loops (numba_kernels.py): a mini encoder would otherwise spend half of its time outside matrix products. In other types on a CPU
+attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled gradients of slices,
+copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's own operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from cramlm.model.kernels import cpu as compiled
+
+
+class Mask(NamedTuple):
+    """A dropout mask: each element is 0 with probability `rate`, else 1 / (1 - rate), as a function of (key, its index in memory order)."""
+
+    rate: float
+    key: int  # 64 bits
+
+
+class Rotation(NamedTuple):
+    """Rotary positions: cos and sin, each (R, L, 1, head_size / 2), float32 at least."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mask: Mask | None = None) -> Tensor:
+    """Multi-head attention: (R, L, 3 D) queries, keys and values side by side -> (R, L, D).
+
+    bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first; `mask` is the dropout of the probabilities
+    (R, H, L, L), None = none. Where the model is being exported as a graph the plain operations are recorded instead, which other runtimes
+    know.
+    """
+    if qkv.device.type != "cpu" or torch.compiler.is_exporting():
+        return attend_fused(qkv, bias, rotation, heads, mask)
+    cos, sin = rotation if rotation is not None else (None, None)
+    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
+    """x times the mask; on a CPU without a gradient of its own. out: a contiguous tensor like x, may be x; None = a new one."""
+    rate, key = mask
+    if not hashes(x):
+        generator = torch.Generator(x.device).manual_seed(key)
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+        return torch.div(x * kept, 1 - rate, out=out)
+    x = x.contiguous()
+    out = torch.empty_like(x) if out is None else out
+    settings = np.uint32(key >> 32), np.uint32(key & 0xFFFFFFFF), np.uint32(round(rate * 2**32)), np.float32(1 / (1 - rate))
+    if x.dtype == torch.bfloat16:
+        compiled.drop_bits(bits(x.view(-1)), *settings, bits(out.view(-1)))
+    else:
+        compiled.drop_numbers(numbers(x.view(-1)), *settings, numbers(out.view(-1)))
+    return out
+
+
+def hashes(x: Tensor) -> bool:
+    """Return True if the mask of this tensor is hashed from indices (numba_kernels.py), False if PyTorch samples it."""
+    return x.device.type == "cpu" and (is_compiled(x) or x.dtype == torch.float32)
+
+
+def is_compiled(x: Tensor) -> bool:
+    """Whether the loops of numba_kernels.py take this tensor."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x)."""
+    if not is_compiled(x):
+        return F.gelu(x)
+    result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def geglu(x: Tensor) -> Tensor:
+    """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
+    if is_compiled(x):
+        compiled_result: Tensor = _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
+        return compiled_result
+    if x.device.type != "cpu" or torch.compiler.is_exporting():
+        value, gate = x.chunk(2, dim=-1)
+        return F.gelu(value) * gate
+    result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + branch, and its layer norm times weight, all (..., D): the residual stream and what the next linear layer reads."""
+    if not is_compiled(branch):
+        total = x + branch
+        return total, F.layer_norm(total, weight.shape, weight, None, eps)
+    both: tuple[Tensor, Tensor] = _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
+    return both
+
+
+def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The layer norm of x + branch, (..., D), as the residual stream goes on with it and as the next linear layer reads it."""
+    if not is_compiled(branch):
+        normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
+        return normed, normed
+    both: tuple[Tensor, Tensor] = _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return both
+
+
+def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
+    """Turn (R, L, H, head_size) by the angle of its place; pairs are (i, i + head_size / 2), as transformers pairs them."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, rotation.cos, out=out[..., :half])
+    out[..., :half].addcmul_(second, rotation.sin, value=-1)
+    torch.mul(second, rotation.cos, out=out[..., half:])
+    out[..., half:].addcmul_(first, rotation.sin)
+    return out
+
+
+def attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mask: Mask | None = None) -> Tensor:
+    """The same in PyTorch's own operations; what `attend` does on a GPU.
+
+    With a mask the probabilities are computed one operation at a time: SDPA's dropout samples from the global generator, which is a state.
+    """
+    rows, length, width = qkv.shape
+    size = width // 3 // heads
+    query, key, value = qkv.view(rows, length, 3, heads, size).unbind(2)
+    if rotation is not None:
+        query, key = _rotated(query, rotation), _rotated(key, rotation)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if mask is None:
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    else:
+        probabilities = torch.softmax(query * size**-0.5 @ key.transpose(-1, -2) + bias, -1)
+        context = drop(probabilities, mask) @ value
+    return context.transpose(1, 2).reshape(rows, length, width // 3)
+
+
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1).to(x.dtype)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, mask: Mask | None) -> Tensor:
+        rows, length, width = qkv.shape
+        size = width // 3 // heads
+        parts = qkv.view(rows, length, 3, heads, size)
+        # (3, R, H, L, size): each head's matrix contiguous, as the batched products want it; the scale goes into the queries on the way
+        split = qkv.new_empty(3, rows, heads, length, size)
+        if cos is None or sin is None:
+            torch.mul(parts[:, :, 0], size**-0.5, out=split[0].transpose(1, 2))
+            split[1].copy_(parts[:, :, 1].transpose(1, 2))
+            split[2].copy_(parts[:, :, 2].transpose(1, 2))
+        elif is_compiled(qkv):
+            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
+            compiled.split_heads(bits(qkv.view(-1, width)), *angles, np.float32(size**-0.5), bits(split))
+        else:
+            rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
+            rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
+            split[2].copy_(parts[:, :, 2].transpose(1, 2))
+        query, key, value = split.view(3, rows * heads, length, size)
+        scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length).add_(bias)
+        weights = torch.softmax(scores, -1)
+        dropped = weights if mask is None else drop(weights, mask)
+        context = torch.bmm(dropped.view(rows * heads, length, length), value)
+        ctx.save_for_backward(split, weights, cos, sin)
+        ctx.mask = mask  # recomputed in the backward pass
+        return context.view(rows, heads, length, size).transpose(1, 2).reshape(rows, length, width // 3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        split, weights, cos, sin = ctx.saved_tensors
+        mask: Mask | None = ctx.mask
+        _, rows, heads, length, size = split.shape
+        query, key, value = split.view(3, rows * heads, length, size)
+        probabilities = weights.view(rows * heads, length, length)
+        d_context = grad.view(rows, length, heads, size).transpose(1, 2).reshape(rows * heads, length, size)
+        d_split = torch.empty_like(split)
+        d_query, d_key, d_value = d_split.view(3, rows * heads, length, size)
+        dropped = probabilities if mask is None else drop(probabilities, mask)
+        torch.bmm(dropped.transpose(1, 2), d_context, out=d_value)
+        d_weights = torch.bmm(d_context, value.transpose(1, 2))
+        if mask is not None:
+            drop(d_weights, mask, out=d_weights)
+        d_scores = torch._softmax_backward_data(d_weights, probabilities, -1, probabilities.dtype)
+        torch.bmm(d_scores, key, out=d_query)
+        torch.bmm(d_scores.transpose(1, 2), query, out=d_key)
+        d_qkv = grad.new_empty(rows, length, 3, heads, size)
+        if cos is None:
+            torch.mul(d_split[0].transpose(1, 2), size**-0.5, out=d_qkv[:, :, 0])
+            d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
+            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
+        elif is_compiled(grad):
+            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
+            compiled.merge_heads(bits(d_split), *angles, np.float32(size**-0.5), bits(d_qkv.view(rows * length, -1)))
+        else:
+            rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
+            rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
+            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
+        return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None
+
+
+class _Geglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        value, gate = x.chunk(2, dim=-1)
+        active = F.gelu(value)
+        ctx.save_for_backward(x, active)
+        return active * gate
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, active = ctx.saved_tensors
+        value, gate = x.chunk(2, dim=-1)
+        result = torch.empty_like(x)
+        d_value, d_gate = result.chunk(2, dim=-1)
+        torch.mul(active, grad, out=d_gate)
+        torch.ops.aten.gelu_backward.grad_input(grad * gate, value, approximate="none", grad_input=d_value)
+        return result
+
+
+class _CompiledGeglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        width = x.shape[-1] // 2
+        x = x.contiguous()
+        result = x.new_empty(*x.shape[:-1], width)
+        compiled.geglu_forward(bits(x.view(-1, 2 * width)), bits(result.view(-1, width)))
+        ctx.save_for_backward(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        width, result = grad.shape[-1], torch.empty_like(x)
+        compiled.geglu_backward(bits(x.view(-1, 2 * width)), bits(grad.reshape(-1, width)), bits(result.view(-1, 2 * width)))
+        return result
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        compiled.gelu_forward(bits(x.view(-1)), bits(result.view(-1)))
+        ctx.save_for_backward(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        result = torch.empty_like(x)
+        compiled.gelu_backward(bits(x.view(-1)), bits(grad.reshape(-1)), bits(result.view(-1)))
+        return result
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
+        flat, mean_and_spread = (numbers(total.view(-1, width)), bits(normed.view(-1, width))), numbers(moments)
+        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight))
+        compiled.add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
+        ctx.save_for_backward(total, moments, weight)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor, d_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        total, moments, weight = ctx.saved_tensors
+        width = total.shape[-1]
+        d_x, d_branch, d_weight = torch.empty_like(total), torch.empty_like(d_normed), torch.zeros_like(weight)
+        saved = (numbers(total.view(-1, width)), *numbers(moments), numbers(weight))
+        upstream = (numbers(d_total.reshape(-1, width)), bits(d_normed.reshape(-1, width)))
+        compiled.add_norm_backward(*saved, *upstream, numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight))
+        return d_x, d_branch, d_weight, None
+
+
+class _NormOfSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
+        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight), numbers(bias), np.float32(eps))
+        compiled.norm_of_sum_forward(*read, numbers(normed.view(-1, width)), bits(rounded.view(-1, width)), *numbers(moments))
+        ctx.save_for_backward(x, branch, moments, weight)
+        return normed, rounded
+
+    @staticmethod
+    def backward(ctx: Any, d_normed: Tensor, d_rounded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        x, branch, moments, weight = ctx.saved_tensors
+        width = x.shape[-1]
+        d_x, d_branch, d_weight, d_bias = torch.empty_like(x), torch.empty_like(branch), torch.zeros_like(weight), torch.zeros_like(weight)
+        saved = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), *numbers(moments), numbers(weight))
+        upstream = (numbers(d_normed.reshape(-1, width)), bits(d_rounded.reshape(-1, width)))
+        results = (numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight), numbers(d_bias))
+        compiled.norm_of_sum_backward(*saved, *upstream, *results)
+        return d_x, d_branch, d_weight, d_bias, None
+
+
+def bits(x: Tensor) -> npt.NDArray[np.uint16]:
+    """A contiguous bf16 tensor's memory."""
+    assert x.is_contiguous()
+    bits: npt.NDArray[np.uint16] = x.detach().view(torch.int16).numpy().view(np.uint16)
+    return bits
+
+
+def numbers(x: Tensor) -> npt.NDArray[np.float32]:
+    """A contiguous float32 tensor's memory."""
+    assert x.is_contiguous()
+    assert x.dtype == torch.float32
+    numbers: npt.NDArray[np.float32] = x.detach().numpy()
+    return numbers

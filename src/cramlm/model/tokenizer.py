@@ -1,0 +1,501 @@
+"""Text -> token ids: the sequences a model reads, by a vocabulary trained here (tokenizer_training.py) or by a pretrained model's.
+
+Everything about a tokenizer is in its `tokenizer.json`, so that transformers' AutoTokenizer gives the same ids. `[MASK]`, `[SEP]` and their
+like inside a text are ordinary text (by `encode_special_tokens` here, in an exported folder by `split_special_tokens`). Encoding runs at
+about 7 MB/s and core.
+
+A small WordPiece or BPE vocabulary from the selection and the task's training text.
+
+The path of a text: control and bidirectional marks are dropped, then NFC, then (if asked) lower case, accents kept; it is cut at white
+space into words, into runs of at most two equal punctuation marks or symbols (so that the entity marker `<<` can become one token), and
+into single characters where a script is written without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar). A word of more than 100 characters
+is one [UNK].
+
+Training is deterministic: the trainer of `tokenizers` numbers continuing characters (`##a`) in the order of a randomly seeded hash table,
+which also decides ties between merges, so all of them are handed to it in sorted order.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from cramlm.config.run import TokenizerConfig
+from cramlm.errors import ArtifactError, DataError
+from cramlm.records import IntArray
+from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.counts import count
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")
+SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0..4 in a tokenizer trained here
+_SPECIAL_FAMILIES: Final = (SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"))
+
+IdArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+SpanArray: TypeAlias = npt.NDArray[np.uint32]
+
+_MOST_TOKENS: Final = 1_000_000  # the largest vocabularies of published encoders have a quarter of that
+
+CONTINUES: Final = "##"  # before a piece that goes on with a word
+_CHUNK: Final = 1024  # texts encoded at a time
+_SHORTEST: Final = 8  # tokens of a sequence
+_BLOB: Final = re.compile("[A-Za-z0-9]{256,}")
+_LONG_TEXT: Final = 65_536
+
+
+UNCUT: Final = 1 << 30  # a max_length that no text reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of many texts, one after the other: text i is ids[offsets[i]:offsets[i+1]].
+
+    ids: uint16, or uint32 where the vocabulary has over 65,536 tokens. offsets: int64, (n+1,). source: int64, (n,), which of the given
+    texts each came from (0..n-1 unless long texts were split).
+    """
+
+    ids: IdArray
+    offsets: IntArray
+    source: IntArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> IdArray:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of each text, int64, (n,)."""
+        return np.diff(self.offsets)
+
+
+class Tokenizer:
+    """A trained tokenizer; `load` it from the folder that `train_tokenizer` wrote, or from any model's in the manner of BERT or RoBERTa.
+
+    special_tokens: the names of its pad, unk, cls, sep and mask. separators: how many sep stand between the halves of a pair.
+    """
+
+    def __init__(self, content: str, *, origin: str = TOKENIZER_FILE) -> None:
+        """Take the text of a `tokenizer.json`.
+
+        Raises:
+            ArtifactError: if it is not one, lacks the special tokens or puts them elsewhere than around a text and between the halves of a
+            pair, or has gaps in its ids.
+        """
+        self.content = content
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
+        self._backend, self.special_tokens, prefix = _check(content, origin)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (_id(self._backend, name) for name in self.special_tokens)
+        self.separators = _separators(self._backend, cls_id=self.cls_id, sep_id=self.sep_id, origin=origin)
+        self._backend.encode_special_tokens = True
+        self._long_words_are_unknown = prefix == CONTINUES
+        self.vocab_size: int = self._backend.get_vocab_size()
+        self._dtype: type[np.unsignedinteger[Any]] = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
+        self._known: dict[str, int] = {}
+        self._known_ids: Tokens | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read `folder/tokenizer.json`.
+
+        Raises:
+            ArtifactError: if it is missing or not a tokenizer that can be used here.
+        """
+        path = folder / TOKENIZER_FILE
+        if not path.is_file():
+            raise ArtifactError(f"{path}: missing; pass a folder that holds a trained tokenizer")
+        try:
+            with environment_faults(path):
+                content = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{path}: damaged, not UTF-8; train or export the tokenizer again") from error
+        return cls(content, origin=str(path))
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> Tokens:
+        """Ids of each text without special tokens; of a pair, both halves one after the other.
+
+        Raises:
+            DataError: if a text holds a lone surrogate, which no UTF-8 file can.
+        """
+        first = self._encode(texts)
+        if pairs is None:
+            return first
+        second = self._encode(["" if pair is None else pair for pair in pairs])
+        assert len(first) == len(second)
+        return _join([part for index in range(len(first)) for part in (first[index], second[index])], per_text=2)
+
+    def sequences(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str | None] | None = None,
+        *,
+        max_length: int,
+        cut: Literal["truncate", "split"],
+    ) -> Tokens:
+        """What the model reads: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] (RoBERTa: [SEP] twice between), of at most `max_length`.
+
+        truncate: one sequence per text; of a pair the longer half is cut first, as transformers does. split: a long text becomes several
+        sequences of nearly equal length; pairs cannot be split and are truncated.
+
+        Raises:
+            DataError: if a text holds a lone surrogate.
+        """
+        first = self._encode(texts)
+        if pairs is not None and any(pair is not None for pair in pairs):
+            assert max_length >= _SHORTEST, "shorter sequences have no room for a pair and its special tokens"
+            return self._paired(first, pairs, room=max_length - 2 - self.separators)
+        return self.cut(first, max_length=max_length, cut=cut)
+
+    def cut(self, first: Tokens, *, max_length: int, cut: Literal["truncate", "split"]) -> Tokens:
+        """As `sequences`, of texts that `encode` gave the ids of."""
+        assert max_length >= _SHORTEST, "shorter sequences have no room for a pair and its special tokens"
+        match cut:
+            case "truncate":
+                starts, stops, source = first.offsets[:-1], np.minimum(first.offsets[1:], first.offsets[:-1] + max_length - 2), first.source
+            case "split":
+                starts, stops, source = split_evenly(first.offsets, max_length - 2)
+            case _:
+                assert_never(cut)
+        return self._wrapped(first.ids, starts, stops, source)
+
+    def pieces(self, texts: Sequence[str], *, max_length: int) -> tuple[Tokens, list[str]]:
+        """The sequences that `sequences(..., cut="split")` gives, and the part of its text that each one covers.
+
+        Raises:
+            DataError: if a text holds a lone surrogate.
+        """
+        return self.cut_with_texts(texts, *self.encode_with_spans(texts), max_length=max_length)
+
+    def cut_with_texts(self, texts: Sequence[str], first: Tokens, spans: SpanArray, *, max_length: int) -> tuple[Tokens, list[str]]:
+        """As `pieces`, of texts that `encode_with_spans` gave the ids and spans of."""
+        texts = self._without_long_words(texts)
+        starts, stops, source = split_evenly(first.offsets, max_length - 2)
+        parts = []
+        for start, stop, of in zip(starts.tolist(), stops.tolist(), source.tolist(), strict=True):
+            whole = start == first.offsets[of] and stop == first.offsets[of + 1]
+            parts.append(texts[of] if whole else texts[of][spans[start, 0] : spans[stop - 1, 1]])
+        return self._wrapped(first.ids, starts, stops, source), parts
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included; for reports and messages, not an exact inverse."""
+        return str(self._backend.decode(list(map(int, ids)), skip_special_tokens=False))
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary entry of an id."""
+        return str(self._backend.id_to_token(int(token_id)))
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """Every entry, in order of the ids."""
+        return [self.token(number) for number in range(self.vocab_size)]
+
+    def _without_long_words(self, texts: Sequence[str]) -> list[str]:
+        if not self._long_words_are_unknown:
+            return list(texts)
+        return [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in texts]
+
+    def knowing(self, texts: Sequence[str], ids: Tokens) -> Tokenizer:
+        """This tokenizer with the ids of some texts, which it then looks up instead of encoding the texts again."""
+        assert len(texts) == len(ids)
+        tokenizer = copy.copy(self)
+        tokenizer._known, tokenizer._known_ids = {text: place for place, text in enumerate(texts)}, ids
+        return tokenizer
+
+    def encode_with_spans(self, texts: Sequence[str]) -> tuple[Tokens, SpanArray]:
+        """Ids as `encode` gives them, and the first and last character (exclusive) of every token, uint32 (tokens, 2).
+
+        Raises:
+            DataError: if a text holds a lone surrogate.
+        """
+        spans: list[SpanArray] = []
+
+        def encode(chunk: list[str], **options: Any) -> Any:
+            encodings = self._backend.encode_batch(chunk, **options)
+            spans.extend(np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) for encoding in encodings)
+            return encodings
+
+        tokens = self._collected(self._without_long_words(texts), encode)
+        return tokens, np.concatenate(spans) if spans else np.zeros((0, 2), dtype=np.uint32)
+
+    def _encode(self, texts: Sequence[str]) -> Tokens:
+        places = [self._known.get(text, -1) for text in texts]
+        unknown = [text for text, place in zip(texts, places, strict=True) if place < 0]
+        new = self._collected(unknown, self._backend.encode_batch_fast)
+        if self._known_ids is None or len(unknown) == len(texts):
+            return new
+        known, numbers = self._known_ids, iter(range(len(unknown)))
+        parts = [known[place] if place >= 0 else new[next(numbers)] for place in places]
+        return _join(parts, per_text=1)
+
+    def _collected(self, texts: Sequence[str], encode: Callable[..., Any]) -> Tokens:
+        ids: list[IdArray] = []
+        lengths = np.zeros(len(texts) + 1, np.int64)
+        for start in range(0, len(texts), _CHUNK):
+            chunk = self._without_long_words(texts[start : start + _CHUNK])
+            count("tokenized", chunk)
+            try:
+                encodings = encode(chunk, add_special_tokens=False)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise not_text(chunk, start) from error
+            for place, encoding in enumerate(encodings, start + 1):
+                piece = np.asarray(encoding.ids, self._dtype)
+                ids.append(piece)
+                lengths[place] = len(piece)
+        return Tokens(np.concatenate(ids) if ids else np.zeros(0, self._dtype), np.cumsum(lengths), np.arange(len(texts), dtype=np.int64))
+
+    def _wrapped(self, ids: IdArray, starts: IntArray, stops: IntArray, source: IntArray) -> Tokens:
+        """[CLS] ids[start:stop] [SEP] for each piece, without a Python loop."""
+        lengths = stops - starts
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + 2)])
+        result = np.empty(int(offsets[-1]), self._dtype)
+        result[offsets[:-1]] = self.cls_id
+        result[offsets[1:] - 1] = self.sep_id
+        inside = np.ones(len(result), np.bool_)
+        inside[offsets[:-1]] = inside[offsets[1:] - 1] = False
+        before = np.cumsum(lengths) - lengths
+        result[inside] = ids[np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)]
+        return Tokens(result, offsets, source)
+
+    def _paired(self, first: Tokens, pairs: Sequence[str | None], *, room: int) -> Tokens:
+        assert len(pairs) == len(first), "texts and pairs come in equal numbers"
+        second = self._encode(["" if pair is None else pair for pair in pairs])
+        cls, sep, between = (np.array(ids, self._dtype) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
+        parts = []
+        for index, pair in enumerate(pairs):
+            one, two = first[index], second[index]
+            if pair is None:
+                parts += [cls, one[: room + self.separators], sep, two, two]
+            else:
+                keep_one, keep_two = longest_first(len(one), len(two), room)
+                parts += [cls, one[:keep_one], between, two[:keep_two], sep]
+        return _join(parts, per_text=5)
+
+
+def longest_first(one: int, two: int, room: int) -> tuple[int, int]:
+    """Tokens to keep of each half of a pair so that both fit in `room`; same rule as `tokenizers`' longest_first truncation."""
+    if one + two <= room:
+        return one, two
+    short, long = min(one, two), max(one, two)
+    long = short if short > room else max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = short + room % 2
+    return (long, short) if one > two else (short, long)
+
+
+def _check(content: str, origin: str) -> tuple[tokenizers.Tokenizer, tuple[str, ...], str | None]:
+    """The tokenizer, its special tokens by their roles, and what stands before a piece that goes on with a word."""
+    try:
+        parts = json.loads(content)
+        added, prefix = parts["added_tokens"], parts["model"].get("continuing_subword_prefix")
+        names = [(token["id"], token["content"]) for token in added if token["special"]]
+        backend = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # tokenizers raises bare Exception for a malformed file
+        raise ArtifactError(
+            f"{origin}: damaged, not a tokenizer ({' '.join(str(error).split())[:80]}); train or export it again"
+        ) from error
+    family = next((family for family in _SPECIAL_FAMILIES if set(family) <= {name for _, name in names}), None)
+    if family is None:
+        families = " or ".join(" ".join(family) for family in _SPECIAL_FAMILIES)
+        raise ArtifactError(f"{origin}: special tokens are {str(names)[:160]}, expected {families}; use a tokenizer trained by cramlm")
+    ids = sorted(backend.get_vocab().values())
+    if len(ids) > _MOST_TOKENS or ids != list(range(len(ids))):
+        raise ArtifactError(f"{origin}: {len(ids)} token ids up to {ids[-1]}, expected 0, 1, 2, ... below {_MOST_TOKENS:,}; train it again")
+    return backend, family, prefix
+
+
+def _id(backend: tokenizers.Tokenizer, name: str) -> int:
+    number = backend.token_to_id(name)
+    assert number is not None, f"{name} is among the special tokens"
+    return number
+
+
+def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, origin: str) -> int:
+    """How many [SEP] the tokenizer puts between the halves of a pair, after a check that it puts nothing else there."""
+    single, pair = backend.encode("").ids, backend.encode("", "").ids
+    between = len(pair) - 2
+    if single != [cls_id, sep_id] or between not in (1, 2) or pair != [cls_id, *[sep_id] * (between + 1)]:
+        raise ArtifactError(
+            f"{origin}: puts {single} around a text and {pair} around a pair of texts, expected {[cls_id, sep_id]} and "
+            f"{[cls_id, sep_id, sep_id]} or {[cls_id, sep_id, sep_id, sep_id]}; use the tokenizer of a BERT, RoBERTa or ModernBERT"
+        )
+    return between
+
+
+def split_evenly(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Cut each text into the fewest pieces of at most `room` tokens, as equal as can be; an empty text stays one empty piece."""
+    lengths = np.diff(offsets)
+    pieces = np.maximum(1, -(-lengths // room))
+    source = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
+    number = np.arange(len(source), dtype=np.int64) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = offsets[source] + number * lengths[source] // pieces[source]
+    stops = offsets[source] + (number + 1) * lengths[source] // pieces[source]
+    return starts, stops, source
+
+
+def _join(parts: Sequence[IdArray], *, per_text: int) -> Tokens:
+    lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, per_text).sum(1)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Tokens(np.concatenate(parts) if parts else np.zeros(0, np.uint16), offsets, np.arange(len(lengths), dtype=np.int64))
+
+
+def _shortened(match: re.Match[str]) -> str:
+    """A word far over the limit, cut to where it is still over it: the same [UNK] without the memory that 20 MB of one word would take."""
+    return match[0][:256]
+
+
+def not_text(texts: Sequence[str], start: int) -> DataError:
+    """What is wrong with the first of these texts (the first one's number is `start` + 1) that UTF-8 cannot hold."""
+    for place, text in enumerate(texts, start + 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return DataError(f"text {place}: character {error.start + 1} is the lone surrogate {text[error.start]!r}; remove it")
+    return DataError("a text is not a string; pass strings")
+
+
+LONGEST_WORD: Final = 100  # characters; a longer word is one [UNK], as in BERT
+
+_MARK: Final = r"\p{P}\p{S}"
+_ISOLATED: Final = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_WORD: Final = rf"[^\s{_MARK}{_ISOLATED}]"
+_PIECES: Final = rf"{_WORD}+|[{_ISOLATED}]|([{_MARK}])\1?"
+# Controls that are not white space, soft hyphen, bidirectional marks, invisible operators, byte order mark. The joiners U+200C/D stay.
+_DROPPED: Final = r"[\p{Cc}&&[^\t\n\x0B\f\r\x{85}]]|[\x{00AD}\x{061C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2069}\x{FEFF}]"
+_UNKNOWN_WORD: Final = "\x00"  # what stands for an over-long word inside a BPE tokenizer: no text can hold it, it is dropped above
+_RAREST: Final = 1e-6  # a character rarer than this gets no token of its own
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path) -> None:
+    """Train on at most `config.sample_bytes` of `texts`, evenly spread over them, and write `folder/tokenizer.json`.
+
+    Same texts in the same order, same file: byte for byte, for any number of threads. The vocabulary is smaller than asked for if the
+    texts do not hold as many pieces; never larger.
+
+    Raises:
+        DataError: if a text holds a lone surrogate, or there is no text at all.
+    """
+    backend = _untrained(config)
+    normalizer = backend.normalizer
+    sample = [normalizer.normalize_str(text).replace(_UNKNOWN_WORD, " ") for text in _thinned(texts, config.sample_bytes)]
+    alphabet, rare = _alphabet(sample, backend.pre_tokenizer, config.vocab_size)
+    if not alphabet:
+        raise DataError("tokenizer: there is no text to train on; the selection and the training texts are empty")
+    backend.normalizer = None  # the sample is normalised already
+    forced = [CONTINUES + character for character in alphabet if _continues(character, backend.pre_tokenizer)]
+    trainer = _trainer(config, [*SPECIAL_TOKENS, *forced], alphabet)
+    backend.train_from_iterator(sample if rare is None else (rare.sub(" ", text) for text in sample), trainer, len(sample))
+    backend.normalizer = normalizer
+    content: dict[str, Any] = json.loads(backend.to_str())
+    content["added_tokens"] = content["added_tokens"][: len(SPECIAL_TOKENS)]
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    Tokenizer(text)
+    with environment_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / TOKENIZER_FILE).write_text(text, "utf-8")
+
+
+def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
+    steps: list[Any] = [normalizers.Replace(tokenizers.Regex(_DROPPED), ""), normalizers.NFC()]
+    if config.lowercase:
+        steps.append(normalizers.Lowercase())
+    match config.kind:
+        case "wordpiece":
+            model: Any = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=CONTINUES)
+        case "bpe":
+            # BPE knows no longest word: a longer one is replaced by a character that is in no vocabulary, before it can cost time.
+            steps.append(normalizers.Replace(tokenizers.Regex(rf"{_WORD}{{{LONGEST_WORD + 1},}}"), _UNKNOWN_WORD))
+            model = models.BPE(unk_token="[UNK]", continuing_subword_prefix=CONTINUES, fuse_unk=True)
+        case _:
+            assert_never(config.kind)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "removed", invert=True)
+    backend.decoder = decoders.WordPiece(prefix=CONTINUES, cleanup=False)
+    # Both halves of a pair have type 0: the models learn no second type (see encoder.py).
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:0 [SEP]:0",
+        special_tokens=[(name, SPECIAL_TOKENS.index(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return backend
+
+
+def _trainer(config: TokenizerConfig, special: list[str], alphabet: list[str]) -> Any:
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "min_frequency": 2,
+        "show_progress": False,
+        "special_tokens": special,
+        "initial_alphabet": alphabet,
+        "continuing_subword_prefix": CONTINUES,
+    }
+    match config.kind:
+        case "wordpiece":
+            return trainers.WordPieceTrainer(**settings)
+        case "bpe":
+            return trainers.BpeTrainer(**settings)
+        case _:
+            assert_never(config.kind)
+
+
+def _thinned(texts: Iterable[str], limit: int) -> list[str]:
+    """Every 2^k-th text, with the smallest k for which they fit into `limit` bytes; holds at most twice that while reading."""
+    kept: list[tuple[str, int]] = []
+    stride, total = 1, 0
+    for place, text in enumerate(texts):
+        if place % stride:
+            continue
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise not_text([text], place) from error
+        kept.append((text, size))
+        total += size
+        while total > limit and len(kept) > 1:
+            kept = kept[::2]
+            stride *= 2
+            total = sum(size for _, size in kept)
+    return [text for text, _ in kept]
+
+
+def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tuple[list[str], re.Pattern[str] | None]:
+    """The characters that get a token of their own, in code point order, and a pattern of those that occur but do not (None if all do).
+
+    Rarer than one in a million: none. Beyond that the most frequent, as long as a quarter of the vocabulary is left for longer pieces.
+    """
+    counts = np.zeros(0x110000, np.int64)
+    for text in sample:
+        np.add.at(counts, np.frombuffer(text.encode("utf-32-le"), np.uint32), 1)
+    present = np.flatnonzero(counts)
+    present = present[np.array([bool(pre_tokenizer.pre_tokenize_str(chr(code))) for code in present], np.bool_)]
+    order = present[np.lexsort((present, -counts[present]))]
+    least = counts[present].sum() * _RAREST
+    room = (vocab_size - len(SPECIAL_TOKENS)) * 3 // 4
+    kept: list[str] = []
+    for code in order:
+        room -= 2 if _continues(chr(code), pre_tokenizer) else 1
+        if room < 0 or counts[code] < least:
+            break
+        kept.append(chr(code))
+    rare = [chr(code) for code in order[len(kept) :]]
+    return sorted(kept), re.compile(f"[{re.escape(''.join(rare))}]") if rare else None
+
+
+def _continues(character: str, pre_tokenizer: Any) -> bool:
+    """Whether a character can follow another inside a piece: all but those of scripts written without spaces."""
+    return len(pre_tokenizer.pre_tokenize_str(character * 2)) == 1

@@ -1,0 +1,1 @@
+"""A run: its stages and their order."""

@@ -1,0 +1,387 @@
+"""From the planned phases to the exported model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.config.phase import PhaseConfig, linear_teachers
+from cramlm.config.run import RunConfig
+from cramlm.config.terms import LINEAR_TEACHER, Origin
+from cramlm.data.corpus import Corpus
+from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.choice import TAUS
+from cramlm.evaluation.evaluate import evaluate_examples
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of
+from cramlm.evaluation.logit_adjustment import adjust_on_dev
+from cramlm.evaluation.verdict import compare_on_dev
+from cramlm.export.folder import export_run
+from cramlm.model.huggingface.starting_weights import take_weights
+from cramlm.model.model import Model, initialise_all
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.pipeline.stages.common import Context, Ended, Plan, Text, fingerprint, write_json
+from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, dev_scorer, score_model, score_rungs
+from cramlm.pipeline.stages.marking import Judge, token_importance, with_importance
+from cramlm.pipeline.stages.pools import external_length, external_pool, task_pool
+from cramlm.pipeline.stages.ranks import Order, Size, training_together
+from cramlm.pipeline.stages.start import describe_start, tell_taken
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, ask_model, piece_length, pieces_file
+from cramlm.planning.schedule import Schedule, replan
+from cramlm.records import Event, Example, FloatArray
+from cramlm.storage.arrays import array_bytes, read_array, save_array
+from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
+from cramlm.storage.tensors import read_tensors, save_tensors
+from cramlm.training.batching import Batches
+from cramlm.training.loop import train_phase
+from cramlm.training.masking import SpecialIds
+from cramlm.training.pools import TokenPool, with_words
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The model (a number in the user's unit) and the phases that made it. fingerprint: of what its weights are."""
+
+    model: Model
+    ended: tuple[Ended, ...]
+    max_length: int
+    has_mlm: bool
+    fingerprint: str
+
+    @property
+    def phases(self) -> tuple[PhaseConfig, ...]:
+        """As they were run."""
+        return tuple(each.phase for each in self.ended)
+
+    @property
+    def reports(self) -> tuple[Mapping[str, Any], ...]:
+        """What each phase reported (its phase.json)."""
+        return tuple(each.report for each in self.ended)
+
+
+def train(
+    run: Context, plan: Plan, planned: Schedule, text: Text, *, teacher: Artifact | None = None, embedding: Artifact | None = None
+) -> Trained:
+    """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
+    rest of the budget is planned anew. `teacher`, `embedding`: what the stages of these names published, where a phase learns from the
+    one, or the encoder starts from the other.
+    """
+    training = _Training(run, plan, planned, text, teacher, embedding)
+    phases, last = planned.phases, None
+    for number in range(len(phases)):
+        if last is not None:
+            phases = replan(run, planned, tuple(training.ended.values()))
+        phase = phases[number]
+        before = last if phase.start_from is None else training.ended.get(phase.start_from)  # None for 'start'
+        last = training.ended[phase.name] = training.run_phase(number, phase, before)
+    assert last is not None, "a config has at least one phase"
+    load_weights(training.model, last.artifact.path)
+    training.model.take_unit(run.task.scale)
+    has_mlm = any(phase.fills_masks for phase in phases)
+    return Trained(training.model, tuple(training.ended.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
+
+
+class _Training:
+    """The phases of a run so far. ended: by name and in order. answers: by phase, the soft labels that an earlier phase's model gave."""
+
+    def __init__(
+        self, run: Context, plan: Plan, planned: Schedule, text: Text, teacher: Artifact | None, embedding: Artifact | None
+    ) -> None:
+        self.run, self.plan, self.planned, self.text = run, plan, planned, text
+        self.teacher, self.embedding = teacher, embedding
+        tokenizer, config = text.tokenizer, run.config
+        self.special = SpecialIds(
+            tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id
+        )
+        self.size = Size(config.encoder, config.head, self.special, len(run.task.labels), text.prompt, run.task.kind)
+        self.model = self.size.build(config.seed)
+        self.place_embeddings()
+        self.sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "label_prior")}
+        self.sections["choose_by"] = config.dev_metric
+        self.inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
+        self.ended: dict[str, Ended] = {}
+        self.answers: dict[str, Artifact] = {}
+
+    def place_embeddings(self) -> None:
+        """Give the token embeddings their start from co-occurrence, where the run has one."""
+        if self.embedding is not None:
+            self.model.place_embeddings(read_array(self.embedding.path / "embedding.npy"))
+
+    def load(self, ended: Ended) -> Model:
+        """The model with the weights of a finished phase."""
+        load_weights(self.model, ended.artifact.path)
+        return self.model
+
+    def begin(self, number: int, before: Ended | None) -> Model:
+        """The model with the weights that a phase starts from."""
+        if before is not None:
+            return self.load(before)
+        if number:  # another phase has trained since
+            initialise_all(self.model, seed=self.run.config.seed)
+            self.place_embeddings()
+        if self.run.pretrained is not None:
+            taken = take_weights(self.model, self.run.pretrained)
+            tell_taken(taken, self.run.pretrained, self.planned.phases, self.run.emit, fills_masks=self.text.prompt is not None)
+        return self.model
+
+    def pools(self, phase: PhaseConfig) -> tuple[TokenPool | None, TokenPool | None]:
+        """External and task text as the sequences that a phase draws from."""
+        vectors = ["[V]"] * self.run.config.head.vectors
+        vocabulary = [*self.text.tokenizer.vocabulary, *vectors] if phase.needs_words else ()
+        return with_words(phase, self._external(phase), self._labelled(phase), vocabulary, self.special)
+
+    def _labelled(self, phase: PhaseConfig) -> TokenPool | None:
+        soft = self._soft_labels(phase, "task", TASK_FILE)
+        prompt = self.text.prompt if phase.learns_labels or phase.distil("task") else None
+        return task_pool(self.text.tokenizer, self.run.task, soft, prompt, length=phase.text_length) if phase.task else None
+
+    def _external(self, phase: PhaseConfig) -> TokenPool | None:
+        tokenizer, selection = self.text.tokenizer, self.text.selection
+        if not phase.external or selection is None:
+            return None
+        prompt, length = self.text.prompt if phase.distil("external") else None, external_length(phase)
+        if prompt is not None and phase.name in self.answers:
+            whole = self._soft_labels(phase, "external", PASSAGES_FILE)
+            return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=whole, length=length)
+        soft = self._soft_labels(phase, "external", pieces_file(piece_length(phase, tokenizer, prompt)))
+        return external_pool(tokenizer, selection, soft, prompt, length=length)
+
+    def _soft_labels(self, phase: PhaseConfig, on: Origin, file: str) -> FloatArray | None:
+        term = phase.distil(on)
+        source = self.teacher if term is None or term.teacher == LINEAR_TEACHER else self.answers.get(phase.name)
+        return read_array(source.path / file) if source and term else None
+
+    def run_phase(self, number: int, phase: PhaseConfig, before: Ended | None) -> Ended:
+        """Train the phase from what `before` handed on, unless it is published and up to date."""
+        name = f"phase-{number + 1}-{phase.name}"
+        key = self._key(number, phase, before)
+        importance = self._importance(name.removeprefix("phase-"), number, phase, before)
+        if importance is not None:
+            key["told"] = importance.fingerprint
+        work = self.run.folder / ".work" / name
+        artifact = self.run.stage(
+            name, kind="phase", key=key, write=lambda target: self._train(target, work, key, number, phase, before, importance)
+        )
+        shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
+        return Ended(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
+
+    def _key(self, number: int, phase: PhaseConfig, before: Ended | None) -> dict[str, Any]:
+        key = {"format": 4, **self.sections, **self.inputs, "precision": self.plan.precision, "threads": self.plan.threads}
+        key |= {
+            "phase": phase.model_dump(mode="json"),
+            "before": before.artifact.fingerprint if before else None,
+            **self.run.ranks.settings,
+        }
+        if self.text.prompt is not None:
+            key["prompt"] = asdict(self.text.prompt)
+        taught = phase.distil("external")
+        if taught is not None and taught.teacher != LINEAR_TEACHER and self.text.selection is not None:
+            ended = self.ended[taught.teacher]
+            of = {**self.inputs, "model": ended.artifact.fingerprint}
+            self.answers[phase.name] = ask_model(
+                self.run, self.plan, self.text, phase, model=lambda: self.load(ended), teacher=taught.teacher, key=of
+            )
+        sources = [self.answers[phase.name]] if phase.name in self.answers else []
+        sources += [self.teacher] if self.teacher and linear_teachers(phase) else []
+        if sources:
+            key["teacher"] = [source.fingerprint for source in sources]
+        if self.embedding is not None and before is None:
+            key["embedding"] = self.embedding.fingerprint
+        if self.run.pretrained is not None and before is None:
+            key["init"] = self.run.pretrained.fingerprint
+        return key
+
+    def _importance(self, name: str, number: int, phase: PhaseConfig, before: Ended | None) -> Artifact | None:
+        scorer = self.ended[phase.masking.scores_of] if phase.needs_scores and phase.masking.scores_of else None
+        weights = scorer.artifact if scorer else before.artifact if before else self.text.tokenizer
+
+        def judge() -> Model:
+            return self.begin(number, before) if scorer is None else self.load(scorer)
+
+        means = Judge(judge, lambda: self.pools(phase), self.text.tokenizer, self.special, self.plan.precision)
+        key = {**self.sections, **self.inputs, "weights": weights.fingerprint, "length": phase.text_length}
+        return token_importance(self.run, phase, means, name=name, key=key)
+
+    def _train(
+        self,
+        target: Path,
+        work: Path,
+        key: Mapping[str, Any],
+        number: int,
+        phase: PhaseConfig,
+        before: Ended | None,
+        importance: Artifact | None,
+    ) -> None:
+        run, plan, config = self.run, self.plan, self.run.config
+        self.begin(number, before)
+        if phase.reset_task_head:
+            self.model.reset_classifier(config.seed + number)
+        drawn = with_importance(self.pools(phase), importance)
+        # Of every evaluation so far: a phase that is resumed keeps them. Another key has another folder.
+        candidates = work / "dev-predictions" / hash_json(key)
+        order = Order(phase, number, self.size, config.seed, plan.precision, plan.threads, config.dev_metric, work)
+        known = None if before is None else known_score(phase, before)
+        with training_together(run.ranks, order, *drawn):
+            result = train_phase(
+                self.model,
+                phase,
+                Batches(phase, *drawn, seed=config.seed, phase_index=number, special=self.special),
+                seed=config.seed,
+                phase_index=number,
+                work=work,
+                precision=plan.precision,
+                emit=run.emit,
+                evaluate=lambda model, step: _evaluate_on_dev(
+                    run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=candidates / f"{step:09d}.npy"
+                ),
+                choose_by=config.dev_metric,
+                incoming=known,
+                stop=run.stop,
+                fingerprint=key,
+                ranks=run.ranks,
+            )
+        save_weights(self.model, target)
+        if phase.learns_labels:
+            found = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
+            earlier = [] if before is None or known is None else [read_array(before.artifact.path / DEV_PREDICTIONS)]
+            save_array(target / DEV_PREDICTIONS, np.unique(np.concatenate([*earlier, *found]), axis=0))
+        write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
+
+
+def evaluate(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer, rungs: Mapping[str, Artifact]) -> Artifact:
+    """Score the finished model and the linear models (`rungs`, cheapest first) on dev and, this once, on test; and say which to use."""
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "evaluation"))
+
+        def outputs(examples: Sequence[Example]) -> FloatArray:
+            options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision}
+            return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
+
+        own = score_model(run.task, outputs, target, name=None)
+        models = {run.config.name: own, **score_rungs(run.task, rungs, target, tokenizer=tokenizer)}
+        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
+        candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
+        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
+        training = {report["name"]: report for report in trained.reports}
+        flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
+        result = {
+            "models": models,
+            "verdict": verdict.text,
+            "comparison": verdict.as_dict(),
+            "flops": flops,
+            "training": training,
+            "labels": list(run.task.labels),
+            "kind": run.task.kind,
+        }
+        write_json(target / "scores.json", result)
+        metric = metric_of(run.task.kind)
+        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {figure(metric, own['dev'][metric])}; test scored once"))
+
+    inputs = {
+        "model": trained.fingerprint,
+        "task": task_fingerprint(run.task),
+        "name": run.config.name,
+        "seed": run.config.seed,
+        "metric": run.config.dev_metric,
+    }
+    inputs["rungs"] = {name: artifact.fingerprint for name, artifact in rungs.items()}
+    key = {"format": 2, **inputs, "precision": plan.precision}
+    return run.stage("evaluation", key=key, write=write)
+
+
+def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
+    """Dev predictions of everything that the model was chosen from: of a phase that kept the best of its evaluations all of them, else
+    those of the last weights with every tau.
+    """
+    last = trained.ended[-1]
+    if last.phase.learns_labels and last.phase.keep == "best":
+        predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
+        return predictions
+    # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
+    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    return adjust_on_dev(trained.model, tokenizer, run.task, taus=(0.0,), **options).predictions
+
+
+def export(run: Context, plan: Plan, trained: Trained, text: Text, corpus: Corpus | None, evaluation: Artifact) -> Artifact:
+    """The plain Hugging Face folder, its model card and where everything came from."""
+    report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
+    provenance = {
+        "config": run.config.model_dump(mode="json"),
+        "init": describe_start(run.pretrained),
+        "phases": [dict(phase) for phase in trained.reports],
+        "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": report,
+        "task": {
+            "fingerprint": task_fingerprint(run.task),
+            "train": len(run.task.train),
+            "dev": len(run.task.dev),
+            "test": len(run.task.test),
+        },
+        "precision": plan.precision,
+        "threads": plan.threads,
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }
+    key = {
+        "format": 2,
+        "model": trained.fingerprint,
+        "evaluation": evaluation.fingerprint,
+        "tokenizer": text.tokenizer.fingerprint,
+    }
+    return export_run(
+        run.folder / "export",
+        model=trained.model,
+        mlm=trained.has_mlm,
+        tokenizer=text.tokenizer,
+        labels=run.task.labels,
+        max_length=trained.max_length,
+        provenance=provenance,
+        key=key,
+        probe_texts=[example.text for example in run.task.dev[:32]],
+        emit=run.emit,
+    )
+
+
+def known_score(phase: PhaseConfig, before: Ended) -> float | None:
+    """The dev score of what `before` handed on, where `phase` goes on learning the same labels with that head and in such rows."""
+    earlier, report = before.phase, before.report
+    comparable = phase.learns_labels and earlier.learns_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
+    handed_on = earlier.keep == "best" or report["best_step"] == report["steps"]
+    score: float | None = report["best_score"] if comparable and handed_on else None
+    return score
+
+
+def save_weights(model: Model, folder: Path) -> None:
+    """Every parameter as fp32 in folder/model.safetensors."""
+    save_tensors(folder / "model.safetensors", {name: parameter.float() for name, parameter in model.named_parameters()})
+
+
+def load_weights(model: Model, folder: Path) -> None:
+    """Fill the model from what `save_weights` wrote for the same shapes, after every byte was checked.
+
+    Raises:
+        ArtifactError: if the folder is damaged.
+    """
+    verify(folder)
+    model.load_state_dict(read_tensors(folder / "model.safetensors"))
+
+
+def adjusts_logits(config: RunConfig) -> bool:
+    """Return True if dev chooses a logit adjustment."""
+    return config.label_prior == "dev" and KINDS[config.task.kind].has_prior
+
+
+def _evaluate_on_dev(run: Context, plan: Plan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path) -> Mapping[str, float]:
+    """Scores of the weights as they would be handed on; the dev predictions of all candidates go to `file`."""
+    options: dict[str, Any] = {"max_length": max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    taus = TAUS if adjusts_logits(run.config) else (0.0,)
+    chosen = adjust_on_dev(model, tokenizer, run.task, taus=taus, scale=run.task.scale, **options)
+    publish_file(file, array_bytes(chosen.predictions))  # as durable as the checkpoints beside it
+    return chosen.figures

@@ -1,0 +1,116 @@
+"""Soft labels that phases learn from: those of the linear model `static`, or of the encoder of an earlier phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cramlm.config.phase import PhaseConfig, linear_teachers
+from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
+from cramlm.linear.model import LinearModel
+from cramlm.linear.teacher import soft_labels
+from cramlm.model.model import Model
+from cramlm.model.prompts import Prompt, passage_room
+from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.pipeline.stages.common import Chosen, Context, Plan, Text, fingerprint
+from cramlm.pipeline.stages.pools import external_length
+from cramlm.records import Event
+from cramlm.storage.arrays import save_array
+from cramlm.storage.artifacts import Artifact
+
+TEMPERATURE: Final = 2.0
+"""What a model's logits are divided by before they teach (Schick and Schütze 2021)."""
+TASK_FILE: Final = "task.npy"
+
+
+def needs_linear_teacher(phases: Sequence[PhaseConfig]) -> bool:
+    """Return True if a phase learns from the soft labels of the linear model."""
+    return any(linear_teachers(phase) for phase in phases)
+
+
+PASSAGES_FILE: Final = "passages.npy"
+"""Soft labels of whole passages, by a model with a prompt."""
+
+
+def piece_length(phase: PhaseConfig, tokenizer: Tokenizer, prompt: Prompt | None) -> int:
+    """Tokens, with [CLS] and [SEP], of the longest piece that `phase` cuts a passage into."""
+    length = external_length(phase)
+    return length if prompt is None else passage_room(prompt, tokenizer, length) + 2
+
+
+def pieces_file(length: int) -> str:
+    """The soft labels of passages in pieces of at most `length` tokens."""
+    return f"passages-{length}.npy"
+
+
+def teach(run: Context, text: Text, static: Artifact, phases: Sequence[PhaseConfig]) -> Artifact:
+    """The linear model's probabilities, float32 (texts, labels): of every piece that a phase cuts the passages into, in order, in
+    passages-LENGTH.npy; of the training texts, out of fold, in task.npy.
+    """
+    taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
+    lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
+    files = {pieces_file(length): length for length in sorted(lengths)}
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "teacher"))
+        model, messages = LinearModel.load(static.path, tokenizer=text.tokenizer), []
+        for name, length in files.items() or ((None, None),):
+            tokens, pieces = (None, []) if length is None or text.selection is None else _pieces(text.selection, text.tokenizer, length)
+            predicted = soft_labels(
+                model, run.task, pieces, tokens, seed=run.config.seed, align_distribution=run.config.teacher.align_distribution
+            )
+            if name is not None:
+                save_array(target / name, predicted.passages)
+                messages.append(_message(len(pieces), "pieces of passages", predicted.passages))
+        save_array(target / TASK_FILE, predicted.training_texts)
+        known = predicted.training_texts[predicted.training_texts.sum(axis=1) > 0]
+        messages.append(_message(len(known), "training texts out of fold", known))
+        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"power": predicted.power}))
+
+    inputs: dict[str, Any] = {
+        "static": static.fingerprint,
+        "selection": fingerprint(text.selection),
+        "tokenizer": text.tokenizer.fingerprint,
+    }
+    inputs |= {"train": task_fingerprint(run.task)["train"], "files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
+    key = {"format": 6, "seed": run.config.seed, **inputs}
+    return run.stage("teacher", key=key, write=write)
+
+
+def _pieces(selection: Chosen, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
+    assert selection.spans is not None, "the stage `tokens` keeps them for a linear teacher"
+    return tokenizer.cut_with_texts(selection.texts(), selection.ids, selection.spans, max_length=length)
+
+
+def _message(count: int, what: str, probabilities: Any) -> str:
+    return f"{count:,} {what} (mean confidence {float(probabilities.max(axis=1).mean()):.0%})" if count else f"0 {what}"
+
+
+def ask_model(
+    run: Context, plan: Plan, text: Text, phase: PhaseConfig, *, model: Callable[[], Model], teacher: str, key: Mapping[str, Any]
+) -> Artifact:
+    """Soft labels as `teach` writes them, but from the model of the earlier phase `teacher` at `TEMPERATURE`: of every piece of the
+    passages, or with a prompt, of as much of each passage as a row of `phase` holds, in all its patterns (passages.npy). model: with the
+    weights of that phase, called when it is needed.
+    """
+    name, selection, length = f"teacher-of-{phase.name}", text.selection, external_length(phase)
+    assert selection is not None, "a teacher of passages needs passages"
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", name))
+        judge = model()
+        if judge.prompt is None:
+            sequences = text.tokenizer.cut(selection.ids, max_length=length, cut="split")
+        else:
+            sequences = sequences_of_texts(text.tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=judge.prompt)
+        logits = predict_logits(judge, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
+        predicted = outputs_of(judge.kind, logits / np.float32(TEMPERATURE))
+        save_array(target / (pieces_file(length) if judge.prompt is None else PASSAGES_FILE), predicted)
+        run.emit(Event("done", name, f"soft labels by the model of {teacher}: {_message(len(predicted), 'texts', predicted)}"))
+
+    key = {"format": 2, **key, "length": length, "precision": plan.precision}
+    return run.stage(name, kind="teacher", key=key, write=write)

@@ -1,0 +1,225 @@
+"""A run's events to the place where a user keeps experiments: TensorBoard, Weights & Biases, MLflow or trackio. None is a dependency.
+
+    event (step, evaluation) ─► scalars "phase/name" at the phase's step ─► tracker      at the end: final scores
+
+`follow` hears a run as it happens, `replay` reads events.jsonl of one that is done. What a tracker refuses once training goes on costs a
+warning and the rest of the tracking, never the run. Projects, servers and keys are told to each by its own environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cramlm.config.run import RunConfig, load_config, read_toml
+from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.evaluation.kinds import NAMES
+from cramlm.pipeline.run_folder import is_up_to_date
+from cramlm.records import Emit, Event
+
+PROJECT: Final = "cramlm"
+_PACKAGES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+_LONGEST_PARAMETER = 500  # characters that MLflow takes
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """An open place. log: scalars by name ("phase/loss") at a step of their phase."""
+
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
+
+
+@contextmanager
+def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterator[Emit]:
+    """`emit`, and the scalars of every event to the tracker of this name (None: none) until the block ends.
+
+    Raises:
+        UsageError: there is no such tracker. EnvironmentFault: its package is missing, or it cannot begin.
+    """
+    if name is None:
+        yield emit
+        return
+    guarded = _Guarded(name, open_tracker(name, run, config), emit)
+
+    def both(event: Event) -> None:
+        emit(event)
+        guarded.hear(event)
+
+    try:
+        yield both
+        guarded.log(final_scores(run), 0)
+    finally:
+        guarded.close()
+
+
+def replay(name: str, run: Path, emit: Emit) -> int:
+    """Send what a run's events.jsonl holds; the number of points. Of a step that was done twice, after a stop, the later counts.
+
+    Raises:
+        UsageError: no such tracker, or no run there. EnvironmentFault: the package is missing, or the tracker refuses.
+    """
+    log = run / "events.jsonl"
+    if not log.is_file():
+        raise UsageError(f"{run}: holds no events.jsonl; pass the folder of a run")
+    config = load_config(read_toml(run / "run.toml"), origin=str(run / "run.toml"))
+    points: dict[tuple[str, str, int], dict[str, float]] = {}
+    with log.open(encoding="utf-8") as lines:
+        for line in lines:
+            event = json.loads(line)
+            if event["kind"] in ("step", "evaluation") and "step" in event["data"]:
+                found = Event(event["kind"], event["stage"], data=event["data"])
+                points[event["kind"], event["stage"], event["data"]["step"]] = scalars(found)
+    tracker = open_tracker(name, run, config)
+    try:
+        for (_, _, step), values in points.items():
+            tracker.log(values, step)
+        tracker.log(final_scores(run), 0)
+    except Exception as error:
+        raise EnvironmentFault(f"{name}: refused what it was sent ({_first_line(error)}); see its own documentation") from error
+    finally:
+        tracker.close()
+    emit(Event("done", "track", f"{len(points)} points to {name}"))
+    return len(points)
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The numbers of an event, named "phase/name"."""
+    if event.kind not in ("step", "evaluation") or "step" not in event.data:
+        return {}
+    values = event.data["scores"] if event.kind == "evaluation" else event.data
+    prefix = f"{event.stage}/dev_" if event.kind == "evaluation" else f"{event.stage}/"
+    return {prefix + name: value for name, value in _flat(values) if name != "step"}
+
+
+def final_scores(run: Path) -> dict[str, float]:
+    """Dev and test scores of a finished run's model and the linear models beside it; none if they are of other settings than run.toml."""
+    if not is_up_to_date(run, "evaluation"):
+        return {}
+    models = json.loads((run / "evaluation" / "scores.json").read_bytes())["models"]
+    return {
+        f"final/{model}/{split}_{metric}": float(scores[metric])
+        for model, facts in models.items()
+        for split in ("dev", "test", "test_leak_free")
+        if (scores := facts.get(split)) is not None
+        for metric in NAMES
+        if metric in scores
+    }
+
+
+def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
+    """Raises UsageError or EnvironmentFault, as `follow` says."""
+    if name not in _PACKAGES:
+        raise UsageError(f"--track {name!r} is not one of {', '.join(_PACKAGES)}")
+    opened = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[name]
+    try:
+        return opened(run, config.model_dump(mode="json"))
+    except ImportError as error:
+        raise EnvironmentFault(f"--track {name}: {_first_line(error)}; pip install {_PACKAGES[name]}") from error
+    except Exception as error:
+        raise EnvironmentFault(
+            f"--track {name}: cannot begin ({_first_line(error)}); see its own documentation, or drop --track"
+        ) from error
+
+
+class _Guarded:
+    """A tracker that is given up when it fails."""
+
+    def __init__(self, name: str, tracker: Tracker, emit: Emit) -> None:
+        self._name, self._tracker, self._emit = name, tracker, emit
+        self._works = True
+
+    def hear(self, event: Event) -> None:
+        if values := scalars(event):
+            self.log(values, event.data["step"])
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._try(lambda: self._tracker.log(values, step))
+
+    def close(self) -> None:
+        self._try(self._tracker.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except Exception as error:  # of four libraries, over networks: nothing that they raise is worth a run
+            self._works = False
+            remedy = f"the run goes on without; afterwards: cramlm track RUN {self._name}"
+            self._emit(Event("warning", "track", f"{self._name} failed ({_first_line(error)}); {remedy}"))
+
+
+def _tensorboard(run: Path, config: dict[str, Any]) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(run / "tensorboard"))
+    writer.add_text("config", f"```json\n{json.dumps(config, indent=1, ensure_ascii=False)}\n```")
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return Tracker(log, writer.close)
+
+
+def _wandb(run: Path, config: dict[str, Any]) -> Tracker:
+    import wandb
+
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    opened = wandb.init(project=project, name=run.name, dir=str(run), config=config)
+    steps: set[str] = set()
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        phases = {name.partition("/")[0] for name in values} - {"final"}
+        for phase in sorted(phases - steps):
+            opened.define_metric(f"{phase}/step")
+            opened.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+            steps.add(phase)
+        opened.log({**values, **{f"{phase}/step": step for phase in phases}})
+
+    return Tracker(log, opened.finish)
+
+
+def _mlflow(run: Path, config: dict[str, Any]) -> Tracker:
+    import mlflow
+
+    if "MLFLOW_EXPERIMENT_NAME" not in os.environ and "MLFLOW_EXPERIMENT_ID" not in os.environ:
+        mlflow.set_experiment(PROJECT)
+    mlflow.start_run(run_name=run.name)
+    mlflow.log_params({name: str(value)[:_LONGEST_PARAMETER] for name, value in _leaves(config)})
+    return Tracker(lambda values, step: mlflow.log_metrics(dict(values), step=step), mlflow.end_run)
+
+
+def _trackio(run: Path, config: dict[str, Any]) -> Tracker:
+    import trackio
+
+    trackio.init(project=PROJECT, name=run.name, config=config, embed=False)
+    return Tracker(lambda values, step: trackio.log(dict(values), step=step), trackio.finish)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, float(value)
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every knob by its path, like phases.0.steps."""
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
+    if inside is None:
+        yield prefix, value
+        return
+    for name, inner in inside:
+        yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

@@ -1,0 +1,1 @@
+"""Measure the machine; from a budget to sizes and steps; forecast the cost."""

@@ -1,0 +1,199 @@
+"""Before anything is read: what this machine can do, what the run will cost, how much text to retrieve, and whether to begin at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cramlm.config.amounts import Budget, parse_budget
+from cramlm.config.retriever import RETRIEVER
+from cramlm.config.run import PhaseConfig, RunConfig
+from cramlm.data.task import read_task
+from cramlm.errors import UsageError
+from cramlm.io.paths import stamp_inputs
+from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
+from cramlm.model.model import empty_model
+from cramlm.pipeline.stages.common import Context, Plan, phases_by_name, write_json
+from cramlm.pipeline.stages.start import start_from
+from cramlm.planning import budget
+from cramlm.planning.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
+from cramlm.planning.speed import Measurement, count_step, measure
+from cramlm.records import Emit, Event
+from cramlm.training import memory
+from cramlm.training.flops import count_parameters
+
+PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
+MEASURED_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_LONGEST_MEASUREMENT` seconds
+_LONGEST_MEASUREMENT = 3.0
+_TRIED_FOR = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
+TYPICAL = Texts(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
+"""What is planned for where no files are named."""
+
+
+def plan(run: Context) -> Plan:
+    """Measure this machine for a few seconds, say what the run will cost, and bound the selection by what the budget can train on.
+
+    ranks: processes that will train together; one is measured. A speed given in the config is that of all together.
+
+    Raises:
+        UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk will not do.
+    """
+    cores = run.config.threads or available_cores()
+    precision = resolve_precision(run.config.precision, TRAINING_DEVICE)
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "plan", "measuring this machine" if run.config.tokens_per_second is None else "with the speed given"))
+        peak = memory.most_resident()
+        machine = measure_machine(run.config, run.clock.budget, precision).times(
+            run.ranks.count if run.config.tokens_per_second is None else 1
+        )
+        rates = (
+            f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
+        )
+        run.emit(Event("done", "plan", f"{rates}, {precision}, {machine.joint.threads} threads"))
+        starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
+        if starved is not None and run.clock.budget.seconds is not None:
+            run.emit(Event("warning", "plan", _starved(starved)))
+        texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
+        outlook = foresee(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
+        if run.clock.budget != Budget():
+            run.emit(Event("plan", "plan", outlook.describe(), data=outlook.as_dict()))
+            refuse_hopeless(outlook, memory=_room(), disk=_free(run.folder, run.store), folder=run.folder)
+        chosen = None if outlook.retriever is None else outlook.retriever.model_dump(mode="json")
+        rates_of = {"speed": asdict(machine.speed), "economy": asdict(machine.economy), "threads": machine.joint.threads}
+        write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": outlook.as_dict()})
+
+    sections = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
+    key = {"format": 3, **sections, "phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
+    key |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
+    artifact = run.stage("plan", key=key, write=write)
+    data = json.loads((artifact.path / "plan.json").read_bytes())
+    retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
+    speed, economy = budget.Speed(**data["speed"]), budget.Speed(**data["economy"])
+    return Plan(retriever, precision, data["threads"], speed, economy, run.clock.budget.flops is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What `run(config)` would do: its outlook, or why it would be refused."""
+
+    config: RunConfig
+    texts: Texts
+    outlook: Outlook | None
+    refused: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON for a table."""
+        encoder, outlook = self.config.encoder, self.outlook
+        name = f"{'BERT ' if encoder.shape == 'bert' else ''}{encoder.layers} x {encoder.hidden}"
+        common = {"budget": self.config.budget, "model": name, "vocab_size": self.config.tokenizer.vocab_size, "refused": self.refused}
+        if outlook is None:
+            return common
+        sizes = replace(self.texts.sizes, external_tokens=outlook.external_tokens)
+        phases = [
+            {
+                "name": phase.name,
+                "batch": f"{phase.batch_size:,} {'tokens' if phase.batch_unit == 'tokens' else 'texts'}",
+                "steps": phase.steps,
+                "max_length": phase.max_length,
+                "passes": budget.passes(phase, sizes),
+                "seconds": seconds,
+            }
+            for phase, seconds in zip(outlook.phases, outlook.phase_seconds, strict=True)
+        ]
+        return {**common, **outlook.as_dict(), "phases": phases}
+
+
+def foresee_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[PlannedRun]:
+    """Each config as it would be planned on this machine now. Sizes of the same shape are measured once.
+
+    A config whose training file is "" is planned for `TYPICAL` texts, one whose corpus is "" for a typical corpus.
+    """
+    machines: dict[str, Machine] = {}
+    planned = []
+    for config in (start_from(each)[0] for each in configs):
+        given = Budget() if config.budget is None else parse_budget(config.budget)
+        size = config.model_dump_json(include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision"})
+        if size not in machines:
+            emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
+            machines[size] = machine = measure_machine(
+                config, Budget(seconds=_TRIED_FOR), resolve_precision(config.precision, TRAINING_DEVICE)
+            )
+            emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {machine.joint.threads} threads"))
+            for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
+                emit(Event("warning", "plan", _starved(starved)))
+        texts = TYPICAL
+        if config.task.train:
+            texts = estimate_texts(read_task(config.task, seed=config.seed), config, _corpus_bytes(config))
+        elif config.corpus is None or config.corpus.files != ("",):
+            texts = replace(TYPICAL, corpus_bytes=_corpus_bytes(config))
+        try:
+            outlook = foresee(config, given, texts, machines[size], resident=memory.resident())
+            planned.append(PlannedRun(config, texts, outlook))
+        except UsageError as error:
+            planned.append(PlannedRun(config, texts, None, str(error)))
+    return planned
+
+
+def measure_machine(config: RunConfig, given: Budget, precision: Precision) -> Machine:
+    """A phase with the vocabulary head and one without on this machine; with `config.tokens_per_second` one step of each, for its memory.
+
+    The number of threads is chosen where it is open and a time is to be met: otherwise it is the number of cores, so that equal configs
+    give equal bits.
+    """
+    cores = config.threads or available_cores()
+    choice = (cores,) if config.threads or config.tokens_per_second or given.seconds is None or cores == 1 else (1, cores)
+    with_head = next((phase for phase in config.phases if phase.text_terms), config.phases[0])
+    without_head = next((phase for phase in config.phases if not phase.text_terms), config.phases[-1])
+    seconds = min(_LONGEST_MEASUREMENT, MEASURED_SHARE * given.nominal_seconds) if given != Budget() else 0.3
+    joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
+    finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
+    model = empty_model(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0)
+    return Machine(joint, finetune, count_parameters(model).total)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
+
+
+def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
+    """A phase, at the row length that most tasks get where it is still open."""
+    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
+    vocab_size = config.tokenizer.vocab_size
+    if config.tokens_per_second is None:
+        return measure(config.encoder, config.head, fixed, vocab_size=vocab_size, precision=precision, threads=threads, seconds=seconds)
+    flops_per_token, held = count_step(config.encoder, config.head, fixed, vocab_size=vocab_size, precision=precision)
+    return Measurement(config.tokens_per_second, threads[0], 1.0, flops_per_token, held)
+
+
+def _corpus_bytes(config: RunConfig) -> int:
+    if config.corpus is None:
+        return 0
+    if config.corpus.files == ("",):
+        return TYPICAL.corpus_bytes
+    return raw_bytes((str(stamp.path), stamp.bytes) for stamp in stamp_inputs(config.corpus.files))
+
+
+def _starved(measured: Measurement) -> str:
+    return (
+        f"this machine is busy: training got {measured.cpu_share:.0%} of the CPU time of its {measured.threads} threads while it was "
+        "measured, so the plan may be too small; close other programs, or pass --set tokens_per_second=N"
+    )
+
+
+def _room() -> int | None:
+    """Bytes that this process may grow to."""
+    free, here = memory.available(), memory.resident()
+    return None if free is None or here is None else free + here
+
+
+def _free(*places: Path) -> int:
+    """Free bytes where the run and the store lie: the smaller of the two."""
+    existing = [next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()) for place in places]
+    return min(shutil.disk_usage(path).free for path in existing)

@@ -1,0 +1,363 @@
+"""Plots as SVG: of a report, of `compare` and of attention heads. Plain data in, markup out; plot.css is their only style.
+
+Every plot has a title and a description that says in words what it shows, for readers who do not see it. Those of a report are 380 units
+wide, so that their letters are as large as the page's on a phone. Two hues that red-green blindness keeps apart carry all meaning, with
+different dashes and marks; lines are named at their ends instead of in a legend.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal, TypeAlias
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from cramlm.reporting.excerpts import clean
+
+WIDTH = 380
+_TOP, _BOTTOM, _LEFT, _RIGHT = 10, 34, 42, 76
+_LONGEST_NAME = 44
+
+Anchor: TypeAlias = Literal["start", "middle", "end"]
+Format: TypeAlias = Callable[[float], str]
+Points: TypeAlias = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named line. style: one or two. mark: (x, y, words) of a point that gets a label."""
+
+    name: str
+    points: Points
+    style: Literal["one", "two"] = "one"
+    mark: tuple[float, float, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    emphasised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Values of one method over seeds. values: (value, tooltip). figure: mean and deviation as text. reference: drawn as a dashed line."""
+
+    name: str
+    values: Sequence[tuple[float, str]]
+    mean: float
+    deviation: float | None
+    figure: str
+    reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A panel of bars. rows: for each row the (share of 1, tooltip) of every series."""
+
+    name: str
+    summary: str
+    rows: Sequence[Sequence[tuple[float, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A linear map from [low, high] to [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
+
+
+class Plot:
+    """An SVG under construction: marks, text, axes."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self._parts: list[ElementTree.Element] = []
+
+    def text(self, x: float, y: float, words: str, anchor: Anchor, style: str) -> None:
+        self._add("text", style, x=x, y=y, text_anchor=anchor).text = clean(words)
+
+    def line(self, style: str, x: tuple[float, float], y: tuple[float, float]) -> None:
+        self._add("line", style, x1=x[0], x2=x[1], y1=y[0], y2=y[1])
+
+    def path(self, style: str, points: Points) -> None:
+        self._add("polyline", style, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
+
+    def circle(self, style: str, x: float, y: float, radius: float, tip: str = "") -> None:
+        self._tip(self._add("circle", style, cx=x, cy=y, r=radius), tip)
+
+    def box(self, style: str, x: tuple[float, float], y: tuple[float, float], tip: str = "") -> None:
+        self._tip(self._add("rect", style, x=x[0], y=y[0], width=x[1] - x[0], height=y[1] - y[0]), tip)
+
+    def x_axis(self, marks: Sequence[float], x_of: Scale, form: Format, *, bottom: float, grid_from: float | None = None) -> None:
+        """Tick labels below `bottom`; with `grid_from`, grid lines from there to `bottom`."""
+        for mark in marks:
+            if grid_from is not None:
+                self.line("grid", (x_of(mark), x_of(mark)), (grid_from, bottom))
+            self.text(x_of(mark), bottom + 16, form(mark), "middle", "tick")
+
+    def x_name(self, words: str, x_of: Scale) -> None:
+        self.text((x_of.start + x_of.end) / 2, self.height - 4, words, "middle", "axis")
+
+    def y_axis(self, marks: Sequence[float], y_of: Scale, form: Format, *, left: float, right: float) -> None:
+        """Grid lines from `left` to `right`, tick labels to the left of them."""
+        for mark in marks:
+            self.line("grid", (left, right), (y_of(mark), y_of(mark)))
+            self.text(left - 6, y_of(mark) + 4, form(mark), "end", "tick")
+
+    def y_name(self, words: str, y: float) -> None:
+        self._add("text", "axis", text_anchor="middle", transform=f"translate(10 {y:g}) rotate(-90)").text = clean(words)
+
+    def figure(self, title: str, description: str) -> Markup:
+        """A captioned figure for an HTML page that has plot.css."""
+        figure = ElementTree.Element("figure", {"class": "chart"})
+        ElementTree.SubElement(figure, "figcaption", {"aria-hidden": "true"}).text = clean(title)
+        figure.append(self._svg(title, description))
+        return Markup(ElementTree.tostring(figure, encoding="unicode", short_empty_elements=False))
+
+    def file(self, title: str, description: str) -> str:
+        """The content of an SVG file, with its style."""
+        svg = self._svg(title, description)
+        svg.set("xmlns", "http://www.w3.org/2000/svg")
+        style = ElementTree.Element("style")
+        style.text = stylesheet()
+        page = ElementTree.Element("rect", {"class": "page", "width": _number(self.width), "height": _number(self.height)})
+        svg[2:2] = [style, page]
+        return ElementTree.tostring(svg, encoding="unicode") + "\n"
+
+    def _svg(self, title: str, description: str) -> ElementTree.Element:
+        identity = f"chart-{zlib.crc32(f'{title}{description}{len(self._parts)}'.encode('utf-8', 'replace')):08x}"
+        box, labels = f"0 0 {self.width:g} {self.height:.0f}", f"{identity}-t {identity}-d"
+        svg = ElementTree.Element("svg", {"role": "img", "viewBox": box, "aria-labelledby": labels})
+        ElementTree.SubElement(svg, "title", {"id": f"{identity}-t"}).text = clean(title)
+        ElementTree.SubElement(svg, "desc", {"id": f"{identity}-d"}).text = clean(description)
+        svg.extend(self._parts)
+        return svg
+
+    def _add(self, tag: str, style: str, **attributes: str | float) -> ElementTree.Element:
+        named = {name.replace("_", "-"): value if isinstance(value, str) else _number(value) for name, value in attributes.items()}
+        self._parts.append(ElementTree.Element(tag, {"class": style, **named}))
+        return self._parts[-1]
+
+    def _tip(self, element: ElementTree.Element, tip: str) -> None:
+        if tip:
+            ElementTree.SubElement(element, "title").text = clean(tip)
+
+
+def stylesheet() -> str:
+    """The content of plot.css."""
+    return resources.files("cramlm.reporting").joinpath("plot.css").read_text("utf-8")
+
+
+def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format, height: int = 210) -> Markup:
+    """Lines over a common x from 0; y spans the data."""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    y_ticks = ticks(min(ys), max(ys), 4)
+    bottom, last = height - _BOTTOM, max(*xs, 1.0)
+    x_of = Scale(0, last, _LEFT, WIDTH - _RIGHT)
+    y_of = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), bottom, _TOP)
+    plot = Plot(WIDTH, height)
+    plot.y_axis(y_ticks, y_of, y_format, left=_LEFT, right=WIDTH - _RIGHT)
+    plot.x_axis([tick for tick in ticks(0, last, 4) if tick <= last], x_of, _count, bottom=bottom)
+    plot.x_name(x_name, x_of)
+    for line in lines:
+        points = [(x_of(x), y_of(y)) for x, y in line.points]
+        plot.path(f"line {line.style}", points)
+        for x, y in points if len(points) <= 12 else ():
+            plot.circle(f"dot {line.style}", x, y, 2.6)
+        if line.mark is not None:
+            x, y, words = x_of(line.mark[0]), y_of(line.mark[1]), line.mark[2]
+            plot.circle(f"ring {line.style}", x, y, 5)
+            above = y - 8 if y > _TOP + 14 else y + 16
+            if x < WIDTH * 0.55:
+                plot.text(x + 6, above, words, "start", f"label {line.style}")
+            else:
+                plot.text(x - 6, above, words, "end", f"label {line.style}")
+    ends = [(y_of(line.points[-1][1]), line) for line in lines]
+    for y, line in _apart(ends, 13, top=_TOP + 4, bottom=bottom):
+        plot.text(x_of(line.points[-1][0]) + 6, y + 4, line.name, "start", f"label {line.style}")
+    return plot.figure(title, description)
+
+
+def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, percent: bool = True) -> Markup:
+    """One row for each estimate, in percent if it is a share: a dot, its interval, its name above and its figure at the right."""
+    top, step = 8, 34
+    bottom = top + step * len(rows)
+    lows, highs = [row.low for row in rows], [row.high for row in rows]
+    x_ticks = ticks(min(lows), max(highs), 4)
+    x_of = Scale(min(x_ticks[0], *lows), max(x_ticks[-1], *highs), 12, WIDTH - 58)
+    plot = Plot(WIDTH, bottom + 26)
+    plot.x_axis(x_ticks, x_of, lambda tick: f"{100 * tick:.4g}" if percent else f"{tick:g}", bottom=bottom, grid_from=top)
+    for place, row in enumerate(rows):
+        y, style = top + step * place + 24, "one" if row.emphasised else "other"
+        weight = "label strong" if row.emphasised else "label"
+        plot.text(12, y - 9, _brief(row.name, _LONGEST_NAME), "start", weight)
+        plot.line(f"interval {style}", (x_of(row.low), x_of(row.high)), (y, y))
+        plot.circle(f"dot {style}", x_of(row.value), y, 4.5)
+        plot.text(WIDTH - 4, y + 4, f"{100 * row.value:.1f}" if percent else f"{row.value:.3f}", "end", weight)
+    return plot.figure(title, description)
+
+
+def histogram(
+    title: str, description: str, edges: Sequence[float], counts: Sequence[int], *, x_name: str, x_format: Format, centred: bool = False
+) -> Markup:
+    """Bars of equal width between `edges` (one more than counts), each with its figures as tooltip.
+
+    centred: a bar stands for one whole number, its left edge, which is written under its middle.
+    """
+    height, right = 170, WIDTH - 12
+    bottom = height - _BOTTOM
+    y_ticks = [tick for tick in ticks(0, max(*counts, 1), 3) if tick == int(tick)]
+    y_of = Scale(0, max(y_ticks[-1], *counts, 1), bottom, _TOP)
+    x_of = Scale(0, len(counts), _LEFT, right)
+    plot = Plot(WIDTH, height)
+    plot.y_axis(y_ticks, y_of, _count, left=_LEFT, right=right)
+    for place, number in enumerate(counts):
+        if number:
+            span = x_format(edges[place]) + ("" if centred else f" to {x_format(edges[place + 1])}")
+            left = x_of(place) + 0.75
+            plot.box("fill one", (left, max(x_of(place + 1) - 0.75, left + 1)), (y_of(number), bottom), f"{span}: {number:,}")
+    for place in range(0, len(counts) if centred else len(edges), max(1, len(counts) // 4)):
+        plot.text(x_of(place + 0.5 * centred), bottom + 16, x_format(edges[place]), "middle", "tick")
+    plot.x_name(x_name, x_of)
+    return plot.figure(title, description)
+
+
+def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, float, int]]) -> Markup:
+    """(mean confidence, accuracy, rows) of each bin that holds rows, over the diagonal of perfect calibration; a dot's area is its rows."""
+    height, left, right = 300, 58, WIDTH - 24
+    x_of, y_of = Scale(0, 1, left, right), Scale(0, 1, height - _BOTTOM, _TOP)
+    marks = [0, 0.25, 0.5, 0.75, 1]
+    plot = Plot(WIDTH, height)
+    plot.y_axis(marks, y_of, _percent, left=left, right=right)
+    plot.x_axis(marks, x_of, _percent, bottom=height - _BOTTOM)
+    plot.line("diagonal", (x_of(0), x_of(1)), (y_of(0), y_of(1)))
+    plot.text(x_of(0.02), y_of(0.93), "right more often than it says", "start", "label faint")
+    plot.text(x_of(0.98), y_of(0.05), "right less often than it says", "end", "label faint")
+    most = max(rows for _, _, rows in bins)
+    for confidence, accuracy, rows in bins:
+        x, y = x_of(confidence), y_of(accuracy)
+        plot.line("gap one", (x, x), (y, y_of(confidence)))
+        tip = f"{rows:,} rows: {100 * confidence:.0f} % sure, {100 * accuracy:.0f} % right"
+        plot.circle("bubble one", x, y, 2.5 + 8 * math.sqrt(rows / most), tip)
+    plot.x_name("how sure the model is", x_of)
+    plot.y_name("how often it is right", height / 2 - 12)
+    return plot.figure(title, description)
+
+
+def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequence[Seeds]]], *, x_name: str) -> str:
+    """An SVG file: for each group, named unless it is "", a row per method with a dot per seed, the mean and the standard deviation.
+
+    A reference is also a dashed line through its group.
+    """
+    width, step, top, name_width, figure_width = 720, 30, 34, 220, 104
+    values = [value for _, rows in groups for row in rows for value, _ in row.values]
+    marks = ticks(min(values), max(values), 5)
+    x_of = Scale(min(marks[0], *values), max(marks[-1], *values), name_width, width - figure_width)
+    bottom = top + step * sum(len(rows) + (name != "") for name, rows in groups)
+    plot = Plot(width, bottom + 34)
+    plot.text(12, 20, title, "start", "strong")
+    plot.x_axis(marks, x_of, lambda mark: f"{mark:g}", bottom=bottom, grid_from=top)
+    plot.x_name(x_name, x_of)
+    y = float(top)
+    for name, rows in groups:
+        if name:
+            plot.text(12, y + 19, name, "start", "axis")
+            y += step
+        for row in rows:
+            if row.reference:
+                plot.line("reference two", (x_of(row.mean), x_of(row.mean)), (y, y + step * len(rows)))
+        for row in rows:
+            _seeds(plot, row, y + step / 2, x_of)
+            y += step
+    return plot.file(title, description)
+
+
+def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: tuple[str, str], row_names: Sequence[str]) -> str:
+    """An SVG file: panels side by side over common rows, in each row a bar for either of two series."""
+    panel_width, left, step, top = 300, 70, 26, 64
+    bottom = top + step * len(row_names)
+    plot = Plot(left + panel_width * len(panels) + 10, bottom + 34)
+    plot.text(12, 20, title, "start", "strong")
+    for x, hue, name in zip((190, 290), ("one", "two"), series, strict=True):
+        plot.box(f"fill {hue}", (x, x + 12), (10, 22))
+        plot.text(x + 18, 20, name, "start", "label")
+    for place, name in enumerate(row_names):
+        plot.text(left - 10, top + step * place + 17, name, "end", "axis")
+    for place, panel in enumerate(panels):
+        start = left + panel_width * place
+        x_of = Scale(0, 1, start, start + panel_width - 50)
+        plot.text(start, 42, _brief(panel.name, _LONGEST_NAME), "start", "label")
+        plot.text(start, 57, panel.summary, "start", "axis")
+        plot.x_axis([0, 0.5, 1], x_of, _percent, bottom=bottom, grid_from=top)
+        for row, bars in enumerate(panel.rows):
+            for hue, number, (share, tip) in zip(("one", "two"), (0, 1), bars, strict=True):
+                y = top + step * row + 4 + 9 * number
+                plot.box(f"fill {hue}", (start, max(x_of(share), start + 1)), (y, y + 8), tip)
+    return plot.file(title, description)
+
+
+def ticks(low: float, high: float, wanted: int) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from at or below `low` to at or above `high`."""
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    raw = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(place * step, 12) for place in range(first, last + 1)]
+
+
+def _seeds(plot: Plot, row: Seeds, y: float, x_of: Scale) -> None:
+    hue = "two" if row.reference else "one"
+    if row.deviation is not None:
+        low, high = (min(max(x_of(row.mean + sign * row.deviation), x_of.start), x_of.end) for sign in (-1, 1))
+        plot.line(f"spread {hue}", (low, high), (y, y))
+    plot.line(f"mean {hue}", (x_of(row.mean), x_of(row.mean)), (y - 8, y + 8))
+    for value, tip in row.values:
+        plot.circle(f"seed {hue}", x_of(value), y, 4.5, tip)
+    plot.text(12, y + 4, _brief(row.name, 32), "start", "axis" if row.reference else "label")
+    plot.text(plot.width - 8, y + 4, row.figure, "end", "strong")
+
+
+def _apart(ends: list[tuple[float, Line]], gap: float, *, top: float, bottom: float) -> list[tuple[float, Line]]:
+    """The same, from top to bottom, moved so that labels lie at least `gap` apart."""
+    placed: list[tuple[float, Line]] = []
+    for y, line in sorted(ends, key=lambda end: end[0]):
+        placed.append((max(y, top if not placed else placed[-1][0] + gap), line))
+    excess = placed[-1][0] - bottom if placed else 0
+    return [(y - excess, line) for y, line in placed] if excess > 0 else placed
+
+
+def _brief(name: str, limit: int) -> str:
+    whole = " ".join(name.split())
+    return whole if len(whole) <= limit else whole[: limit - 1] + "…"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,219 @@
+"""The run record: what a run's folder holds, read once (published stages, the log, the run's copy of the task).
+
+A stage that is missing is None. A folder that is no run, is damaged or of another format is an error, in one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from cramlm.config.run import RunConfig, load_config, read_toml
+from cramlm.data.kept_task import KIND as TASK
+from cramlm.data.kept_task import load_task
+from cramlm.errors import ArtifactError, UsageError
+from cramlm.pipeline.run_folder import EVENTS, RECORD, Record, read_record
+from cramlm.records import Example, Task
+from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
+
+LINEAR_STAGES: Final = {"static": "static", "tfidf": "baseline"}
+"""Name of each linear model -> the stage that fits it."""
+MOST_PASSAGES = 20_000  # of the selection, best first, that are searched for neighbours
+TASK_MISSING = "the run's folder holds no copy of the task; run the same `cramlm fit` again, which adds it"
+
+Json: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run as plain data.
+
+    task: None where the run has not read it yet. stages: what is published and belongs to `config`, by folder name. stale: names of
+    published stages that are of other settings, and not shown. passages: rows of the selection, at most MOST_PASSAGES. predictions:
+    split -> lines of predictions-<split>.jsonl. phases: reports of the trained phases, by stage folder, in order. planned: the phases with
+    their steps filled in. fits: how each linear model was fitted (fit.json), by its name.
+    """
+
+    path: Path
+    config: RunConfig
+    config_text: str
+    events: tuple[Json, ...]
+    stages: Mapping[str, Artifact]
+    stale: tuple[str, ...]
+    task: Task | None
+    plan: Json | None
+    planned: Sequence[Json]
+    fits: Mapping[str, Json]
+    selection: Json | None
+    passages: tuple[Json, ...]
+    phases: Mapping[str, Json]
+    scores: Json | None
+    predictions: Mapping[str, tuple[Json, ...]]
+    provenance: Json | None
+
+    @property
+    def finished(self) -> bool:
+        """True if every stage, up to the export, is published for this config."""
+        return self.provenance is not None
+
+    @property
+    def models(self) -> Mapping[str, Json]:
+        """Scores of every model by its name, the run's own first; empty if the run was not evaluated."""
+        return {} if self.scores is None else self.scores["models"]
+
+    @property
+    def own_scores(self) -> Json:
+        """Scores of the run's own model; empty if it was not evaluated."""
+        return self.models.get(self.config.name, {})
+
+    @property
+    def others(self) -> Mapping[str, Json]:
+        """Scores of the linear models beside the run's own; empty if it was not evaluated."""
+        return {name: entry for name, entry in self.models.items() if name != self.config.name}
+
+    @property
+    def cross_fitted(self) -> Mapping[str, float]:
+        """Dev scores that the verdict compares, by model; empty if the run was not evaluated."""
+        return {} if self.scores is None else self.scores["comparison"]["cross_fitted"]
+
+    @property
+    def split(self) -> str | None:
+        """The split to look at errors on: test if there is one, else dev."""
+        return next((split for split in ("test", "dev") if split in self.predictions), None)
+
+    @cached_property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds from the start of each stage to its last event, summed over all starts of the run; from the log."""
+        began: dict[str, float] = {}
+        spent: dict[str, float] = {}
+        for event in self.events:
+            stage, when = str(event["stage"]), float(event["time"])
+            if event["kind"] == "start":
+                if stage == "task":
+                    began.clear()
+                began[stage] = when
+            elif stage in began:
+                spent[stage] = spent.get(stage, 0.0) + when - began[stage]
+                began[stage] = when
+        return spent
+
+    @property
+    def starts(self) -> int:
+        """How often the run was started."""
+        return sum(event["stage"] == "task" and event["kind"] == "start" for event in self.events)
+
+    def events_of(self, stage: str, kind: str) -> list[Json]:
+        """`data` of a phase's events of one kind, steps increasing: where a phase resumed from a checkpoint, its later events count."""
+        kept: list[Json] = []
+        for event in self.events:
+            if event["stage"] == stage and event["kind"] == kind and "step" in event["data"]:
+                while kept and kept[-1]["step"] >= event["data"]["step"]:
+                    kept.pop()
+                kept.append(event["data"])
+        return kept
+
+    def examples(self) -> Mapping[str, Example]:
+        """Every example of the task by id."""
+        if self.task is None:
+            return {}
+        return {example.id: example for example in (*self.task.train, *self.task.dev, *self.task.test)}
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read the run at `path`.
+
+    Raises:
+        ArtifactError: if it is no run, was written by another version, or a stage is damaged. EnvironmentFault: if the disk refuses.
+    """
+    toml = path / "run.toml"
+    if not toml.is_file():
+        raise ArtifactError(f"{path}: not a run (no run.toml); pass a folder that `cramlm fit --out` wrote")
+    try:
+        config = load_config(read_toml(toml), origin=str(toml))
+    except UsageError as error:
+        raise ArtifactError(f"{path}: written by another version of cramlm ({error}); make its report with that version") from error
+    phases = [f"phase-{place}-{phase.name}" for place, phase in enumerate(config.phases, start=1)]
+    kinds = {
+        name: name for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "schedule", "teacher")
+    }
+    kinds |= dict.fromkeys(phases, "phase") | {name: name for name in ("logit-adjustment", "evaluation", "export")}
+    published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}
+    record = read_record(path)
+    if published and record is None:
+        raise ArtifactError(f"{path}: has no {RECORD}, so it was written by an earlier cramlm; run the same `cramlm fit` again")
+    stages = {name: artifact for name, artifact in published.items() if record is not None and record.confirms(artifact)}
+
+    def of(stage: str, file: str) -> Json | None:
+        return _checked(path / stage / file, _one) if stage in stages else None
+
+    schedule = of("schedule", "schedule.json") or {}
+    return RunRecord(
+        path=path,
+        config=config,
+        config_text=toml.read_text("utf-8"),
+        events=_events(path / EVENTS, record, stages),
+        stages=stages,
+        stale=tuple(name for name in published if name not in stages),
+        task=load_task(path) if TASK in stages else None,
+        plan=of("plan", "plan.json"),
+        planned=schedule.get("phases", ()),
+        fits={name: fit for name, stage in LINEAR_STAGES.items() if (fit := of(stage, "fit.json")) is not None},
+        selection=of("selection", "report.json"),
+        passages=tuple(SelectionTable(stages["selection"]).rows(MOST_PASSAGES)) if "selection" in stages else (),
+        phases={name: report for name in phases if (report := of(name, "phase.json")) is not None},
+        scores=of("evaluation", "scores.json"),
+        predictions={
+            split: _checked(file, _lines)
+            for split in ("dev", "test")
+            if "evaluation" in stages and (file := path / "evaluation" / f"predictions-{split}.jsonl").is_file()
+        },
+        provenance=of("export", "provenance.json"),
+    )
+
+
+def task_used(stages: Mapping[str, Artifact]) -> Mapping[str, str]:
+    """The fingerprints of the task's splits that a run was made from; without test before the evaluation, empty before the baseline."""
+    return next((stage.key["task"] for name in ("evaluation", "baseline") if (stage := stages.get(name)) is not None), {})
+
+
+def _events(path: Path, record: Record | None, stages: Collection[str]) -> tuple[Json, ...]:
+    """The log's events in order, without the training of other settings: steps from before `record.first_event` of phases that are not in
+    `stages`. A last line cut short by a killed run is left out; the log is for looking at, nothing rests on it.
+    """
+    events = []
+    first = 0 if record is None else record.first_event
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(event, dict) or not {"time", "kind", "stage", "data"} <= event.keys():
+                    continue
+                if number >= first or event["kind"] not in ("step", "evaluation") or event["stage"] in stages:
+                    events.append(event)
+    except FileNotFoundError:
+        return ()
+    return tuple(events)
+
+
+def _one(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def _lines(path: Path) -> tuple[Json, ...]:
+    with path.open(encoding="utf-8") as file:
+        return tuple(map(json.loads, file))
+
+
+def _checked(path: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: damaged ({error}); delete its folder and run `cramlm fit` again") from error

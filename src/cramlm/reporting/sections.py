@@ -1,0 +1,599 @@
+"""The data sections of a run's page: plain values that the templates lay out, and the plots among them.
+
+A section whose data is not there has None in its place, and its template says what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Literal, assert_never
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from cramlm.config.run import parse_budget
+from cramlm.data.decontamination import TaskCheck, check_task
+from cramlm.data.labels import RULES
+from cramlm.data.task import text_key
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.records import Example, Task
+from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
+from cramlm.reporting.neighbours import Near, Neighbours
+from cramlm.reporting.record import Json, RunRecord
+from cramlm.retrieval.selection import read_selection
+from cramlm.text.words import count_words
+
+_BEFORE_PHASES = (
+    *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
+    *("tokens", "prompt", "embedding", "static", "schedule", "teacher"),
+)
+_AFTER_PHASES = ("logit-adjustment", "evaluation", "export")
+_LOSS_CHARTS = {
+    "mlm": "Masked language modeling",
+    "causal": "Causal language modeling",
+    "span_infilling": "Span infilling",
+    "replaced_tokens": "Generator of replaced tokens",
+    "detection": "Replaced-token detection",
+    "shuffled_tokens": "Shuffled-token detection",
+    "important_tokens": "Important words",
+    "distil": "Soft labels of a teacher",
+}
+_ORIGINS = (("external", "retrieved"), ("task", "task text"))
+_LOSSES = {f"{text}_{origin}": name for text in _LOSS_CHARTS for origin, name in _ORIGINS} | {"classify_task": "labels"}
+_MOST_LABELS = 30  # of a confusion matrix; beyond, the pairs confused most often are listed
+_MOST_PAIRS = 40
+_MOST_CARDS = 10
+_MOST_MISTAKES = 200
+_MOST_ROWS = 200
+_PASSAGES = 12
+_CONFIDENCE_BINS = 10
+_HISTOGRAM_BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page that the navigation leads to. data: what `<id>.html.jinja` shows, beside the run record."""
+
+    id: str
+    heading: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Dev and test scores. main: the metric of the plots. metrics: those of test. choice: that of cross-fitted scores."""
+
+    main: str
+    metrics: tuple[str, ...]
+    choice: str
+    charts: Sequence[Markup]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request in words, and what it cost. stages: names in the order of the pipeline. budget: None if there was none."""
+
+    retriever: str
+    model: str
+    machine: str
+    budget: str | None
+    stages: Sequence[str]
+    warnings: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCount:
+    """How many texts of each split have a label. share: of the training texts."""
+
+    label: str
+    counts: Mapping[str, int]
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledData:
+    """labels: None for numbers, whose distribution is in `numbers` (plot, summary). lengths: words, five percentiles for each split."""
+
+    splits: Mapping[str, int]
+    labels: Sequence[LabelCount] | None
+    numbers: tuple[Markup, str] | None
+    length_chart: Markup
+    lengths: Mapping[str, Sequence[float]]
+    check: TaskCheck
+    in_train: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where passages come from. ratio: the share among the passages by the share of the corpus."""
+
+    name: str
+    count: int
+    share: float
+    words: int
+    corpus_share: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that tells the selection from random text. odds: its odds there by its odds in random text."""
+
+    word: str
+    z: float
+    odds: float
+    selection: int
+    random: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassageCard:
+    """A retrieved passage. query: the training text that retrieved it, None where there is none. terms: the words both share."""
+
+    passage: Json
+    query: str | None
+    terms: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """ranks, scores: a plot (no plot of the ranks where all are equal) and a sentence."""
+
+    sources: Sequence[Source]
+    more_sources: int
+    rank_chart: Markup | None
+    ranks: str | None
+    score_chart: Markup
+    scores: str
+    words: Sequence[Word]
+    cards: Sequence[PassageCard]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCurves:
+    """Losses and dev scores of a phase. has_steps: False where the log holds none. only_score: the dev score, where there is just one."""
+
+    stage: str
+    has_steps: bool
+    charts: Sequence[Markup]
+    report: Json | None
+    best_score: str | None
+    only_score: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A reliability diagram and what it shows, in words."""
+
+    chart: Markup
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A text with a wrong prediction. own: the probability of the true label. in_train: the label that the same text has there."""
+
+    line: Json
+    text: str
+    said: str
+    confidence: float
+    own: float
+    in_train: str | None
+    near: Sequence[Near]
+
+    @property
+    def terms(self) -> set[str]:
+        """The words that the text shares with any of the passages near it."""
+        return {term for near in self.near for term in near.terms}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Labels, confusion, calibration, mistakes on `split`.
+
+    matrix: rows are the true labels; pairs: (true, predicted, texts), in place of a matrix that would be too large. wrong: how many
+    mistakes there are. mistakes: the surest ones; None where their texts are missing.
+    """
+
+    split: str
+    others: Mapping[str, Json]
+    labels: Sequence[str]
+    matrix: Sequence[Sequence[int]] | None
+    pairs: Sequence[tuple[str, str, int]]
+    calibration: Calibration | None
+    wrong: int
+    mistakes: Sequence[Mistake] | None
+    cards: int = _MOST_CARDS
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that went into the run. sha256: its beginning."""
+
+    name: str
+    what: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Files, the command to repeat the run, and the threads on which its bits depend."""
+
+    files: Sequence[InputFile]
+    command: str
+    threads: str
+
+
+def sections_of(run: RunRecord, neighbours: Neighbours | None) -> list[Section]:
+    """The sections of the page in order."""
+    sections = [
+        Section("scores", "Scores", None if run.scores is None else _scores(run)),
+        Section("asked", "Asked and spent", _asked(run)),
+        Section("data", "Labelled data", None if run.task is None else _labelled_data(run.task)),
+        Section("retrieved", "Retrieved text", None if run.selection is None else _retrieved(run, run.selection, neighbours)),
+    ]
+    if run.config.model == "encoder":
+        sections.append(Section("learning", "Learning", _learning(run)))
+    if run.split is None:
+        sections.append(Section("errors", "Where it errs", None))
+    else:
+        sections.append(Section("errors", f"Where it errs, on {run.split}", _errors(run, run.split, neighbours)))
+    return [*sections, Section("provenance", "Provenance", _provenance(run))]
+
+
+def day_of(run: RunRecord) -> str:
+    """When the last event was; empty without a log."""
+    return datetime.fromtimestamp(float(run.events[-1]["time"]), UTC).strftime("%d %B %Y, %H:%M UTC") if run.events else ""
+
+
+def capital(name: str) -> str:
+    """As it begins a sentence."""
+    return name[0].upper() + name[1:]
+
+
+def score_chart(title: str, metric: str, rows: Sequence[Estimate]) -> Markup:
+    """An interval chart of scores with a description that lists them."""
+    shown = partial(figure, metric)
+    description = "; ".join(f"{row.name} {shown(row.value)} ({shown(row.low)} to {shown(row.high)})" for row in rows)
+    return interval_chart(title, description, rows, percent=is_percent(metric))
+
+
+def duration(seconds: float) -> str:
+    """Readable time."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _scores(run: RunRecord) -> Scores:
+    split = "test" if "test" in run.own_scores else "dev"
+    kind = run.config.task.kind
+    main = metric_of(kind)
+    charts = [_score_chart(run, split, main, f"{capital(NAMES[main])} on {split}, with 95 % intervals")]
+    if leak_free := run.own_scores.get("test_leak_free"):
+        charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
+    return Scores(main, KINDS[kind].metrics, run.config.dev_metric, charts)
+
+
+def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
+    rows = []
+    for name, entry in run.models.items():
+        if split in entry:
+            low, high = entry[split]["intervals"][metric]
+            own = name == run.config.name
+            rows.append(Estimate(f"{name} (this run)" if own else name, entry[split][metric], low, high, emphasised=own))
+    return score_chart(title, metric, rows)
+
+
+def _asked(run: RunRecord) -> Asked:
+    known = (*_BEFORE_PHASES, *_AFTER_PHASES)
+    order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in known), *_AFTER_PHASES)
+    warned = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
+    budget = run.config.budget
+    seconds = None if budget is None else parse_budget(budget).seconds
+    return Asked(
+        retriever=_retriever(run),
+        model=_model(run),
+        machine=_machine(run),
+        budget=budget if seconds is None else duration(seconds),
+        stages=[name for name in order if name in run.seconds],
+        warnings=list(warned)[:30],
+    )
+
+
+def _retriever(run: RunRecord) -> str:
+    chosen = (run.plan or {}).get("retriever") or (None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"))
+    if run.config.corpus is None or chosen is None:
+        return "none: labels only"
+    return ", ".join(
+        f"{name} {value}" if name != "kind" else str(value) for name, value in chosen.items() if value is not None and name != "members"
+    )
+
+
+def _model(run: RunRecord) -> str:
+    size = (run.provenance or {}).get("parameters")
+    shown = "" if size is None else f", {size / 1e6:.1f}M parameters"
+    match run.config.model:
+        case "encoder":
+            encoder = run.config.encoder
+            return f"encoder: {encoder.shape}, {encoder.layers} layers of width {encoder.hidden}{shown}"
+        case "static":
+            return f"linear: TF-IDF and averaged token vectors{shown}"
+        case "tfidf":
+            return f"linear: TF-IDF{shown}"
+        case other:
+            assert_never(other)
+
+
+def _machine(run: RunRecord) -> str:
+    described = next((str(event["message"]) for event in reversed(run.events) if event["stage"] == "machine"), "")
+    speed = (run.plan or {}).get("speed")
+    measured = f"{speed['joint']:,.0f} tokens/s measured with the vocabulary head" if speed else ""
+    precision = (run.provenance or {}).get("precision")
+    threads = "1 thread" if _threads(run) == "1" else f"{_threads(run)} threads"
+    return "; ".join(part for part in (described, threads, precision and str(precision), measured) if part)
+
+
+def _threads(run: RunRecord) -> str:
+    return str((run.provenance or {}).get("threads") or run.config.threads or "all")
+
+
+def _labelled_data(task: Task) -> LabelledData:
+    check = check_task(task)
+    splits = {name: examples for name, examples in (("train", task.train), ("dev", task.dev), ("test", task.test)) if examples}
+    words = {name: [count_words(example.whole_text) for example in examples] for name, examples in splits.items()}
+    return LabelledData(
+        splits={name: len(examples) for name, examples in splits.items()},
+        labels=None if task.kind == "regression" else _labels(task, splits),
+        numbers=_numbers(task) if task.kind == "regression" else None,
+        length_chart=_length_chart(words["train"]),
+        lengths={name: np.percentile(words[name], (0, 10, 50, 90, 100)).round().tolist() for name in splits},
+        check=check,
+        in_train={name: counts for name, counts in (("dev", check.dev_in_train), ("test", check.test_in_train)) if name in splits},
+    )
+
+
+def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> list[LabelCount]:
+    """The labels with most training texts, most first."""
+    names_of = RULES[task.kind].names
+    counts = {split: Counter(name for each in examples for name in names_of(str(each.label))) for split, examples in splits.items()}
+    names = [*task.labels, *sorted({label for each in counts.values() for label in each} - set(task.labels))]
+    names.sort(key=lambda name: -counts["train"][name])
+    return [
+        LabelCount(name, {split: counts[split][name] for split in splits}, counts["train"][name] / len(task.train))
+        for name in names[:_MOST_ROWS]
+    ]
+
+
+def _numbers(task: Task) -> tuple[Markup, str]:
+    """The distribution of the training numbers."""
+    values = np.array([float(str(example.label)) for example in task.train])
+    words = f"From {values.min():g} to {values.max():g}, mean {task.scale.mean:.4g}, standard deviation {task.scale.spread:.4g}."
+    return _histogram("Numbers of the training texts", words, values, task.labels[0]), words
+
+
+def _length_chart(words: Sequence[int]) -> Markup:
+    top = float(np.percentile(words, 99)) + 1
+    counts, edges = np.histogram(np.minimum(words, top), bins=_HISTOGRAM_BINS, range=(0, top))
+    half, most = np.median(words), np.percentile(words, 90)
+    return histogram(
+        "Length of the training texts",
+        f"Half of the {len(words):,} training texts have {half:.0f} words or fewer, nine in ten at most {most:.0f}.",
+        edges.tolist(),
+        counts.tolist(),
+        x_name="words (the last bar: and more)",
+        x_format=_round,
+    )
+
+
+def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> Retrieved:
+    kept = read_selection(run.path / "selection")
+    rank, score = kept.rank.astype(np.float64), kept.score.astype(np.float64)
+    has_queries = report["queries"]["texts"] > 0
+    best = int((kept.rank == 0).sum())
+    ranks = (
+        f"{best:,} of {len(kept):,} passages are the first answer to a query; half of all have rank {np.median(rank) + 1:.0f} or better."
+    )
+    scores = f"Half of the passages score {np.median(score):.3g} or more; the lowest {score.min():.3g}, the highest {score.max():.3g}."
+    shows_ranks = has_queries and len(np.unique(rank)) > 1  # a plot of equal ranks would say nothing
+    axis = "best rank over all queries, 1 = first"
+    sources = list(_sources(report))
+    return Retrieved(
+        sources=sources,
+        more_sources=len(report["sources"]) - len(sources) + report.get("other_sources", {}).get("sources", 0),
+        rank_chart=_histogram("Best rank of each passage", ranks, rank + 1, axis, whole=True) if shows_ranks else None,
+        ranks=ranks if has_queries else None,
+        score_chart=_histogram("Score of each passage", scores, score, "score of the query that ranks it best" if has_queries else "score"),
+        scores=scores,
+        words=[
+            Word(row["word"], row["z"], math.exp(min(row["log_odds"], 20)), row["selection"], row["random"])
+            for row in report.get("over_represented", ())
+        ],
+        cards=list(_passages(run, neighbours)),
+    )
+
+
+def _sources(report: Json) -> Iterator[Source]:
+    total, corpus = report["documents"]["selected"], report["corpus_documents"]
+    for source, count in list(report["sources"].items())[:_MOST_ROWS]:
+        share, corpus_share = count / total, report["corpus_sources"][source] / corpus
+        yield Source(source, count, share, report["source_words"][source], corpus_share, share / corpus_share)
+
+
+def _histogram(title: str, description: str, values: npt.NDArray[np.float64], x_name: str, *, whole: bool = False) -> Markup:
+    low, high = float(values.min()), float(values.max())
+    bins, wide = _HISTOGRAM_BINS, 0
+    if whole:  # every bar holds equally many whole numbers
+        wide = int(np.ceil((high - low + 1) / _HISTOGRAM_BINS))
+        bins = int(np.ceil((high - low + 1) / wide))
+        high = low + bins * wide
+    counts, edges = np.histogram(values, bins=bins, range=(low, high if high > low else low + 1))
+    return histogram(title, description, edges.tolist(), counts.tolist(), x_name=x_name, x_format=_round, centred=wide == 1)
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[PassageCard]:
+    """Passages evenly over the ranks."""
+    if not run.passages:
+        return
+    train = run.task.train if run.task is not None else ()
+    for place in np.unique(np.linspace(0, len(run.passages) - 1, _PASSAGES).round().astype(int)).tolist():
+        passage = run.passages[place]
+        number = int(passage["query"])
+        query = train[number].whole_text if 0 <= number < len(train) else None
+        terms = neighbours.shared(query, place) if neighbours is not None and query is not None else ()
+        yield PassageCard(passage, query, terms)
+
+
+def _learning(run: RunRecord) -> list[PhaseCurves]:
+    stages = dict.fromkeys(str(event["stage"]) for event in run.events if event["kind"] == "step") | dict.fromkeys(run.phases)
+    return [_curves(run, stage) for stage in stages]
+
+
+def _curves(run: RunRecord, stage: str) -> PhaseCurves:
+    steps, evaluations = run.events_of(stage, "step"), run.events_of(stage, "evaluation")
+    charts = [
+        *(_loss_chart(title, (f"{text}_external", f"{text}_task"), steps) for text, title in _LOSS_CHARTS.items()),
+        _loss_chart("Labels", ("classify_task",), steps),
+        _dev_chart(run.config.dev_metric, evaluations),
+    ]
+    shown = partial(figure, run.config.dev_metric)
+    report = run.phases.get(stage)
+    return PhaseCurves(
+        stage=stage,
+        has_steps=bool(steps),
+        charts=[chart for chart in charts if chart is not None],
+        report=report,
+        best_score=None if report is None or report["best_step"] is None else shown(report["best_score"]),
+        only_score=shown(evaluations[0]["scores"][run.config.dev_metric]) if len(evaluations) == 1 else None,
+    )
+
+
+def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json]) -> Markup | None:
+    lines = []
+    styles: tuple[Literal["one", "two"], ...] = ("one", "two")
+    for name, style in zip(names, styles, strict=False):
+        points = [(float(data["step"]), float(data[name])) for data in steps if name in data]
+        if len(points) > 1:
+            lines.append(Line(_LOSSES[name], points, style))
+    if not lines:
+        return None
+    ends = " ".join(f"{line.name}: from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
+    description = f"Cross-entropy in nats over the steps. {ends}"
+    return line_chart(f"{title}: loss", description, lines, x_name="step", y_format=lambda value: f"{value:g}")
+
+
+def _dev_chart(metric: str, evaluations: Sequence[Json]) -> Markup | None:
+    points = [(float(data["step"]), float(data["scores"][metric])) for data in evaluations]
+    if len(points) < 2:
+        return None
+    best = max(points, key=lambda point: (point[1], -point[0]))
+    first, last, highest = (figure(metric, value) for value in (points[0][1], points[-1][1], best[1]))
+    description = f"Dev {NAMES[metric]} over the steps: from {first} to {last}, best {highest} after step {best[0]:.0f}."
+    line = Line(last, points, mark=(*best, f"best {highest}"))
+    title = f"Score on dev: {NAMES[metric]}"
+    return line_chart(title, description, [line], x_name="step", y_format=lambda value: figure(metric, value, places=0))
+
+
+def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Errors:
+    others = {name: entry[split]["per_class"] for name, entry in run.others.items() if "per_class" in entry.get(split, {})}
+    if run.config.task.kind != "classification":
+        return Errors(split, others, (), None, (), None, 0, None)
+    own = run.own_scores[split]
+    labels, counts = list(own["per_class"]), own["confusion"]
+    wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
+    return Errors(
+        split=split,
+        others=others,
+        labels=labels,
+        matrix=counts if len(labels) <= _MOST_LABELS else None,
+        pairs=_confused_pairs(labels, counts),
+        calibration=_calibration(run.predictions[split], own.get("calibration_error")),
+        wrong=len(wrong),
+        mistakes=_mistakes(run, wrong, neighbours),
+    )
+
+
+def _confused_pairs(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, int]]:
+    """(true, predicted, texts), most texts first."""
+    pairs = [
+        (true, said, value)
+        for row, true in zip(counts, labels, strict=True)
+        for value, said in zip(row, labels, strict=True)
+        if value and true != said
+    ]
+    return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:_MOST_PAIRS]
+
+
+def _calibration(predictions: Sequence[Json], error: float | None) -> Calibration:
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(_CONFIDENCE_BINS)]
+    for line in predictions:
+        confidence = line["probabilities"][line["predicted"]]
+        bins[min(int(confidence * _CONFIDENCE_BINS), _CONFIDENCE_BINS - 1)].append((confidence, line["predicted"] == line["label"]))
+    points = [(sum(c for c, _ in each) / len(each), sum(right for _, right in each) / len(each), len(each)) for each in bins if each]
+    sure = sum(c * rows for c, _, rows in points) / len(predictions)
+    right = sum(a * rows for _, a, rows in points) / len(predictions)
+    if abs(sure - right) < 0.03:
+        verdict = "about as sure as it should be."
+    elif sure > right:
+        verdict = "too sure of itself."
+    else:
+        verdict = "less sure than it could be."
+    words = f"On average it is {100 * sure:.0f} % sure and {100 * right:.0f} % right: {verdict}"
+    words += "" if error is None else f" Expected calibration error {100 * error:.1f} points (15 bins)."
+    rows = " ".join(f"Where {100 * c:.0f} % sure, {100 * a:.0f} % right ({rows} texts)." for c, a, rows in points)
+    return Calibration(reliability_chart("Calibration: sure and right", f"{words} {rows}", points), words)
+
+
+def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | None) -> list[Mistake] | None:
+    """The surest first, the first `_MOST_CARDS` with the passages near them; None without the task."""
+    examples = run.examples()
+    if run.task is None or not examples:
+        return None
+    surest = sorted(wrong, key=lambda line: (-line["probabilities"][line["predicted"]], line["id"]))
+    shown = [line for line in surest if line["id"] in examples][:_MOST_MISTAKES]
+    texts = [examples[line["id"]].whole_text for line in shown]
+    near = [] if neighbours is None else neighbours.nearest(texts[:_MOST_CARDS], limit=3)
+    in_train = {text_key(example): str(example.label) for example in run.task.train}
+    return [
+        Mistake(
+            line=line,
+            text=text,
+            said=line["predicted"],
+            confidence=line["probabilities"][line["predicted"]],
+            own=line["probabilities"].get(line["label"], 0.0),
+            in_train=in_train.get(text_key(examples[line["id"]])),
+            near=near[place] if place < len(near) else (),
+        )
+        for place, (line, text) in enumerate(zip(shown, texts, strict=True))
+    ]
+
+
+def _provenance(run: RunRecord) -> Provenance:
+    command = f"cramlm fit --config {shlex.quote(str(run.path / 'run.toml'))} --out {shlex.quote(str(run.path) + '-again')}"
+    return Provenance(list(_files(run)), command, _threads(run))
+
+
+def _files(run: RunRecord) -> Iterator[InputFile]:
+    provenance = run.provenance or {}
+    task = provenance.get("task", {})
+    hashes = task.get("fingerprint", {})
+    for split in ("train", "dev", "test"):
+        path = getattr(run.config.task, split)
+        if path is not None and task:
+            yield InputFile(PurePath(path).name, f"{split}: texts and labels", task[split], hashes.get(split, "")[:16])
+    for file in (provenance.get("corpus") or {}).get("files", [])[:_MOST_ROWS]:
+        yield InputFile(PurePath(file["name"]).name, "raw text", file["rows_used"], file["sha256"][:16])

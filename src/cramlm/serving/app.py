@@ -1,0 +1,195 @@
+"""The routes of the server and their OpenAPI description."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from cramlm.serving.batching import Batcher, BusyError, NotReadyError
+from cramlm.serving.gate import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, refusal
+from cramlm.serving.limits import Limits
+from cramlm.serving.metrics import Metrics
+from cramlm.serving.models import Answers, ServedModel
+from cramlm.serving.page import PAGE_HEADERS, page
+from cramlm.serving.wire import Fault, PredictAnswer, PredictRequest, State, check_texts, explain, parse
+
+_REASONS = {
+    400: "Not JSON, or not strictly.",
+    401: "The token is missing or wrong.",
+    403: "Without a token: Host or Origin is not this machine.",
+    408: "The request was not whole in time.",
+    413: "The body, the number of texts or a text is too large.",
+    415: "Not application/json.",
+    422: "A field is missing, unknown or of the wrong type.",
+    429: "More is asked than can be answered in time; Retry-After says when to try again.",
+    503: "The model is loading, or the server is about to stop.",
+}
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": Fault, "description": reason} for status, reason in _REASONS.items()}
+_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": State, "description": "Loading, or draining."}}
+_DESCRIPTION = """Labels texts with a model that cramlm exported.
+
+Answers come in the order of the texts and are those of `cramlm predict`. With a token, send `Authorization: Bearer TOKEN`.
+Every refusal is `{"error": "one line", "error_type": "..."}`."""
+
+
+def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, token: str | None) -> FastAPI:
+    """Build the application for one model; `name` is shown on the page, `token` guards all but the open paths."""
+    app = FastAPI(
+        title="cramlm",
+        version=importlib.metadata.version("cramlm"),
+        description=_DESCRIPTION,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            HTTPException: _refuse,
+            RequestValidationError: _refuse_fields,
+            ClientDisconnect: _ignore,
+            Exception: _report,
+        },
+    )
+    app.router.route_class = _StrictRoute
+    app.add_middleware(LimitBodies, limits=limits)
+    app.add_middleware(CheckAccess, token=token)
+    app.add_middleware(CountRequests, metrics=metrics)  # the last one added is the outermost
+
+    @app.post("/v1/predict", response_model=PredictAnswer, responses=_FAULTS, tags=["predict"])
+    async def predict(request: Request, asked: PredictRequest) -> Response:
+        """Label texts. The answer to a text does not depend on what is asked with it, up to 1e-5."""
+        pairs = [None] * len(asked.texts) if asked.pairs is None else asked.pairs
+        check_texts(asked.texts, pairs, most=limits.texts, characters=limits.characters)
+        try:
+            answers = await _unless_gone(request, batcher.submit(asked.texts, pairs))
+        except BusyError:
+            raise HTTPException(429, "too much is asked at once; try again in a second", {"retry-after": "1"}) from None
+        except NotReadyError as error:
+            raise HTTPException(503, f"the server is {error}; try again in a second", {"retry-after": "1"}) from None
+        assert batcher.model is not None
+        return JSONResponse({"predictions": _predictions(batcher.model, answers)})
+
+    @app.get("/healthz", response_model=State, tags=["state"])
+    async def healthz() -> Response:
+        """Whether the process lives: always, if it answers."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz", response_model=State, responses=_UNREADY, tags=["state"])
+    async def readyz() -> Response:
+        """Whether texts are taken: not while the model loads, and no more once the server was told to stop."""
+        if batcher.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "loading" if batcher.model is None else "draining"}, 503)
+
+    @app.get("/metrics", response_model=None, responses={200: {"content": {"text/plain": {}}}, 401: _FAULTS[401]}, tags=["state"])
+    async def metrics_page() -> Response:
+        """Counts and times in Prometheus's text format."""
+        return Response(metrics.page(), media_type=metrics.content_type)
+
+    @app.get("/", include_in_schema=False)
+    async def try_it() -> Response:
+        return HTMLResponse(page(name, guarded=token is not None), headers=PAGE_HEADERS)
+
+    return app
+
+
+def _predictions(model: ServedModel, answers: Answers) -> list[dict[str, Any]]:
+    """Return the predictions in the form of `Prediction`, with the numbers of `Predictor.predict`."""
+    best = answers.probabilities.argmax(axis=1).tolist()
+    cut = (answers.lengths > model.max_length).tolist()
+    return [
+        {"label": model.labels[index], "probabilities": dict(zip(model.labels, row, strict=True)), "truncated": truncated}
+        for index, row, truncated in zip(best, answers.probabilities.tolist(), cut, strict=True)
+    ]
+
+
+class _StrictRequest(Request):
+    value: Any
+
+    async def json(self) -> Any:
+        return self.value
+
+
+class _StrictRoute(APIRoute):
+    """Reads bodies by the strict rules of `wire.parse` instead of Python's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            strict = _StrictRequest(request.scope, request.receive)
+            if request.method == "POST":
+                _check_media_type(request)
+                strict.value = parse(await strict.body())  # here and not in `json`, whose exceptions FastAPI replaces by its own
+            return await handle(strict)
+
+        return handle_strictly
+
+
+def _check_media_type(request: Request) -> None:
+    kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    if kind.strip() != "application/json" or parameters.replace(" ", "").replace('"', "") not in ("", "charset=utf-8"):
+        raise HTTPException(415, "the body must be JSON in UTF-8; send the header `Content-Type: application/json`")
+    if "content-encoding" in request.headers:
+        raise HTTPException(415, "compressed bodies are not taken; send the JSON as it is")
+
+
+async def _unless_gone(request: Request, answers: asyncio.Future[Answers]) -> Answers:
+    """Wait for the answers, or for the client to go away, which takes its texts out of the queue.
+
+    Raises:
+        ClientDisconnect: if the client went away. BusyError: as `Batcher.submit`.
+    """
+    watch = asyncio.ensure_future(request.receive())
+    watch.add_done_callback(lambda _: answers.cancel())
+    try:
+        return await answers
+    except asyncio.CancelledError:
+        if watch.done():
+            raise ClientDisconnect from None
+        answers.cancel()  # the server itself gives up
+        raise
+    finally:
+        watch.cancel()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            reason = "there is nothing here; see /openapi.json for what there is"
+        case 405:
+            reason = "this path takes another method; see /openapi.json"
+        case _:
+            reason = error.detail
+    return refusal(error.status_code, reason, error.headers)
+
+
+async def _refuse_fields(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return refusal(422, explain(error.errors()))
+
+
+async def _ignore(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _report(request: Request, error: Exception) -> Response:
+    """Print where the program failed, without the message or the values: they could hold what a client sent."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} in {last.name} ({last.filename}:{last.lineno})"
+    print(f"cramlm: internal error: {where}; please report it", file=sys.stderr)
+    if os.environ.get("CRAMLM_DEBUG"):
+        sys.stderr.writelines(traceback.format_tb(error.__traceback__))
+    sys.stderr.flush()
+    return refusal(500, "internal error; it is in the server's log")

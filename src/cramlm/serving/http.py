@@ -1,0 +1,119 @@
+"""uvicorn with the limits of a server, and the one deadline that uvicorn does not have.
+
+uvicorn's `timeout_keep_alive` starts after an answer and ends with the next byte: it does not cover a new connection that sends nothing, a
+half-sent head, or the rest of a body that nobody reads. Ten times a second the server therefore looks at its connections, and closes those
+that have neither an answer in progress nor sent the whole head of a request for `read_seconds` (docs/decisions/0005-serving-deadlines.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cramlm.serving.batching import Batcher
+from cramlm.serving.gate import refusal
+from cramlm.serving.limits import Limits
+
+HEADER_BYTES = 32_768
+KEEP_ALIVE_SECONDS = 5
+
+
+def build_server(app: ASGIApp, batcher: Batcher, limits: Limits) -> Server:
+    """Build a server of `app` that starts and drains `batcher`."""
+    for name in ("uvicorn.error", "asyncio"):  # their messages may quote requests; the application reports its own failures
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    config = uvicorn.Config(
+        app,
+        http="h11",  # bounds the size of a head; httptools does not
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections + 1,  # uvicorn counts the connection that it refuses
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(limits.drain_seconds),
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        backlog=limits.connections,
+    )
+    return Server(config, batcher, limits)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with a deadline for heads, which drains the queue of texts when it stops."""
+
+    def __init__(self, config: uvicorn.Config, batcher: Batcher, limits: Limits) -> None:
+        super().__init__(config)
+        self._batcher = batcher
+        self._read_seconds = limits.read_seconds
+        self._waiting: dict[H11Protocol, tuple[Any, float]] = {}  # connection -> (its last request, the time since it waits for the next)
+        self.stopped_by: int | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._batcher.start(asyncio.get_running_loop())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._batcher.drain()
+        for connection in tuple(self.server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            if connection.cycle is not None and connection.cycle.more_body:  # a body half sent: there is nothing to finish
+                connection.transport.close()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        self._close_late(asyncio.get_running_loop().time())
+        return await super().on_tick(counter) or self._batcher.failure is not None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install `handle_exit`; unlike uvicorn's, do not raise the signal again at the end, which would end the process by it."""
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.stopped_by is not None:
+            os._exit(128 + sig)
+        self.stopped_by = sig
+        super().handle_exit(sig, frame)
+
+    def _close_late(self, now: float) -> None:
+        waiting: dict[H11Protocol, tuple[Any, float]] = {}
+        for connection in tuple(self.server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            request = connection.cycle
+            stalled = connection.flow.write_paused or connection.transport.is_closing()  # the client does not read its answer
+            if request is not None and not request.response_complete and not stalled:
+                continue
+            last, since = self._waiting.get(connection, (request, now))
+            waiting[connection] = (request, since if last is request else now)
+            if now - waiting[connection][1] <= self._read_seconds:
+                continue
+            if stalled:
+                connection.transport.abort()
+            else:
+                connection.transport.write(_late(self._read_seconds))
+                connection.transport.close()
+        self._waiting = waiting
+
+
+def _late(seconds: float) -> bytes:
+    answer = refusal(408, f"the request was not whole after {seconds:g} s; send it faster", {"connection": "close"})
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+    return b"HTTP/1.1 408 Request Timeout\r\n" + head + b"\r\n" + bytes(answer.body)

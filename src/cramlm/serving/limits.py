@@ -1,0 +1,75 @@
+"""What one client may ask of the server, and who may reach it at all.
+
+Every limit is a number that a user can change; the defaults keep the memory of the process bounded whatever the clients send.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, fields
+
+from cramlm.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a request, of the queue and of time.
+
+    body_bytes: of one request's body. texts: per request. characters: per text (and per pair). queue_texts: texts that may wait; more
+    are answered 429. wait_seconds: longest wait in the queue before 429. read_seconds: for a head, for a body after it,
+    and the longest a response may lie unread. drain_seconds: what requests in flight have left after SIGTERM. connections: open at
+    once. held_bytes: of all bodies being read or answered together.
+    """
+
+    body_bytes: int = 1_000_000
+    texts: int = 64
+    characters: int = 20_000
+    queue_texts: int = 1024
+    wait_seconds: float = 2.0
+    read_seconds: float = 10.0
+    drain_seconds: float = 8.0
+    connections: int = 512
+    held_bytes: int = 128_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise UsageError(f"{field.name} is {getattr(self, field.name)}; it must be above 0")
+        if self.queue_texts < self.texts:
+            raise UsageError(f"the queue holds {self.queue_texts} texts, fewer than the {self.texts} of one request; raise --queue-texts")
+        if self.held_bytes < self.body_bytes:
+            raise UsageError(f"a body of {self.body_bytes} bytes exceeds what all may hold ({self.held_bytes}); lower --max-body-bytes")
+
+
+def check_reach(host: str, token: str | None) -> None:
+    """Refuse an address that other machines can reach unless a token guards it.
+
+    Raises:
+        UsageError: for such an address without a token, for a token that no header can carry, or for a name that is no address.
+    """
+    if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token):
+        raise UsageError("the token must be 8 or more printable ASCII characters without spaces; make one with `openssl rand -hex 16`")
+    if host != "localhost":
+        try:
+            ipaddress.ip_address(host)
+        except ValueError as error:
+            raise UsageError(f"--host {host!r} is not an address; pass localhost or an IP address like 127.0.0.1 or 0.0.0.0") from error
+    if not is_loopback(host) and token is None:
+        raise UsageError(f"--host {host} lets other machines in; pass --token (or set CRAMLM_TOKEN), or stay on 127.0.0.1")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if `host`, a name or an IP address without brackets, stands for this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def names_loopback(authority: str) -> bool:
+    """Return True if the value of a Host header, `NAME[:PORT]`, names this machine alone."""
+    match = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?", authority)
+    return match is not None and is_loopback(match[1] or match[2] or "")

@@ -1,0 +1,1 @@
+"""Files and folders on disk: publish, verify, lock; arrays and tensors; compiled kernels."""

@@ -1,0 +1,195 @@
+"""The right to build a folder, held by one process; names that outlive a loss of power; an operating system's refusals in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import math
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cramlm.errors import CramError, EnvironmentFault, LockedError, UsageError
+from cramlm.records import Emit, Event
+
+WAIT_VARIABLE: Final = "CRAMLM_WAIT"
+DEFAULT_WAIT: Final = 3600.0  # seconds
+_POLL_SECONDS: Final = 0.2
+_Result = TypeVar("_Result")
+
+
+@contextlib.contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Hold the right to build `target`; the kernel gives it back however the process ends.
+
+    Raises:
+        LockedError: at once, naming pid and host of the holder.
+    """
+    with environment_faults(target):
+        make_folder(target.parent)
+        path = target.parent / f".{target.name}.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise EnvironmentFault(f"{path}: cannot lock: {error.strerror}; use a file system with flock") from error
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
+            raise LockedError(f"{target}: being built by another process ({holder}); wait for it or stop it") from error
+        with environment_faults(target):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            remove_leftovers(target)
+        yield
+    finally:
+        os.close(handle)
+
+
+def wait_while_locked(build: Callable[[], _Result], *, stage: str, emit: Emit) -> _Result:
+    """Return `build()`. While another process holds the lock, emit a note once and try again, for at most `wait_limit()` seconds.
+
+    Raises:
+        LockedError: after that time, with the limit in the message.
+    """
+    limit, began, noted = wait_limit(), time.monotonic(), False
+    while True:
+        try:
+            return build()
+        except LockedError as error:
+            waited = time.monotonic() - began
+            if limit == 0:
+                raise
+            if waited >= limit:
+                raise LockedError(f"{error}; waited {limit:g} s ({WAIT_VARIABLE} sets the limit)") from error
+            if not noted:
+                emit(Event("note", stage, f"waiting: {error}"))
+            noted = True
+            emit(Event("progress", stage, "waiting for another process", done=waited, unit="s"))  # a run can be stopped here
+            time.sleep(min(_POLL_SECONDS, limit))
+
+
+def wait_limit() -> float:
+    """Return how many seconds to wait for another process that builds a shared folder: $CRAMLM_WAIT, else one hour.
+
+    Raises:
+        UsageError: if the variable holds no such number.
+    """
+    text = os.environ.get(WAIT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else DEFAULT_WAIT
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{WAIT_VARIABLE}={text!r} is not a number of seconds, like 600; 0 does not wait")
+    return seconds
+
+
+def remove_leftovers(target: Path) -> None:
+    """Delete temporary folders that a killed builder of `target` left; call only under its lock."""
+    for leftover in leftovers(target):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def environment_faults(path: object) -> Iterator[None]:
+    """Turn an operating system's refusal (no space, permission, broken disk, too many files) into one line with exit code 4."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CramError):
+            raise
+        raise _fault(error, path) from error
+    except MemoryError as error:
+        raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
+
+
+def raise_if_refused(error: Exception, path: object) -> None:
+    """For a handler that takes an OSError for a missing or damaged file, as libraries mean it: raises EnvironmentFault if it is the
+    operating system's own refusal, which says nothing about the file.
+    """
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        raise _fault(error, path) from error
+
+
+def _fault(error: OSError, path: object) -> EnvironmentFault:
+    where = error.filename or path
+    return EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again")
+
+
+def leftovers(target: Path) -> Iterator[Path]:
+    """What killed builders and writers of `target` left beside it."""
+    return target.parent.glob(f"{glob.escape(f'.{target.name}.tmp-')}*")
+
+
+def temporary_name(target: Path) -> Path:
+    """Return a new name beside `target`. It holds the host and random bytes: process ids repeat between containers."""
+    host = re.sub(r"[^\w-]+", "-", socket.gethostname())[:24]
+    return target.parent / f".{target.name}.tmp-{host}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+@contextlib.contextmanager
+def temporary_file(target: Path) -> Iterator[tuple[Path, int]]:
+    """Yield (path, descriptor) of a new file beside `target`, locked until the block ends, then removed if it still has that name.
+
+    The lock tells other processes that its writer is alive (`remove_abandoned_files`).
+    """
+    while True:
+        path = temporary_name(target)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            if not _claim(path, handle):
+                continue
+            try:
+                yield path, handle
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(handle)
+
+
+def remove_abandoned_files(target: Path) -> None:
+    """Delete temporary files of `target` that no process holds locked: the kernel releases a lock when its process ends."""
+    for leftover in leftovers(target):
+        with contextlib.suppress(OSError):
+            handle = os.open(leftover, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(handle)
+
+
+def _claim(path: Path, handle: int) -> bool:
+    """Lock a new file; return False if another process took it for abandoned before the lock was held."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)  # else a file system without locks, where nothing is removed either
+    return path.exists()
+
+
+def make_folder(path: Path) -> None:
+    """Make it with those above it, each synced into its own parent: what is published in a folder whose name is lost is lost."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """A file's content, or a folder's names, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,38 @@
+"""Tensors as safetensors files, written and read by Python's own files: there a full or broken disk is an OSError, which the user gets as
+one line, while the safetensors library raises its own errors for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from cramlm.errors import ArtifactError
+from cramlm.storage.artifacts import environment_faults
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors, from whatever device, by their names.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    path.write_bytes(safetensors.torch.save(plain, metadata=None if metadata is None else dict(metadata)))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file.
+
+    Raises:
+        ArtifactError: if it is not a whole safetensors file. EnvironmentFault: if it cannot be read.
+    """
+    try:
+        with environment_faults(path):
+            return safetensors.torch.load(path.read_bytes())
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: damaged, not a whole safetensors file ({error}); delete the folder and build it again") from error

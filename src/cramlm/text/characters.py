@@ -1,0 +1,115 @@
+"""What a character is to words. Every segmentation is made of these few facts: the normal form, the class, and the kind of script."""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Blocks: TypeAlias = tuple[tuple[int, int], ...]
+"""First and last code point of each block."""
+
+# Scripts written without spaces: each grapheme cluster is a word of its own. Halfwidth kana and ideographs beyond the basic plane included.
+HAN_AND_KANA: Final[Blocks] = (
+    (0x3005, 0x3005), (0x3007, 0x3007), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F), (0x20000, 0x3FFFF),
+)  # fmt: skip
+OTHER_SPACELESS: Final[Blocks] = ((0x0E00, 0x0EFF), (0x0F00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
+"""Thai and Lao, Tibetan, Myanmar, Khmer."""
+STACKING: Final[Blocks] = ((0x1039, 0x1039), (0x17D2, 0x17D2))
+"""In Myanmar and Khmer: the consonant that follows is written below the one before."""
+# Scripts whose runs the analysis for BM25 cuts into overlapping n-grams. More of them: hangul has spaces, but particles glued to its words;
+# Tibetan is not among them, as a mark ends its syllables.
+CUT_INTO_PAIRS: Final[Blocks] = (
+    (0x1100, 0x11FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x303C), (0x3040, 0x318F), (0x31A0, 0x31BF),
+    (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0xA4CF), (0xA960, 0xA97F), (0xAC00, 0xD7FF), (0xF900, 0xFAFF), (0x16FE0, 0x18DFF),
+    (0x1AFF0, 0x1B2FF), (0x20000, 0x3FFFF),
+)  # fmt: skip
+CUT_INTO_TRIPLES: Final[Blocks] = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x1950, 0x19FF), (0x1A20, 0x1AAF), (0x1B00, 0x1B7F), (0xA980, 0xA9FF),
+    (0xAA60, 0xAADF),
+)  # fmt: skip
+_INVISIBLE: Final = frozenset(
+    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]
+)
+_WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # beyond are ideographs, private use and nothing
+_ZERO_WIDTH_SPACE: Final = "\u200b"
+
+
+def normalise(text: str) -> str:
+    """Compatibility forms and case folded away. The second NFKC puts together what casefold took apart."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def is_letter(character: str) -> bool:
+    """A letter or a number of any kind; the same as `str.isalnum`."""
+    return unicodedata.category(character)[0] in "LN"
+
+
+def is_mark(character: str) -> bool:
+    """A mark that combines with the character before it."""
+    return unicodedata.category(character)[0] == "M"
+
+
+def is_invisible(character: str) -> bool:
+    """Joiners, soft hyphens, selectors of variants, marks that enclose: they are taken out without ending a word. A zero-width space
+    ends it.
+    """
+    category = unicodedata.category(character)
+    return ord(character) in _INVISIBLE or category == "Me" or (category == "Cf" and character != _ZERO_WIDTH_SPACE)
+
+
+def is_unknown(character: str) -> bool:
+    """Unassigned in this Python's Unicode, for private use, or half a surrogate pair: may be a letter or not."""
+    return unicodedata.category(character) in ("Cn", "Co", "Cs")
+
+
+def within(code: int, blocks: Blocks) -> bool:
+    """Whether a code point lies in one of the blocks."""
+    return any(first <= code <= last for first, last in blocks)
+
+
+def blocks_of(belongs: Callable[[str], bool], codes: Iterable[int]) -> Blocks:
+    """The runs of those code points, given in order, whose character belongs."""
+    found = [code for code in codes if belongs(chr(code))]
+    breaks = [place for place, (code, following) in enumerate(pairwise(found), 1) if following != code + 1]
+    return tuple((found[first], found[last - 1]) for first, last in pairwise([0, *breaks, len(found)]) if last > first)
+
+
+def codes_of(blocks: Blocks) -> Iterator[int]:
+    """Every code point of the blocks."""
+    for first, last in blocks:
+        yield from range(first, last + 1)
+
+
+def character_set(*blocks: Blocks) -> str:
+    """The inside of a set of characters in a regular expression."""
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for part in blocks for first, last in part)
+
+
+@functools.cache
+def all_marks() -> Blocks:
+    """Every mark of Unicode."""
+    return blocks_of(is_mark, _WITH_MARKS)
+
+
+@functools.cache
+def all_invisible() -> Blocks:
+    """Every character beyond ASCII that `is_invisible`."""
+    return blocks_of(is_invisible, _WITH_MARKS)
+
+
+def table_of(shares: Sequence[tuple[Blocks, int]], default: int, size: int) -> npt.NDArray[np.uint8]:
+    """A number for each code point below `size`, uint8: that of its blocks, else the default."""
+    table = np.full(size, default, np.uint8)
+    for blocks, share in shares:
+        for first, last in blocks:
+            table[first : last + 1] = share
+    return table

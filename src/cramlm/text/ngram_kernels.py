@@ -1,0 +1,182 @@
+"""Hashed n-grams, compiled: UTF-8 bytes -> tokens -> buckets (SHA-256 modulo the number of buckets), and sums over them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cramlm.storage.compiled import jit
+
+# Classes of characters: between tokens; runs; runs; a token each; belong to the word or lone character before them; those of them that also
+# bind the lone character after them.
+SPACE, WORD, OTHER, ALONE, MARK, STACKING = range(6)
+_JOIN = 0x20  # between the words of a bigram
+_REMEMBERED_BITS = 18
+_REMEMBERED = 1 << _REMEMBERED_BITS
+_FNV_START, _FNV, _MIX = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3), np.uint64(0x9E3779B97F4A7C15)
+
+_K = np.array(
+    [
+        *(0x428A2F98, 0x71374491, 0xB5C0FBCF, 0xE9B5DBA5, 0x3956C25B, 0x59F111F1, 0x923F82A4, 0xAB1C5ED5),
+        *(0xD807AA98, 0x12835B01, 0x243185BE, 0x550C7DC3, 0x72BE5D74, 0x80DEB1FE, 0x9BDC06A7, 0xC19BF174),
+        *(0xE49B69C1, 0xEFBE4786, 0x0FC19DC6, 0x240CA1CC, 0x2DE92C6F, 0x4A7484AA, 0x5CB0A9DC, 0x76F988DA),
+        *(0x983E5152, 0xA831C66D, 0xB00327C8, 0xBF597FC7, 0xC6E00BF3, 0xD5A79147, 0x06CA6351, 0x14292967),
+        *(0x27B70A85, 0x2E1B2138, 0x4D2C6DFC, 0x53380D13, 0x650A7354, 0x766A0ABB, 0x81C2C92E, 0x92722C85),
+        *(0xA2BFE8A1, 0xA81A664B, 0xC24B8B70, 0xC76C51A3, 0xD192E819, 0xD6990624, 0xF40E3585, 0x106AA070),
+        *(0x19A4C116, 0x1E376C08, 0x2748774C, 0x34B0BCB5, 0x391C0CB3, 0x4ED8AA4A, 0x5B9CCA4F, 0x682E6FF3),
+        *(0x748F82EE, 0x78A5636F, 0x84C87814, 0x8CC70208, 0x90BEFFFA, 0xA4506CEB, 0xBEF9A3F7, 0xC67178F2),
+    ],
+    np.uint32,
+)
+_START = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19], np.uint32)
+
+
+@jit
+def _rotate(value, bits):  # type: ignore[no-untyped-def]
+    return np.uint32((value >> np.uint32(bits)) | (value << np.uint32(32 - bits)))
+
+
+@jit
+def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[no-untyped-def]
+    """SHA-256 of message[:length] as one big-endian number, modulo `divisor`. `message` needs 72 bytes of room behind its text."""
+    total = (length + 8) // 64 * 64 + 64
+    message[length] = 0x80
+    for place in range(length + 1, total):
+        message[place] = 0
+    bits = length * 8
+    for place in range(8):
+        message[total - 1 - place] = (bits >> (8 * place)) & 0xFF
+    for word in range(8):
+        state[word] = _START[word]
+    for block in range(0, total, 64):
+        for word in range(16):
+            first = block + 4 * word
+            schedule[word] = (
+                (np.uint32(message[first]) << np.uint32(24))
+                | (np.uint32(message[first + 1]) << np.uint32(16))
+                | (np.uint32(message[first + 2]) << np.uint32(8))
+                | np.uint32(message[first + 3])
+            )
+        for word in range(16, 64):
+            before, late = schedule[word - 15], schedule[word - 2]
+            low = _rotate(before, 7) ^ _rotate(before, 18) ^ (before >> np.uint32(3))
+            high = _rotate(late, 17) ^ _rotate(late, 19) ^ (late >> np.uint32(10))
+            schedule[word] = np.uint32(schedule[word - 16] + low + schedule[word - 7] + high)
+        a, b, c, d = state[0], state[1], state[2], state[3]
+        e, f, g, h = state[4], state[5], state[6], state[7]
+        for word in range(64):
+            high = _rotate(e, 6) ^ _rotate(e, 11) ^ _rotate(e, 25)
+            one = np.uint32(h + high + ((e & f) ^ (~e & g)) + _K[word] + schedule[word])
+            low = _rotate(a, 2) ^ _rotate(a, 13) ^ _rotate(a, 22)
+            two = np.uint32(low + ((a & b) ^ (a & c) ^ (b & c)))
+            h, g, f, e, d, c, b, a = g, f, e, np.uint32(d + one), c, b, a, np.uint32(one + two)
+        state[0] += a
+        state[1] += b
+        state[2] += c
+        state[3] += d
+        state[4] += e
+        state[5] += f
+        state[6] += g
+        state[7] += h
+    remainder = np.uint64(0)
+    for word in range(8):
+        remainder = ((remainder << np.uint64(32)) | np.uint64(state[word])) % np.uint64(divisor)
+    return remainder
+
+
+@jit
+def _character(text, place, classes):  # type: ignore[no-untyped-def]
+    """Class and bytes of the character that begins at `place`; the text is valid UTF-8."""
+    first = np.int64(text[place])
+    if first < 0x80:
+        return classes[first], 1
+    if first < 0xE0:
+        return classes[((first & 0x1F) << 6) | (text[place + 1] & 0x3F)], 2
+    if first < 0xF0:
+        return classes[((first & 0x0F) << 12) | ((text[place + 1] & 0x3F) << 6) | (text[place + 2] & 0x3F)], 3
+    code = ((first & 0x07) << 18) | ((text[place + 1] & 0x3F) << 12) | ((text[place + 2] & 0x3F) << 6) | (text[place + 3] & 0x3F)
+    return classes[code], 4
+
+
+@jit
+def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-untyped-def]
+    """Tokens of text[start:end]: runs of one class, characters of class ALONE each on its own with its marks, spaces left out. Returns
+    how many.
+    """
+    count, running, place, stacks = 0, SPACE, start, False
+    while place < end:
+        kind, size = _character(text, place, classes)
+        if kind >= MARK:
+            stacks = kind == STACKING
+            kind = running if running in (WORD, ALONE) else WORD
+            joins = kind == running
+        else:
+            joins = kind == running and (kind != ALONE or stacks)
+            stacks = False
+        if not joins:
+            if running != SPACE:
+                ends[count - 1] = place
+            if kind != SPACE:
+                starts[count] = place
+                count += 1
+            running = kind
+        place += size
+    if running != SPACE:
+        ends[count - 1] = end
+    return count
+
+
+@jit
+def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type: ignore[no-untyped-def]
+    """Buckets of the words of every text, then of its pairs of neighbours; found_offsets says where each text's begin.
+
+    text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). found: uint16, room for 2 * len(text). Frequent n-grams are
+    remembered under 64 bits of another hash, which saves two in three of the SHA-256; that two n-grams share those is as good as
+    impossible (5e-20 for every pair that is compared).
+    """
+    keys, answers = np.zeros(_REMEMBERED, np.uint64), np.zeros(_REMEMBERED, np.uint16)
+    longest = 0
+    for number in range(len(offsets) - 1):
+        longest = max(longest, offsets[number + 1] - offsets[number])
+    starts, ends, hashes = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
+    message = np.empty(2 * longest + 80, np.uint8)
+    state, schedule = np.empty(8, np.uint32), np.empty(64, np.uint32)
+    size = 0
+    found_offsets[0] = 0
+    for number in range(len(offsets) - 1):
+        count = find_tokens(text, offsets[number], offsets[number + 1], classes, starts, ends)
+        for token in range(count):
+            hashes[token] = _FNV_START
+            for place in range(starts[token], ends[token]):
+                hashes[token] = (hashes[token] ^ np.uint64(text[place])) * _FNV
+        for words in range(1, 3):
+            for token in range(words - 1, count):
+                first = token - words + 1
+                key = hashes[token] if words == 1 else hashes[token] * _MIX + (hashes[first] ^ (hashes[first] >> np.uint64(29)))
+                key = (key ^ (key >> np.uint64(32))) * _MIX
+                slot = key >> np.uint64(64 - _REMEMBERED_BITS)
+                if keys[slot] != key:
+                    length = 0
+                    for place in range(starts[first], ends[first]):
+                        message[length] = text[place]
+                        length += 1
+                    if words == 2:
+                        message[length] = _JOIN
+                        length += 1
+                        for place in range(starts[token], ends[token]):
+                            message[length] = text[place]
+                            length += 1
+                    keys[slot], answers[slot] = key, _sha256_modulo(message, length, buckets, state, schedule)
+                found[size] = answers[slot]
+                size += 1
+        found_offsets[number + 1] = size
+    return size
+
+
+@jit
+def sum_by_text(found, offsets, values):  # type: ignore[no-untyped-def]
+    """For every text the sum of its n-grams' values, float64 (n,), added in the order of the n-grams."""
+    sums = np.zeros(len(offsets) - 1, np.float64)
+    for number in range(len(sums)):
+        for place in range(offsets[number], offsets[number + 1]):
+            sums[number] += values[found[place]]
+    return sums

@@ -1,0 +1,199 @@
+"""What a term of the loss is: the tokens it predicts, what its loss is a mean over, its loss.
+
+A phase has at most one text term at a step (`TextTerm`): it decides what the encoder reads. Any number of label terms (`LabelTerm`) share
+the classifier's logits. All settings of one kind, for external and for task text, are one object, so that their positions go through a
+head together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.terms import Origin, TermConfig
+from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Batch, BoolArray, FloatArray, IntArray
+from cramlm.training.cross_entropy import weighted_cross_entropy
+from cramlm.training.masking import SpecialIds
+from cramlm.training.packing import beside, pack
+from cramlm.training.pools import TokenPool
+
+Random: TypeAlias = Callable[[str], np.random.Generator]
+"""A generator for each purpose, a function of (seed, phase, step, purpose)."""
+Counts: TypeAlias = Mapping[str, int]
+"""What each mean of a whole step is over, by its name."""
+
+_T = TypeVar("_T", bound="type[Term]")
+_IMPLEMENTATIONS: dict[str, type[Term]] = {}
+
+
+def implements(config: type[TermConfig]) -> Callable[[_T], _T]:
+    """Register the decorated class as the implementation of these settings."""
+
+    def register(implementation: _T) -> _T:
+        _IMPLEMENTATIONS[config.model_fields["kind"].default] = implementation
+        return implementation
+
+    return register
+
+
+def terms_of(phase: PhaseConfig) -> Iterator[Term]:
+    """The terms of a phase, one object for each kind, in the order of their first mention."""
+    for kind in dict.fromkeys(term.kind for term in phase.terms):
+        yield _IMPLEMENTATIONS[kind](phase, {term.on: term for term in phase.terms if term.kind == kind})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The sequences of a step. token_values: for each token of each, what the term or its masks need (`TokenPool.values_of`); empty where
+    they need nothing. The rest as in `Batch`.
+    """
+
+    sequences: Sequence[npt.NDArray[Any]]
+    token_values: Sequence[npt.NDArray[Any]]
+    labels: IntArray
+    external: BoolArray
+    soft_labels: FloatArray
+    targets: FloatArray
+
+    def packed(self, phase: PhaseConfig, special: SpecialIds, *, sequences: Sequence[npt.NDArray[Any]] | None = None) -> Batch:
+        """The sequences, or others in their place, side by side in rows."""
+        return pack(
+            self.sequences if sequences is None else sequences,
+            labels=self.labels,
+            external=self.external,
+            soft_labels=self.soft_labels,
+            targets=self.targets,
+            row_length=phase.row_length,
+            pad_id=special.pad,
+        )
+
+    def packed_values(self, phase: PhaseConfig) -> npt.NDArray[Any] | None:
+        """`token_values` flat, as `packed` lays out the tokens; None where there are none."""
+        return beside(self.token_values, row_length=phase.row_length) if self.token_values else None
+
+
+@dataclass(frozen=True, slots=True)
+class TermLoss:
+    """weighted: the part of the total, with its gradient. means: detached, in nats, before weights."""
+
+    weighted: Tensor
+    means: Mapping[str, Tensor]
+
+
+class Term(ABC):
+    """All settings of one kind in a phase, by the text that they are on."""
+
+    def __init__(self, phase: PhaseConfig, configs: Mapping[Origin, Any]) -> None:
+        self.phase, self.configs = phase, configs
+
+    @property
+    def kind(self) -> str:
+        """The name of the term."""
+        name: str = next(iter(self.configs.values())).kind
+        return name
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each mean in the total, by its name."""
+        return {f"{self.kind}_{origin}": config.weight for origin, config in self.configs.items()}
+
+    @abstractmethod
+    def counts(self, batch: Batch | PackedBatch) -> Counts:
+        """What each mean is over in a whole batch."""
+
+
+class LabelTerm(Term):
+    """A term on the classifier's logits."""
+
+    @abstractmethod
+    def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
+        """logits: (S, labels), float32. scale: factor of every weight (`loss_scale`)."""
+
+
+class TextTerm(Term):
+    """A term on tokens."""
+
+    def applies(self, random: Random) -> bool:
+        """Return False at a step that another text term of the phase reads."""
+        return True
+
+    def of_origin(self, external: BoolArray) -> BoolArray:
+        """Which sequences the term is on."""
+        return np.where(external, "external" in self.configs, "task" in self.configs)
+
+    @abstractmethod
+    def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+        """The batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and what stands there."""
+
+    def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
+        """Mean tokens of a pool's sequence as it stands in a batch."""
+        return pool.mean_length
+
+    def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Any]:
+        """The batch as the encoder reads it, and what `loss` needs of how it was made."""
+        return batch, None
+
+    @abstractmethod
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+        """hidden: (R * L, hidden) of what `encoded` gave, which is `batch` and `made`. scale: factor of every weight."""
+
+    @abstractmethod
+    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
+        """Operations of the matrix products of its head in a forward pass."""
+
+
+class PositionTerm(TextTerm):
+    """A text term with one loss for each position of `masked`."""
+
+    def counts(self, batch: Batch | PackedBatch) -> Counts:
+        """Positions, by origin."""
+        external = int(batch.external[batch.sequence.reshape(-1)[batch.masked]].sum())
+        positions: dict[Origin, int] = {"external": external, "task": len(batch.masked) - external}
+        return {f"{self.kind}_{origin}": positions[origin] for origin in self.configs}
+
+    def position_weights(self, batch: PackedBatch, counts: Counts, *, scale: float) -> tuple[Tensor, Tensor]:
+        """The weight of each position's loss in the total, and whether each is of external text; both (M,)."""
+        is_external = batch.external[batch.sequence.flatten()[batch.masked]]
+        external, task = (
+            scale * self.weights.get(f"{self.kind}_{origin}", 0.0) / max(counts.get(f"{self.kind}_{origin}", 0), 1)
+            for origin in ("external", "task")
+        )
+        return torch.where(is_external, external, task), is_external
+
+    def means(self, each: Tensor, is_external: Tensor, counts: Counts) -> dict[str, Tensor]:
+        """The mean loss of each origin that the batch holds."""
+        found = {}
+        for origin in self.configs:
+            name = f"{self.kind}_{origin}"
+            if counts[name]:
+                found[name] = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
+        return found
+
+
+class VocabularyTerm(PositionTerm):
+    """A text term whose positions each predict a token by the vocabulary head."""
+
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+        """Cross-entropy of the tokens."""
+        weights, is_external = self.position_weights(batch, counts, scale=scale)
+        weighted, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
+        return TermLoss(weighted, self.means(each, is_external, counts))
+
+    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
+        """Of the vocabulary head on the predicted positions."""
+        return 2.0 * len(batch.masked) * model.encoder_config.embedding_width * (model.encoder_config.hidden + model.vocab_size)
+
+
+def without_labels(batch: Batch) -> Batch:
+    """The batch with nothing to learn from labels."""
+    return replace(batch, task_labels=np.full_like(batch.task_labels, -1), soft_labels=np.zeros_like(batch.soft_labels))

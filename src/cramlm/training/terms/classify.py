@@ -1,0 +1,48 @@
+"""The loss of the labels, by kind of task; equal to that of the native classes of transformers.
+
+classification    cross-entropy of the text's label
+multi-label       binary cross-entropy of every label, averaged over labels
+regression        squared error of the number, in spreads of the training numbers (records.Scale)
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cramlm.config.terms import Classify
+from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Batch, TaskKind
+from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
+
+
+@implements(Classify)
+class GoldLabels(LabelTerm):
+    """The mean over sequences that have a label."""
+
+    def counts(self, batch: Batch | PackedBatch) -> Counts:
+        """Sequences with a label."""
+        return {"classify_task": int((batch.task_labels >= 0).sum())}
+
+    def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
+        """Sequences without a label (-1) do not count."""
+        config = self.configs["task"]
+        mean = summed_task_loss(model.kind, logits, batch, label_smoothing=config.label_smoothing) / counts["classify_task"]
+        return TermLoss(scale * config.weight * mean, {"classify_task": mean.detach()})
+
+
+def summed_task_loss(kind: TaskKind, logits: Tensor, batch: PackedBatch, *, label_smoothing: float) -> Tensor:
+    """Of logits (S, labels), float32: summed over the sequences with a label; a scalar."""
+    match kind:
+        case "classification":
+            return functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=label_smoothing, reduction="sum")
+        case "multi-label":
+            each = functional.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none").mean(dim=1)
+        case "regression":
+            each = (logits - batch.targets).square().mean(dim=1)
+        case _:
+            assert_never(kind)
+    return torch.where(batch.task_labels >= 0, each, 0.0).sum()

@@ -1,0 +1,34 @@
+"""Distillation: cross-entropy to the label probabilities of a teacher (Hinton et al. 2015)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cramlm.config.terms import Distil
+from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Batch
+from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
+
+
+@implements(Distil)
+class SoftLabels(LabelTerm):
+    """The means over external and over task sequences that have soft labels."""
+
+    def counts(self, batch: Batch | PackedBatch) -> Counts:
+        """Sequences with soft labels, by origin."""
+        known = batch.soft_labels.sum(1) > 0
+        external, task = int((known & batch.external).sum()), int((known & ~batch.external).sum())
+        return {f"distil_{origin}": external if origin == "external" else task for origin in self.configs}
+
+    def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
+        """Soft labels of 0 (a sequence that the teacher does not know) add nothing."""
+        each = -(batch.soft_labels * torch.log_softmax(logits, -1))
+        weighted, means = torch.zeros((), device=logits.device), {}
+        for origin, config in self.configs.items():
+            name = f"distil_{origin}"
+            if counts[name]:
+                mean = (each * (batch.external if origin == "external" else ~batch.external)[:, None]).sum() / counts[name]
+                weighted = weighted + scale * config.weight * mean
+                means[name] = mean.detach()
+        return TermLoss(weighted, means)

@@ -1,0 +1,19 @@
+"""Masked language modeling: predict the tokens that the phase's masks hid."""
+
+from __future__ import annotations
+
+from cramlm.config.terms import Mlm
+from cramlm.records import Batch
+from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
+
+
+@implements(Mlm)
+class MaskedTokens(VocabularyTerm):
+    """Masked positions predict the original tokens."""
+
+    def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+        """New masks at every step."""
+        batch, masking = sampled.packed(self.phase, special), self.phase.masking
+        where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
+        return mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)

@@ -1,0 +1,128 @@
+"""Replaced-token detection: a generator's guesses stand where tokens were masked; the encoder tells which tokens are not the text's.
+
+Which guess is taken is drawn from the generator's distribution by one number per position that the batch brings along, so that a step does
+not depend on how it is dealt over threads and ranks. A guess that is right counts as the text's own. No gradient flows through the guesses.
+Labels are learnt from the text with its replacements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cramlm.config.terms import Origin, ReplacedTokens
+from cramlm.model.kernels.dropout import Dropout, no_dropout
+from cramlm.model.model import Model, PackedBatch
+from cramlm.records import Batch
+from cramlm.training.cross_entropy import weighted_cross_entropy
+from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
+
+_BLOCK = 1 << 20  # probabilities that are summed up at a time
+_PARTS = 1 << 32  # of a probability, so that their sums are whole numbers: exact, in any order, on any device
+
+
+@implements(ReplacedTokens)
+class ReplacedTokenDetection(PositionTerm):
+    """The generator predicts masked tokens; the encoder tells at every position whether its token was replaced."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the generator's means and of detection, by origin."""
+        detection = {f"detection_{origin}": config.weight * config.detection_weight for origin, config in self.configs.items()}
+        return {**super().weights, **detection}
+
+    def counts(self, batch: Batch | PackedBatch) -> Counts:
+        """Masked positions, and all positions, by origin."""
+        owner = batch.sequence.reshape(-1)
+        external = int(batch.external[owner[owner >= 0]].sum())
+        read: dict[Origin, int] = {"external": external, "task": int((owner >= 0).sum()) - external}
+        return {**super().counts(batch), **{f"detection_{origin}": read[origin] for origin in self.configs}}
+
+    def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+        """New masks at every step, with a number for each that says which guess is taken."""
+        batch, masking = sampled.packed(self.phase, special), self.phase.masking
+        where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
+        batch = mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)
+        return replace(batch, chance=random("replacements").random(len(batch.masked), dtype=np.float32))
+
+    def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Replaced]:
+        """The batch with the generator's guesses."""
+        replaced = replace_tokens(model, batch, dropout=dropout)
+        return replaced.batch, replaced
+
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+        """Cross-entropy of the generator, and of detection."""
+        replaced: Replaced = made
+        total, means = torch.zeros((), device=hidden.device), {}
+        if any(counts[f"{self.kind}_{origin}"] for origin in self.configs):
+            weights, is_external = self.position_weights(batch, counts, scale=scale)
+            generator, each = weighted_cross_entropy(replaced.logits, batch.mlm_labels, weights)
+            total, means = total + generator, self.means(each, is_external, counts)
+        each, is_external = detection_losses(model, hidden, replaced)
+        for origin in self.configs:
+            name = f"detection_{origin}"
+            if counts[name]:
+                mean = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
+                total = total + scale * self.weights[name] * mean
+                means[name] = mean.detach()
+        return TermLoss(total, means)
+
+    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
+        """Of the generator, which is a second encoder, its vocabulary head and detection."""
+        if not len(batch.masked):
+            return 0.0
+        rows, length = batch.token_ids.shape
+        config, width = model.encoder_config, model.head_config.generator or 0
+        layers = sum(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("generator.encoder.layers."))
+        head = 2.0 * len(batch.masked) * width * (width + model.vocab_size) + 2.0 * config.embedding_width * width * model.vocab_size
+        attention = 2.0 * 2 * config.layers * rows * length * length * config.hidden
+        detection = 2.0 * int((batch.sequence >= 0).sum()) * config.hidden * (config.hidden + 1)
+        return head + 2.0 * layers * rows * length + attention * width / config.hidden + detection
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """batch: with guesses at its masked places. logits: the generator's, (M, V). wrong: where a token is not the text's, (R * L,)."""
+
+    batch: PackedBatch
+    logits: Tensor
+    wrong: Tensor
+
+
+def replace_tokens(model: Model, batch: PackedBatch, *, dropout: Dropout | None = None) -> Replaced:
+    """Let the generator guess the masked tokens of a batch."""
+    rows = (batch.token_ids, batch.sequence, batch.position)
+    logits = model.generator(model.encoder.word_embeddings, *rows, batch.masked, dropout=dropout or no_dropout())
+    tokens = batch.token_ids.flatten().clone()
+    wrong = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    guesses = drawn(logits.detach(), batch.chance)
+    tokens[batch.masked], wrong[batch.masked] = guesses, guesses != batch.mlm_labels
+    return Replaced(replace(batch, token_ids=tokens.view(batch.token_ids.shape)), logits, wrong)
+
+
+def drawn(logits: Tensor, chance: Tensor) -> Tensor:
+    """A token for each row of logits (M, V) from their softmax, as the numbers `chance` (M,) in [0, 1) fall; (M,) int64."""
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    block = max(1, _BLOCK // logits.shape[1])
+    for start in range(0, len(logits), block):
+        part = slice(start, start + block)
+        ends = (torch.softmax(logits[part].float(), -1).double() * _PARTS).long().cumsum(-1)
+        point = (chance[part].double() * ends[:, -1]).long()
+        tokens[part] = torch.searchsorted(ends, point[:, None], right=True).squeeze(1)
+    return tokens
+
+
+def detection_losses(model: Model, hidden: Tensor, replaced: Replaced) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of 'was this token replaced?' at every real place, in nats, and whether each is a place of external text; both (T,)."""
+    owner = replaced.batch.sequence.flatten()
+    real = (owner >= 0).nonzero().squeeze(1)
+    logits = model.place_head(hidden.index_select(0, real))
+    each = functional.binary_cross_entropy_with_logits(logits, replaced.wrong[real].float(), reduction="none")
+    return each, replaced.batch.external[owner[real]]

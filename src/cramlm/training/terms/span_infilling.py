@@ -1,0 +1,93 @@
+"""Span infilling: spans of words are each replaced by one [MASK] and predicted behind the text.
+
+    [CLS] the ship [MASK] the old harbour [SEP]   [MASK] left    ->    left [SEP]
+
+The spans follow at the end, in order, each behind a [MASK] of its own, and each position there predicts the next token of its span, [SEP]
+after the last. The text sees all of itself; the positions at the end see it, and one another up to themselves. That is infilling as an
+encoder can do it, without a decoder: GLM's blanks (Du et al. 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.config.masking import MaskingConfig
+from cramlm.config.terms import SpanInfilling
+from cramlm.records import Batch, BoolArray
+from cramlm.training.masking import SpecialIds, choose
+from cramlm.training.packing import beside
+from cramlm.training.pools import TokenPool
+from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
+
+_SAMPLE: Final = 64  # sequences
+
+
+@implements(SpanInfilling)
+class Spans(VocabularyTerm):
+    """Positions behind the text predict the tokens of its spans."""
+
+    def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+        """The texts with [MASK] for each span, and their spans behind them."""
+        phase, where = self.phase, self.of_origin(sampled.external)
+        rate = phase.masking.rate_at(step, phase.steps)
+        gapped = with_gaps(sampled.sequences, sampled.token_values, phase.masking, random("masks"), special, where=where, rate=rate)
+        batch = sampled.packed(phase, special, sequences=[each.tokens for each in gapped])
+        targets = beside([each.targets for each in gapped], row_length=phase.row_length)
+        text = beside([np.full(len(each.tokens), each.text) for each in gapped], row_length=phase.row_length)
+        return replace(batch, masked=np.flatnonzero(targets), mlm_labels=targets[targets > 0] - 1, causal_from=text[batch.first])
+
+    def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
+        """With the spans behind the text, as a sample of the pool has them."""
+        sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
+        begins = [each for number in sample if (each := pool.values_of(number, self.phase)) is not None]
+        sequences = [pool.sequence(number) for number in sample]
+        rate, everywhere = self.phase.masking.rate_at(0, None), np.ones(len(sample), dtype=np.bool_)
+        gapped = with_gaps(sequences, begins, self.phase.masking, random("sample"), special, where=everywhere, rate=rate)
+        return pool.mean_length * sum(len(each.tokens) for each in gapped) / sum(map(len, sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class Gapped:
+    """A sequence with its spans at the end. targets: what each token predicts, plus one; 0 = nothing. text: its length without the end."""
+
+    tokens: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    text: int
+
+
+def with_gaps(
+    sequences: Sequence[npt.NDArray[Any]],
+    begins: Sequence[BoolArray],
+    config: MaskingConfig,
+    rng: np.random.Generator,
+    special: SpecialIds,
+    *,
+    where: BoolArray,
+    rate: float,
+) -> list[Gapped]:
+    """Spans taken out of the sequences `where` (one bool each); lengths and number as masks of kind `span` have them."""
+    lengths = [len(sequence) for sequence in sequences]
+    ids, word_begins = np.concatenate(sequences).astype(np.int64), np.concatenate(begins)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    spans = config.model_copy(update={"kind": "span"})
+    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, token_values=word_begins, rate=rate)
+    hidden = np.zeros(len(ids), dtype=np.bool_)
+    hidden[places] = True
+    opens = hidden & ~np.append(False, hidden[:-1])  # [SEP] and [CLS] keep the spans of two sequences apart
+    ends = np.cumsum(lengths)[:-1]
+    pieces = zip(np.split(ids, ends), np.split(hidden, ends), np.split(opens, ends), strict=True)
+    return [_gapped(*piece, special) for piece in pieces]
+
+
+def _gapped(ids: npt.NDArray[Any], hidden: BoolArray, opens: BoolArray, special: SpecialIds) -> Gapped:
+    text = np.where(opens, special.mask, ids)[~hidden | opens]
+    inside, first = ids[hidden], np.flatnonzero(opens[hidden])
+    end = np.insert(inside, first, special.mask)
+    following = np.insert(inside, np.append(first[1:], len(inside)), special.sep) if len(first) else inside
+    targets = np.concatenate([np.zeros(len(text), dtype=np.int64), following + 1])
+    return Gapped(np.concatenate([text, end]), targets, len(text))

@@ -1,0 +1,53 @@
+"""Made-up tasks for tests of linear models."""
+
+from __future__ import annotations
+
+import random
+
+from cramlm.data.labels import spell_labels
+from cramlm.records import Example, Scale, Task
+
+TOPICS = {
+    "sea": ("wave", "ship", "harbour", "sailor", "tide"),
+    "hill": ("summit", "ridge", "valley", "climber", "meadow"),
+    "money": ("euro", "bank", "loan", "price", "market"),
+    "war": ("tank", "front", "siege", "general", "truce"),
+}
+COMMON = ("the", "a", "of", "and", "in", "to", "was", "is", "near", "old")
+
+
+def example(number: int, text: str, label: str) -> Example:
+    return Example(str(number), text, None, label)
+
+
+def topics(rows: dict[str, int], *, seed: int, words: int = 8, told: float = 0.25) -> tuple[Example, ...]:
+    """So many texts per topic, of common words and, in a share `told` of the places, of words of the topic."""
+    draw = random.Random(seed)
+    texts = [
+        (" ".join(draw.choice(TOPICS[label]) if draw.random() < told else draw.choice(COMMON) for _ in range(words)), label)
+        for label, count in rows.items()
+        for _ in range(count)
+    ]
+    return tuple(example(number, *row) for number, row in enumerate(texts))
+
+
+def topic_task(**rows: int) -> Task:
+    """A task of these many training texts per topic, with 20 dev and 20 test texts for each."""
+    rows = rows or {"sea": 40, "hill": 40}
+    even = dict.fromkeys(rows, 20)
+    return Task(topics(rows, seed=1), topics(even, seed=2), topics(even, seed=3), tuple(sorted(rows)), False)
+
+
+def several_labels_task() -> Task:
+    """Words w0, w1, w2 stand for the labels a, b, c; a text has any of them."""
+    labels = [spell_labels([name for place, name in enumerate("abc") if number >> place & 1]) for number in range(48)]
+    texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
+    rows = tuple(map(example, range(48), texts, labels))
+    return Task(rows[:32], rows[32:40], rows[40:], ("a", "b", "c"), False, kind="multi-label", scale=Scale())
+
+
+def number_task() -> Task:
+    """The number of a text is 100 and the sum of its words' values."""
+    texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
+    rows = tuple(example(number, text, repr(float(100 + number % 8))) for number, text in enumerate(texts))
+    return Task(rows[:32], rows[32:40], rows[40:], ("label",), False, kind="regression", scale=Scale())

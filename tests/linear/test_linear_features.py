@@ -1,0 +1,125 @@
+"""TF-IDF matrices, compared with those of scikit-learn's TfidfVectorizer."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from cramlm.linear import features
+from cramlm.linear.features import Terms, Tfidf, Vocabulary, character_ngrams, join, normalize
+from cramlm.text.words import word_pattern
+
+WORDS = ("wave", "Ship", "a", "the", "<<", "[[", "don't", "ọ̀rọ̀", "हिन्दी", "x2,", "é", "naïve", "ab", "wavering")
+OPTIONS: dict[Terms, dict[str, Any]] = {
+    "words": {"token_pattern": word_pattern(), "ngram_range": (1, 2)},
+    "tokens": {"token_pattern": r"\S+", "ngram_range": (1, 2), "lowercase": False},
+    "characters": {"analyzer": "char_wb", "ngram_range": (2, 5)},
+}
+
+
+def texts_of(count: int, seed: int) -> list[str]:
+    random_ = random.Random(seed)
+    return [normalize(" ".join(random_.choices(WORDS, k=random_.randint(1, 12)))) for _ in range(count)]
+
+
+def reference(kind: Terms, texts: list[str], others: list[str], **more: Any) -> tuple[list[str], Any, Any]:
+    """Terms and matrices by scikit-learn."""
+    vectorizer = TfidfVectorizer(**OPTIONS[kind], **more, sublinear_tf=True, dtype=np.float64)
+    matrix = vectorizer.fit_transform(texts)
+    return vectorizer.get_feature_names_out().tolist(), matrix, vectorizer.transform(others) if others else None
+
+
+@pytest.mark.parametrize("kind", ["words", "tokens", "characters"])
+def test_terms_and_matrices_equal_those_of_scikit_learn(kind: Terms) -> None:
+    texts, others = texts_of(80, 1), [*texts_of(30, 2), "", "unknown 漢字"]
+    terms, train, other = reference(kind, texts, others)
+    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    assert list(vocabulary.terms) == terms
+    np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
+    np.testing.assert_allclose(vocabulary.transform(others).toarray(), other.toarray(), atol=1e-6)
+    assert matrix.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", ["words", "tokens", "characters"])
+def test_rare_terms_of_many_texts_are_dropped_as_by_min_df(kind: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "MANY_TEXTS", 60)
+    texts = texts_of(60, 3)
+    terms, train, _ = reference(kind, texts, [], min_df=2)
+    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    assert list(vocabulary.terms) == terms
+    np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
+    assert len(Vocabulary.fit(kind, texts[:59])[0].terms) == len(reference(kind, texts[:59], [])[0])
+
+
+@pytest.mark.parametrize("kind", ["words", "tokens", "characters"])
+def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every word has a count of its own, so that no choice among equally frequent terms is left.
+    texts = [" ".join(["qa"] * 7 + ["vb"] * 5), " ".join(["qa"] * 6 + ["vb"] * 4 + ["zz"] * 2), "zz"]
+    limit = {"words": 4, "tokens": 4, "characters": 3}[kind]
+    monkeypatch.setattr(features, "MAX_FEATURES", limit)
+    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    assert len(vocabulary.terms) == limit
+    counts = features._count(kind, texts, None)
+    totals = dict(zip(counts[1], np.asarray(counts[0].sum(axis=0)).ravel(), strict=True))
+    assert min(totals[term] for term in vocabulary.terms) >= max(totals[term] for term in set(totals) - set(vocabulary.terms))
+    fixed = TfidfVectorizer(**OPTIONS[kind], vocabulary=vocabulary.terms, sublinear_tf=True).fit_transform(texts)
+    np.testing.assert_allclose(matrix.toarray(), fixed.toarray(), atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(alphabet="abA é<'\n", max_size=12), min_size=1, max_size=8))
+def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[str]) -> None:
+    texts = [normalize(text) for text in texts]
+    vocabulary, matrix = Vocabulary.fit("characters", texts)
+    if any(text.split() for text in texts):
+        terms, train, _ = reference("characters", texts, [])
+        assert list(vocabulary.terms) == terms
+        np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
+    else:
+        assert vocabulary.terms == ()
+
+
+def test_a_short_word_is_counted_once() -> None:
+    assert character_ngrams("a") == [" a", "a ", " a "]
+    analyzer = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5)).build_analyzer()
+    for word in ("a", "ab", "abc", "abcdefg"):
+        assert sorted(character_ngrams(word)) == sorted(analyzer(word))
+
+
+def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:
+    vocabulary, matrix = Vocabulary.fit("words", ["!", "?"])
+    assert (vocabulary.terms, matrix.shape) == ((), (2, 0))
+    for kind in ("words", "tokens", "characters"):
+        fitted = Vocabulary.fit(kind, ["one two", "three"])[0]
+        assert fitted.transform(["", " "]).nnz == 0
+        assert fitted.transform([]).shape == (0, len(fitted.terms))
+
+
+def test_rows_of_several_parts_side_by_side_have_length_1() -> None:
+    texts = texts_of(20, 4)
+    parts = tuple(Vocabulary.fit(kind, texts)[0] for kind in ("tokens", "characters"))
+    tfidf = Tfidf("union", parts)
+    matrix = tfidf.transform(texts)
+    assert matrix.shape == (20, tfidf.width)
+    np.testing.assert_allclose(np.sqrt(matrix.multiply(matrix).sum(axis=1)), 1, rtol=1e-5)
+    one = parts[0].transform(texts)
+    np.testing.assert_allclose(matrix[:, : one.shape[1]].toarray(), one.toarray() / np.sqrt(2), rtol=1e-5)
+    assert join([one]) is one
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_keep_their_combining_marks_in_every_form(form: str) -> None:
+    text = normalize(unicodedata.normalize(form, "ọ̀rọ̀ Yorùbá ni: हिन्दी में ए"))  # type: ignore[arg-type]
+    assert re.findall(word_pattern(), text) == ["ọ̀rọ̀", "Yorùbá", "ni", "हिन्दी", "में", "ए"]
+
+
+def test_words_may_be_one_character_long_and_joiners_do_not_cut_them() -> None:
+    assert re.findall(word_pattern(), "a b می‌خواهم x2, 7!") == ["a", "b", "می‌خواهم", "x2", "7"]

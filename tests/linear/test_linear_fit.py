@@ -1,0 +1,248 @@
+"""The search for the linear model that is best on dev."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from linear_fixtures import COMMON, example, number_task, several_labels_task, topic_task, topics
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from cramlm.config.run import BaselineConfig, TaskConfig
+from cramlm.data.task import read_task
+from cramlm.evaluation.choice import TAUS, DevScorer
+from cramlm.evaluation.kinds import KINDS
+from cramlm.linear import fit as fit_module
+from cramlm.linear.fit import LinearFit, fit_linear
+from cramlm.records import Event, Example, Task, TaskKind
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
+METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "macro_f1", "regression": "pearson"}
+
+
+def fit(task: Task, **more: Any) -> LinearFit:
+    options: dict[str, Any] = {"c": (1.0, 10.0), "metric": METRICS[task.kind], "seed": 0, "stage": "baseline", **more}
+    return fit_linear(task, **options)
+
+
+def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
+    """The model's scores on some texts."""
+    kind = KINDS[task.kind]
+    outputs = kind.outputs(fitted.model.logits([row.whole_text for row in rows]))
+    return kind.score([str(row.label) for row in rows], kind.spelled(outputs, task.labels), task.labels, outputs)
+
+
+def without_seconds(fitted: LinearFit) -> dict[str, Any]:
+    return {name: value for name, value in fitted.as_dict().items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("task", [topic_task(), topic_task(sea=60, hill=6), several_labels_task(), number_task()], ids=str)
+def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported(task: Task) -> None:
+    fitted = fit(task)
+    assert fitted.score == max(tried.score for tried in fitted.tried)
+    assert score(fitted, task, task.dev).figures[fitted.metric] == pytest.approx(fitted.score)
+    assert score(fitted, task, task.test).figures[fitted.metric] > 0.7
+    first = next(tried for tried in fitted.tried if tried.score == fitted.score)
+    assert (first.variant, first.setting, first.tau) == (fitted.model.tfidf.variant, fitted.model.setting, fitted.model.tau)
+    assert {tried.variant for tried in fitted.tried} == {"words", "tokens", "characters", "union"}
+
+
+def test_dev_predictions_of_all_candidates_are_kept_once_each() -> None:
+    task = topic_task(sea=30, hill=12)
+    fitted = fit(task)
+    scorer = DevScorer.of(task.kind, [str(row.label) for row in task.dev], task.labels, "macro_f1")
+    assert scorer.scores(fitted.predictions).max() == fitted.score
+    assert len(np.unique(fitted.predictions, axis=0)) == len(fitted.predictions) <= len(fitted.tried) * len(TAUS)
+
+
+@pytest.mark.parametrize("few", [1500, 30])
+def test_the_same_task_and_seed_give_the_same_model(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
+    task = topic_task(sea=60, hill=20)
+    one, two = fit(task, seed=5), fit(task, seed=5)
+    assert without_seconds(one) == without_seconds(two)
+    assert np.array_equal(one.predictions, two.predictions)
+    texts = [row.text for row in task.test]
+    assert np.array_equal(one.model.logits(texts), two.model.logits(texts))
+
+
+@pytest.mark.parametrize("few", [1500, 30])
+def test_the_test_split_is_not_read(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
+    task = topic_task()
+    swapped = {"sea": "hill", "hill": "sea"}
+    others = (replace(task, test=tuple(replace(row, label=swapped[str(row.label)]) for row in task.test)), replace(task, test=()))
+    fits = [fit(each) for each in (task, *others)]
+    assert without_seconds(fits[0]) == without_seconds(fits[1]) == without_seconds(fits[2])
+    assert np.array_equal(fits[0].model.coefficients.weights, fits[1].model.coefficients.weights)
+
+
+def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", 30)
+    task = topic_task(sea=90, hill=60)
+    sizes: list[int] = []
+    plain = fit_module._Search._fitter
+
+    def counted(self: Any, train: Any, rows: Any, *arguments: Any) -> Any:
+        sizes.append(len(rows.kept))
+        return plain(self, train, rows, *arguments)
+
+    monkeypatch.setattr(fit_module._Search, "_fitter", counted)
+    fitted = fit(task, c=(0.3, 1.0, 3.0, 10.0))
+    assert sizes == [30] * (len(sizes) - 3) + [150] * 3
+    assert fitted.train_texts == 150
+    combinations = {(each.variant, each.setting.scheme, each.setting.class_weights) for each in fitted.tried}
+    assert len(combinations) == fit_module.FINALISTS
+    for combination in combinations:  # with growing C as long as the score grows
+        walked = [each for each in fitted.tried if (each.variant, each.setting.scheme, each.setting.class_weights) == combination]
+        assert [each.setting.c for each in walked] == sorted(each.setting.c for each in walked)
+        scores = [each.score for each in walked]
+        assert all(one < other for one, other in itertools.pairwise(scores[:-1]))
+
+
+def test_a_sample_keeps_the_share_of_every_label_and_at_least_one_text_of_each() -> None:
+    strata = np.array([0] * 100 + [1] * 50 + [2])
+    chosen = fit_module._share_of(strata, 0.2, seed=1)
+    assert np.bincount(strata[chosen]).tolist() == [20, 10, 1]
+    assert np.array_equal(chosen, np.sort(chosen))
+    assert len(fit_module._share_of(strata, 1.0, seed=1)) == 151
+
+
+@pytest.mark.parametrize(("rows", "tried"), [({"sea": 30, "hill": 20}, {"uniform"}), ({"sea": 60, "hill": 6}, {"uniform", "balanced"})])
+def test_balanced_class_weights_are_tried_where_labels_are_uneven(rows: dict[str, int], tried: set[str]) -> None:
+    fitted = fit(topic_task(**rows))
+    assert {each.setting.class_weights for each in fitted.tried} == tried
+    assert {each.setting.scheme for each in fitted.tried} == {"multinomial", "one-vs-rest"}
+
+
+def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:
+    task = topic_task(sea=80, hill=4)
+    adjusted = [each for each in fit(task, c=(1.0,)).tried if each.setting.class_weights == "uniform"]
+    assert all(each.tau > 0 for each in adjusted)
+    model = fit(task, c=(1.0,), variants=("words",)).model
+    rarity = KINDS[task.kind].rarity([str(row.label) for row in task.train], task.labels)
+    np.testing.assert_allclose(model.adjustment, model.tau * rarity, rtol=1e-6)
+    texts = [row.text for row in task.dev]
+    plain = replace(model, adjustment=np.zeros(2, np.float32)).logits(texts)
+    np.testing.assert_allclose(model.logits(texts), plain + model.adjustment, rtol=1e-6)
+
+
+def test_words_agree_with_an_exact_logistic_regression() -> None:
+    task = topic_task()
+    fitted = fit(task, c=(3.0,), variants=("tokens",))
+    vectorizer = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), lowercase=False, sublinear_tf=True)
+    model = LogisticRegression(C=3.0, tol=1e-8, max_iter=10_000)
+    model.fit(vectorizer.fit_transform([row.text for row in task.train]), [row.label for row in task.train])
+    predicted = model.predict(vectorizer.transform([row.text for row in task.test]))
+    found = fitted.model.logits([row.text for row in task.test]).argmax(axis=1)
+    assert (np.array(task.labels)[found] == predicted).mean() > 0.95
+
+
+def test_a_dev_label_that_training_lacks_is_a_miss_and_no_error() -> None:
+    train = (*topics({"sea": 30, "hill": 30}, seed=1), *(example(100 + number, "red green blue", "colour") for number in range(8)))
+    dev = (*topics({"sea": 10, "hill": 10}, seed=2), example(50, "blue red", "colour"), example(51, "nothing", "strange"))
+    task = Task(train, dev, (), ("colour", "hill", "sea"), False)
+    fitted = fit(task)
+    scores = score(fitted, task, dev)
+    assert scores.per_class["colour"]["recall"] == 1.0
+    assert scores.per_class["strange"]["f1"] == 0.0
+    assert scores.macro_f1 == pytest.approx(fitted.score)
+
+
+def test_pairs_are_read_as_one_text() -> None:
+    def paired(rows: tuple[Example, ...]) -> tuple[Example, ...]:
+        halves = [row.text.split(" ", 3) for row in rows]
+        return tuple(Example(row.id, " ".join(words[:3]), words[3], row.label) for row, words in zip(rows, halves, strict=True))
+
+    task = topic_task()
+    pairs = replace(task, train=paired(task.train), dev=paired(task.dev), test=paired(task.test))
+    one, two = fit(task, variants=("tokens",)), fit(pairs, variants=("tokens",))
+    assert without_seconds(one)["tried"] == without_seconds(two)["tried"]
+
+
+def test_texts_without_a_single_term_leave_a_model_of_the_labels_frequencies() -> None:
+    train = tuple(example(number, "!", "a" if number < 6 else "b") for number in range(8))
+    fitted = fit(Task(train, train, (), ("a", "b"), False), variants=("words",), metric="accuracy")
+    assert fitted.model.tfidf.width == 0
+    assert fitted.score == 0.75
+    assert (fitted.model.logits(["anything", ""]).argmax(axis=1) == 0).all()
+
+
+def test_markup_counts_among_tokens_and_not_among_words() -> None:
+    def rows(seed: int) -> tuple[Example, ...]:
+        draw = random.Random(seed)
+        return tuple(
+            example(number, " ".join([*draw.choices(COMMON, k=6), "<<" if label == "open" else "[["]), label)
+            for number in range(40)
+            for label in (["open", "square"][number % 2],)
+        )
+
+    task = Task(rows(1), rows(2), rows(3), ("open", "square"), False)
+    assert fit(task, variants=("tokens",)).score > 0.9
+    assert fit(task, variants=("words",)).score < 0.8
+
+
+@pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
+def test_composed_and_decomposed_texts_are_the_same_to_every_variant(variant: str) -> None:
+    words = {"a": "ọ̀rọ̀ ẹ̀kọ́ ilé", "b": "ọ̀nà ọjà omi"}
+    draw = random.Random(3)
+    train = tuple(
+        example(number, unicodedata.normalize("NFD", " ".join(draw.choices(words[label].split(), k=4))), label)
+        for number in range(20)
+        for label in (["a", "b"][number % 2],)
+    )
+    dev = tuple(Example(row.id, unicodedata.normalize("NFC", row.text), None, row.label) for row in train)
+    task = Task(train, dev, (), ("a", "b"), False)
+    fitted = fit(task, variants=(variant,))
+    assert fitted.score == 1.0
+    assert np.array_equal(*(fitted.model.logits([row.text for row in rows]) for rows in (train, dev)))
+
+
+def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", 1500)  # type: ignore[index]
+    events: list[Event] = []
+    fitted = fit(topic_task(sea=80, hill=40), variants=("characters",), emit=events.append)
+    assert 30 < fitted.train_texts < 60
+    (warning,) = (event.message for event in events if event.kind == "warning")
+    assert "of 120 training texts" in warning
+
+
+def test_events_count_variants_and_end_with_the_choice() -> None:
+    events: list[Event] = []
+    fitted = fit(topic_task(), emit=events.append, stage="static")
+    assert {event.stage for event in events} == {"static"}
+    assert [event.kind for event in events] == ["start", "progress", "progress", "progress", "progress", "done"]
+    assert f"best on dev: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
+
+
+def test_results_become_plain_json() -> None:
+    fitted = fit(topic_task())
+    values = json.loads(json.dumps(fitted.as_dict(), allow_nan=False))
+    assert len(values["tried"]) == len(fitted.tried) == 4 * 2 * 2
+    assert values["score"] == fitted.score
+    assert values["features"] == fitted.model.tfidf.width
+
+
+def test_the_grid_of_the_config_reaches_from_a_tenth_to_300() -> None:
+    assert (min(BaselineConfig().c), max(BaselineConfig().c)) == (0.1, 300.0)
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not here")
+@pytest.mark.parametrize(("name", "micro", "macro"), [("chemprot", 0.636, 0.379), ("sciie", 0.669, 0.514)])
+def test_real_tasks_reach_what_was_measured_before(name: str, micro: float, macro: float) -> None:
+    folder = SHARED / name
+    config = TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")})
+    task = read_task(config, seed=13)
+    scores = score(fit(task, c=BaselineConfig().c, seed=13), task, task.test)
+    assert scores.micro_f1 > micro
+    assert scores.macro_f1 > macro

@@ -1,0 +1,169 @@
+"""A linear model's files: what is saved is what is loaded, and damage is an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from linear_fixtures import number_task, several_labels_task, topic_task
+
+from cramlm.config.run import TokenizerConfig
+from cramlm.errors import ArtifactError
+from cramlm.linear.cooccurrence import TextSpace, token_embeddings
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
+from cramlm.linear.fit import fit_linear
+from cramlm.linear.model import LinearModel, TextVectors
+from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
+from cramlm.records import Task
+
+TEXTS = ["", "wave ship", "the summit of a ridge", "漢字 ọ̀rọ̀", "w0 w2 filler1", "harbour " * 300]
+
+
+def fit(task: Task, *, vectors: TextVectors | None = None, **options: Any) -> LinearModel:
+    metric = "pearson" if task.kind == "regression" else "macro_f1"
+    return fit_linear(task, c=(3.0,), metric=metric, seed=0, stage="baseline", vectors=vectors, **options).model
+
+
+def vectors_of(task: Task, folder: Path) -> TextVectors:
+    """Vectors from the co-occurrence of tokens in the training texts."""
+    texts = [row.text for row in task.train]
+    folder.mkdir()
+    train_tokenizer(texts, TokenizerConfig(vocab_size=120), folder)
+    tokenizer = Tokenizer.load(folder)
+    tokens = tokenizer.sequences(texts, max_length=UNCUT, cut="truncate")
+    embeddings = token_embeddings([tokens], vocab_size=tokenizer.vocab_size, width=8, std=0.06, seed=1)
+    return TextVectors(TextSpace.of([tokens], embeddings), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> LinearModel:
+    """A model of the variant union with text vectors."""
+    task = topic_task(sea=30, hill=20, money=12)
+    return fit(task, vectors=vectors_of(task, tmp_path_factory.mktemp("static") / "tokenizer"), variants=("union",))
+
+
+@pytest.fixture(scope="module")
+def saved(static: LinearModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    static.save(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_loaded_model_gives_the_same_logits_bit_for_bit(static: LinearModel, saved: Path) -> None:
+    loaded = LinearModel.load(saved)
+    assert static.logits(TEXTS).shape == (len(TEXTS), 3)
+    assert np.array_equal(loaded.logits(TEXTS), static.logits(TEXTS))
+    assert (loaded.labels, loaded.setting, loaded.tau, loaded.kind) == (static.labels, static.setting, static.tau, static.kind)
+
+
+@pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
+@pytest.mark.parametrize("task", [topic_task(), several_labels_task(), number_task()], ids=["classification", "multi-label", "regression"])
+def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: Task, tmp_path: Path) -> None:
+    model = fit(task, variants=(variant,))
+    model.save(tmp_path)
+    loaded = LinearModel.load(tmp_path)
+    assert np.array_equal(loaded.logits(TEXTS), model.logits(TEXTS))
+    assert loaded.vectors is None
+    assert not (tmp_path / TOKENIZER_FILE).exists()
+    assert is_linear(tmp_path)
+
+
+def test_encoded_texts_have_the_logits_of_their_text_and_so_has_a_text_alone(static: LinearModel) -> None:
+    assert static.vectors is not None
+    tokens = static.vectors.tokenizer.sequences(TEXTS, max_length=UNCUT, cut="truncate")
+    assert np.array_equal(static.logits(TEXTS, tokens), static.logits(TEXTS))
+    alone = np.concatenate([static.logits([text]) for text in TEXTS])
+    np.testing.assert_allclose(alone, static.logits(TEXTS), rtol=1e-5, atol=1e-5)
+    assert static.logits([]).shape == (0, 3)
+
+
+def facts(folder: Path, **changes: Any) -> None:
+    path = folder / MODEL_FILE
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes), "utf-8")
+
+
+def tensors(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / WEIGHTS_FILE
+    values = safetensors.numpy.load(path.read_bytes())
+    change(values)
+    path.write_bytes(safetensors.numpy.save(values))
+
+
+def cut(path: Path, share: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+
+
+def terms_of(folder: Path, change: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    terms: dict[str, Any] = json.loads((folder / MODEL_FILE).read_bytes())["terms"]
+    return terms | {"tokens": change(terms["tokens"])}
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no facts": (lambda folder: (folder / MODEL_FILE).unlink(), MODEL_FILE),
+    "no weights": (lambda folder: (folder / WEIGHTS_FILE).unlink(), WEIGHTS_FILE),
+    "no tokenizer": (lambda folder: (folder / TOKENIZER_FILE).unlink(), TOKENIZER_FILE),
+    "facts cut": (lambda folder: cut(folder / MODEL_FILE, 0.5), MODEL_FILE),
+    "facts of another sort": (lambda folder: (folder / MODEL_FILE).write_text("[1, 2]"), MODEL_FILE),
+    "facts not UTF-8": (lambda folder: (folder / MODEL_FILE).write_bytes(b'{"\xff": 1}'), MODEL_FILE),
+    "weights cut": (lambda folder: cut(folder / WEIGHTS_FILE, 0.5), WEIGHTS_FILE),
+    "weights empty": (lambda folder: (folder / WEIGHTS_FILE).write_bytes(b""), WEIGHTS_FILE),
+    "tokenizer cut": (lambda folder: cut(folder / TOKENIZER_FILE, 0.5), TOKENIZER_FILE),
+    "another format": (lambda folder: facts(folder, format=2), MODEL_FILE),
+    "no labels": (lambda folder: facts(folder, labels=[]), MODEL_FILE),
+    "labels twice": (lambda folder: facts(folder, labels=["a", "a", "b"]), MODEL_FILE),
+    "labels of numbers": (lambda folder: facts(folder, labels=[1, 2, 3]), MODEL_FILE),
+    "labels as one string": (lambda folder: facts(folder, labels="abc"), MODEL_FILE),
+    "a label less": (lambda folder: facts(folder, labels=["a", "b"]), WEIGHTS_FILE),
+    "another kind": (lambda folder: facts(folder, kind="ranking"), MODEL_FILE),
+    "another variant": (lambda folder: facts(folder, variant="words"), MODEL_FILE),
+    "an unknown scheme": (lambda folder: facts(folder, scheme="boosting"), MODEL_FILE),
+    "the scheme of another kind": (lambda folder: facts(folder, kind="regression"), MODEL_FILE),
+    "class weights unknown": (lambda folder: facts(folder, class_weights="twice"), MODEL_FILE),
+    "c as text": (lambda folder: facts(folder, c="much"), MODEL_FILE),
+    "a term less": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: terms[1:])), WEIGHTS_FILE),
+    "a term twice": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [terms[0], *terms[:-1]])), MODEL_FILE),
+    "a term that is a number": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [1, *terms[1:]])), MODEL_FILE),
+    "terms as one string": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: "x" * len(terms))), MODEL_FILE),
+    "no vectors": (lambda folder: facts(folder, vectors=False), WEIGHTS_FILE),
+    "a tensor less": (lambda folder: tensors(folder, lambda values: values.pop("bias")), WEIGHTS_FILE),
+    "a row less": (lambda folder: tensors(folder, lambda values: values.update(weights=values["weights"][1:])), WEIGHTS_FILE),
+    "a bias of another shape": (lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"][None])), WEIGHTS_FILE),
+    "NaN": (lambda folder: tensors(folder, lambda values: values["weights"].__setitem__((0, 0), np.nan)), WEIGHTS_FILE),
+    "infinity": (lambda folder: tensors(folder, lambda values: values["adjustment"].__setitem__(0, np.inf)), WEIGHTS_FILE),
+    "double precision": (
+        lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"].astype(np.float64))),
+        WEIGHTS_FILE,
+    ),
+    "whole numbers": (lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"].astype(np.int64))), WEIGHTS_FILE),
+    "vectors of fewer tokens": (
+        lambda folder: tensors(folder, lambda values: values.update({"vectors.weighted": values["vectors.weighted"][1:]})),
+        WEIGHTS_FILE,
+    ),
+    "vectors in one row": (
+        lambda folder: tensors(folder, lambda values: values.update({"vectors.weighted": values["vectors.weighted"].ravel()})),
+        WEIGHTS_FILE,
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_is_an_error_that_names_the_file(damage: str, copied: Path) -> None:
+    do, file = DAMAGES[damage]
+    do(copied)
+    with pytest.raises(ArtifactError) as error:
+        LinearModel.load(copied)
+    assert file in str(error.value)
+    assert str(copied) in str(error.value)

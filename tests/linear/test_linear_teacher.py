@@ -1,0 +1,198 @@
+"""Soft labels of passages, and of training texts out of fold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from linear_fixtures import TOPICS, example
+
+from cramlm.linear.cooccurrence import TextSpace
+from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalized
+from cramlm.linear.model import LinearModel, TextVectors, beside
+from cramlm.linear.solvers import SOLVERS, Scheme, Setting
+from cramlm.linear.teacher import FOLDS, SoftLabels, aligned, folds, sharpened, soft_labels
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.records import Task
+
+Rows = list[tuple[str, str]]
+
+
+def rows_of(labels: tuple[str, ...], count: int) -> Rows:
+    """Two words of a topic and a word of its own, so that no text equals another."""
+    rows = []
+    for at in range(count):
+        for label in labels:
+            words = TOPICS[label]
+            rows.append((f"{words[at % 5]} {words[at * 2 % 5]} own{label}{at}", label))
+    return rows
+
+
+def task_of(rows: Rows) -> Task:
+    examples = tuple(example(number, *row) for number, row in enumerate(rows))
+    return Task(examples, examples, (), tuple(sorted({label for _, label in rows})), False)
+
+
+def model_of(task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: TextVectors | None = None) -> LinearModel:
+    """A model of one setting, fitted on all training texts, without logit adjustment."""
+    texts = [normalized(row) for row in task.train]
+    kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
+    tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
+    rows = tfidf.transform(texts) if vectors is None else beside(tfidf.transform(texts), vectors.of(texts))
+    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", 10.0)
+    fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(10.0)
+    return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
+
+
+def soft(rows: Rows, passages: list[str], *, seed: int = 0, align: bool = False, **options: Any) -> SoftLabels:
+    task = task_of(rows)
+    return soft_labels(model_of(task, **options), task, passages, None, seed=seed, align_distribution=align)
+
+
+@pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
+@pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
+def test_a_passage_has_the_label_of_its_words_and_one_without_known_words_no_certain_label(variant: Variant, scheme: Scheme) -> None:
+    passages = ["a wave and a ship", "the summit ridge", "bank loan", "zzz qqq"]
+    found = soft(rows_of(("sea", "hill", "money"), 10), passages, variant=variant, scheme=scheme).passages
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+    assert found[:3].argmax(axis=1).tolist() == [2, 0, 1]
+    assert found[3].max() < found[:3].max(axis=1).min()
+
+
+def test_a_training_text_is_predicted_by_a_model_that_was_not_fitted_on_it() -> None:
+    wrong = ("wave ship tide harbour", "hill")  # a model that was fitted on it would predict its label
+    found = soft([*rows_of(("hill", "sea"), 10), wrong], [], seed=3)
+    assert found.training_texts.shape == (21, 2)
+    assert found.training_texts[20].argmax() == 1
+    assert found.passages.shape == (0, 2)
+
+
+def test_equal_sentences_with_other_markup_are_in_one_fold() -> None:
+    rows = [(text, label) for at in range(12) for label in [("sea", "hill")[at % 2]] for text in (f"[[w{at}]] v{at}", f"w{at} [[v{at}]]")]
+    found = soft(rows, [], variant="characters").training_texts
+    right = found.argmax(axis=1) == np.array([label == "sea" for _, label in rows])
+    assert right.mean() < 0.7, "the other text of the pair would tell the label"
+
+
+def test_every_fold_holds_its_share_of_every_label() -> None:
+    labels = np.array([0] * 50 + [1] * 25 + [2] * 5)
+    fold = folds([f"text {number}" for number in range(80)], labels, seed=1)
+    for label, size in ((0, 10), (1, 5), (2, 1)):
+        assert np.bincount(fold[labels == label], minlength=FOLDS).tolist() == [size] * FOLDS
+
+
+def test_the_same_seed_gives_the_same_soft_labels() -> None:
+    one, two = (soft(rows_of(("sea", "hill"), 6), ["ship"], seed=5) for _ in range(2))
+    assert np.array_equal(one.training_texts, two.training_texts)
+    assert np.array_equal(one.passages, two.passages)
+
+
+def test_sharpness_is_that_of_texts_out_of_fold() -> None:
+    rows, turned = rows_of(("sea", "hill"), 30), np.random.default_rng(1).random(60) < 0.25
+    wrong = [(text, {"sea": "hill", "hill": "sea"}[label] if turn else label) for (text, label), turn in zip(rows, turned, strict=True)]
+    clear, noisy = (soft(each, ["wave ship tide"]) for each in (rows, wrong))
+    assert clear.power > 1, "a regularized model of clear texts is less certain than it may be"
+    assert clear.training_texts.max(axis=1).mean() > 0.95
+    assert 0.6 < noisy.training_texts.max(axis=1).mean() < 0.9, "a quarter of the labels is wrong"
+
+
+@pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
+def test_a_text_whose_label_no_other_text_has_gets_a_row_of_zeros(scheme: Scheme) -> None:
+    """Outside its fold its label does not occur: a model without it would give the gold label probability 0."""
+    rows = [*rows_of(("hill", "sea"), 10), ("euro bank", "money")]
+    found = soft(rows, ["euro bank loan", "wave"], scheme=scheme)
+    assert found.training_texts[20].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(found.training_texts[:20].sum(axis=1), 1, rtol=1e-5)
+    assert found.passages[0].argmax() == 1, "the label stays one of the model's"
+    gold = np.array([task_of(rows).labels.index(label) for _, label in rows])
+    assert (found.training_texts[np.arange(20), gold[:20]] > 0.01).all()
+
+
+def test_equal_texts_of_one_label_alone_get_rows_of_zeros() -> None:
+    found = soft([*rows_of(("hill", "sea"), 10), ("euro <bank>", "money"), ("<euro> bank", "money")], []).training_texts
+    assert found[20:].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_two_texts_with_two_labels_have_no_out_of_fold_prediction() -> None:
+    found = soft([("wave", "sea"), ("ridge", "hill")], ["wave"])
+    assert found.training_texts.tolist() == [[0, 0], [0, 0]]
+    assert found.power == 1.0
+    assert np.isfinite(found.passages).all()
+
+
+def test_a_row_of_zeros_stays_one_and_others_are_normalized() -> None:
+    found = sharpened(np.array([[0.0, 0.0], [0.8, 0.2]], dtype=np.float32), 2.0)
+    np.testing.assert_allclose(found, [[0, 0], [0.64 / 0.68, 0.04 / 0.68]], rtol=1e-5)
+
+
+def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
+    task = task_of(rows_of(("hill", "sea"), 10))
+    model = model_of(task)
+    adjusted = replace(model, adjustment=np.array([2.0, -2.0], dtype=np.float32), tau=1.0)
+    passages = ["zzz", "wave", "ridge"]
+    plain, shifted = (soft_labels(each, task, passages, None, seed=1, align_distribution=False) for each in (model, adjusted))
+    for one, other in ((plain.passages, shifted.passages), (plain.training_texts, shifted.training_texts)):
+        # log-odds / power: what a model's own logits are
+        moved = np.log(other[:, 0] / other[:, 1]) / shifted.power - np.log(one[:, 0] / one[:, 1]) / plain.power
+        np.testing.assert_allclose(moved, 4.0, atol=1e-2)
+
+
+def test_vectors_tell_the_label_of_words_that_no_training_text_has(tokenizer: Tokenizer) -> None:
+    """Tokens of `river` lie beside those of `water`, which stands for one of the labels."""
+    words = {"water": 0, "river": 0, "kinase": 1, "protein": 1, "cell": 2}
+    weighted = np.zeros((tokenizer.vocab_size, 3), dtype=np.float32)
+    for word, axis in words.items():
+        (token,) = tokenizer.sequences([word], max_length=8, cut="truncate").ids[1:-1]
+        weighted[token, axis] = 1
+    vectors = TextVectors(TextSpace(weighted, np.zeros((3, 1), dtype=np.float32)), tokenizer)
+    rows = [(f"{word} own{number}", label) for number in range(10) for word, label in (("water", "sea"), ("kinase", "cell"))]
+    assert soft(rows, ["river"], vectors=vectors).passages[0, 1] > 0.8
+    assert soft(rows, ["river"]).passages[0, 1] == pytest.approx(0.5, abs=0.1)
+
+
+def test_pieces_of_a_passage_have_soft_labels_of_their_own(tokenizer: Tokenizer) -> None:
+    rows = [
+        (f"{word} own{number}", label)
+        for number in range(10)
+        for word, label in (("river water bank", "sea"), ("kinase protein cell", "cell"))
+    ]
+    task = task_of(rows)
+    passage = "river water bank " * 20 + "kinase protein cell " * 20
+    tokens, pieces = tokenizer.pieces([passage], max_length=32)
+    found = soft_labels(model_of(task), task, pieces, tokens, seed=0, align_distribution=False).passages
+    assert len(found) == len(tokens) > 2
+    assert found[0, 1] > 0.9
+    assert found[-1, 0] > 0.9
+    whole = soft_labels(model_of(task), task, [passage], None, seed=0, align_distribution=False).passages
+    assert abs(whole[0, 0] - 0.5) < 0.3
+
+
+def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> None:
+    foreign = np.random.default_rng(0).dirichlet([8.0, 1.0, 1.0], 5000).astype(np.float32)  # four fifths for the first label
+    clear = np.array([[0.001, 0.998, 0.001]], dtype=np.float32)
+    found = aligned(np.concatenate([foreign, clear]), np.array([30, 50, 20]))
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found.mean(axis=0), [0.3, 0.5, 0.2], atol=0.15)
+    assert found[-1, 1] > 0.99, "what is clear stays clear"
+    assert np.array_equal(aligned(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
+
+
+def test_alignment_is_asked_for_by_its_setting_and_leaves_training_texts_alone() -> None:
+    rows = [*rows_of(("sea", "hill"), 10), *((f"{text} more", label) for text, label in rows_of(("hill",), 20))]
+    passages = ["wave ship", "tide harbour", "sailor wave"] * 200
+    plain, moved = (soft(rows, passages, align=align) for align in (False, True))
+    assert moved.passages.mean(axis=0)[0] > plain.passages.mean(axis=0)[0]
+    assert np.array_equal(plain.training_texts, moved.training_texts)
+
+
+def test_a_few_passages_keep_their_soft_labels() -> None:
+    found = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
+    np.testing.assert_allclose(aligned(found, np.array([10, 10])), found, atol=0.01)
+
+
+def test_a_label_without_a_training_text_is_given_to_no_passage() -> None:
+    found = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))
+    np.testing.assert_allclose(found, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)

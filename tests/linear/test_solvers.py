@@ -1,0 +1,249 @@
+"""Solvers, compared with scikit-learn's and with plain products of matrices."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import f1_score
+from sklearn.multiclass import OneVsRestClassifier
+
+from cramlm.linear import solvers
+from cramlm.linear.features import Vocabulary, unit_rows
+from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Scheme, inner_products
+from cramlm.records import Example, IntArray, Task, TaskKind
+
+
+def problem(labels: int, texts: int = 120, features: int = 60, seed: int = 1) -> tuple[Any, IntArray, Any]:
+    """Sparse rows of length 1 whose columns tell the label in part, uneven labels, and rows of other texts."""
+    random = np.random.default_rng(seed)
+    shares = np.arange(1, labels + 1, dtype=np.float64) ** 1.5
+    targets = np.concatenate([np.arange(labels), random.choice(labels, texts - labels, p=shares / shares.sum())])
+    telling = random.random((texts, features)) < np.where(np.arange(features) % labels == targets[:, None], 0.25, 0.08)
+    rows = scipy.sparse.csr_matrix(telling * random.uniform(0.5, 2, (texts, features)), dtype=np.float32)
+    other = scipy.sparse.csr_matrix((random.random((50, features)) < 0.12) * random.random((50, features)), dtype=np.float32)
+    return unit_rows(rows), targets, unit_rows(other)
+
+
+def fitted(rows: Any, targets: IntArray, scheme: Scheme, weights: ClassWeights, c: float, outputs: int) -> Coefficients:
+    return SOLVERS["classification"].fitter(rows, targets, scheme, weights, outputs=outputs, seed=0)(c)
+
+
+def centred(coefficients: Coefficients) -> tuple[Any, Any]:
+    """A multinomial model is unchanged by what is added to all labels."""
+    return (
+        coefficients.weights - coefficients.weights.mean(axis=1, keepdims=True),
+        coefficients.bias - coefficients.bias.mean(),
+    )
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solvers that go on until nothing changes."""
+    monkeypatch.setattr(solvers, "_LBFGS", {"gtol": 1e-7, "maxiter": 2000})
+    monkeypatch.setattr(solvers, "_LIBLINEAR", {**solvers._LIBLINEAR, "tol": 1e-6, "max_iter": 20_000})
+    monkeypatch.setattr(solvers, "_JITTER", 1e-7)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("labels", [2, 5])
+@pytest.mark.parametrize("weights", ["uniform", "balanced"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_multinomial_regression_equals_scikit_learns(labels: int, weights: ClassWeights, warm: bool) -> None:
+    rows, targets, other = problem(labels)
+    fit = SOLVERS["classification"].fitter(rows, targets, "multinomial", weights, outputs=labels, seed=0)
+    for c in (0.3, 1.0) if warm else ():
+        fit(c)
+    ours = fit(3.0)
+    theirs = LogisticRegression(C=3.0, class_weight=None if weights == "uniform" else weights, tol=1e-8, max_iter=5000)
+    theirs.fit(rows.astype(np.float64), targets)
+    if labels == 2:  # scikit-learn fits one vector: half of the difference of ours, whose penalty is twice as large
+        half = LogisticRegression(C=6.0, class_weight=None if weights == "uniform" else weights, tol=1e-8, max_iter=5000)
+        half.fit(rows.astype(np.float64), targets)
+        expected = np.stack([-half.coef_[0], half.coef_[0]], axis=1) / 2, np.array([-1, 1]) * half.intercept_[0] / 2
+    else:
+        expected = theirs.coef_.T, theirs.intercept_ - theirs.intercept_.mean()
+    for found, wanted in zip(centred(ours), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-2)
+    scores = other @ expected[0] + expected[1]
+    assert (ours.scores(other).argmax(axis=1) == scores.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize("weights", ["uniform", "balanced"])
+def test_the_few_iterations_of_a_search_predict_what_scikit_learn_predicts(weights: ClassWeights) -> None:
+    rows, targets, other = problem(5)
+    theirs = LogisticRegression(C=10.0, class_weight=None if weights == "uniform" else weights, tol=1e-8, max_iter=5000)
+    theirs.fit(rows.astype(np.float64), targets)
+    ours = fitted(rows, targets, "multinomial", weights, 10.0, 5)
+    assert (ours.scores(other).argmax(axis=1) == theirs.predict(other)).mean() > 0.95
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("weights", ["uniform", "balanced"])
+def test_one_vs_rest_equals_scikit_learns(weights: ClassWeights) -> None:
+    rows, targets, other = problem(4)
+    options: dict[str, Any] = {"C": 3.0, "solver": "liblinear", "class_weight": None if weights == "uniform" else weights}
+    theirs = OneVsRestClassifier(LogisticRegression(**options, tol=1e-8, max_iter=10_000)).fit(rows.astype(np.float64), targets)
+    ours = fitted(rows, targets, "one-vs-rest", weights, 3.0, 4)
+    for label, model in enumerate(theirs.estimators_):
+        np.testing.assert_allclose(ours.weights[:, label], model.coef_[0], atol=1e-2)
+        assert ours.bias[label] == pytest.approx(model.intercept_[0], abs=1e-2)
+    solver = SOLVERS["classification"]
+    np.testing.assert_allclose(
+        np.exp(solver.logits("one-vs-rest", ours.scores(other))), theirs.predict_proba(other.astype(np.float64)), atol=5e-3
+    )
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
+@pytest.mark.parametrize("labels", [2, 5])
+def test_coordinates_of_the_rows_give_the_model_of_the_features(scheme: Scheme, labels: int) -> None:
+    rows, targets, other = problem(labels, texts=70, features=300, seed=2)
+    coordinates = Coordinates.of(inner_products(rows, rows))
+    reduced = fitted(coordinates.rows, targets, scheme, "balanced", 3.0, labels)
+    plain = fitted(rows, targets, scheme, "balanced", 3.0, labels)
+    restored = coordinates.restore(reduced, rows)
+    np.testing.assert_allclose(restored.weights, plain.weights, atol=1e-2)
+    np.testing.assert_allclose(restored.bias, plain.bias, atol=1e-2)
+    there = reduced.scores(coordinates.transform(inner_products(other, rows)))
+    np.testing.assert_allclose(there, plain.scores(other), atol=1e-2)
+    np.testing.assert_allclose(there, restored.scores(other), atol=1e-3)
+
+
+def test_repeated_rows_have_coordinates() -> None:
+    rows, _, other = problem(3, texts=20)
+    twice = scipy.sparse.vstack([rows, rows], format="csr")
+    coordinates = Coordinates.of(inner_products(twice, twice))
+    found = coordinates.transform(inner_products(other, twice))
+    np.testing.assert_allclose(coordinates.rows @ coordinates.rows.T, (twice @ twice.T).toarray(), atol=1e-4)
+    np.testing.assert_allclose(found @ coordinates.rows.T, (other @ twice.T).toarray(), atol=1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 30), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.integers(0, 99))
+def test_inner_products_equal_the_plain_product(one: int, other: int, columns: int, density: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    # One column in three is full: dense and sparse columns, none and all of them.
+    share = np.where(np.arange(columns) % 3 == 0, 1.0, density)
+    left, right = (
+        scipy.sparse.csr_matrix(random.standard_normal((rows, columns)) * (random.random((rows, columns)) < share), dtype=np.float32)
+        for rows in (one, other)
+    )
+    np.testing.assert_allclose(inner_products(left, right), left.toarray() @ right.toarray().T, rtol=1e-4, atol=1e-4)
+
+
+def test_more_dense_columns_than_are_multiplied_at_once_are_all_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solvers, "_COLUMNS_AT_ONCE", 2)
+    values = np.random.default_rng(0).standard_normal((6, 7)).astype(np.float32)
+    matrix = scipy.sparse.csr_matrix(values)
+    np.testing.assert_allclose(inner_products(matrix, matrix), values @ values.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
+def test_a_label_without_a_row_is_never_predicted_and_a_single_label_always(scheme: Scheme) -> None:
+    rows, _, other = problem(3)
+    targets = np.where(np.arange(rows.shape[0]) % 2, 0, 2)
+    solver = SOLVERS["classification"]
+    logits = solver.logits(scheme, fitted(rows, targets, scheme, "uniform", 1.0, 3).scores(other))
+    assert np.exp(logits[:, 1]).max() < 1e-10
+    np.testing.assert_allclose(np.exp(logits).sum(axis=1), 1, rtol=1e-5)
+    alone = solver.logits(scheme, fitted(rows, np.ones_like(targets), scheme, "uniform", 1.0, 3).scores(other))
+    assert (alone.argmax(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [("classification", "multinomial"), ("classification", "one-vs-rest"), ("multi-label", "one-vs-rest"), ("regression", "ridge")],
+)
+def test_rows_without_columns_give_a_model_of_the_frequencies(kind: TaskKind, scheme: Scheme) -> None:
+    rows, ids = scipy.sparse.csr_matrix((40, 0), dtype=np.float32), np.where(np.arange(40) < 30, 1, 0)
+    targets = {"classification": ids, "multi-label": np.stack([1 - ids, ids], axis=1), "regression": ids * 8.0}[kind]
+    outputs = 1 if kind == "regression" else 2
+    coefficients = SOLVERS[kind].fitter(rows, targets, scheme, "uniform", outputs=outputs, seed=0)(10.0)
+    assert coefficients.weights.shape == (0, outputs)
+    scores = coefficients.scores(scipy.sparse.csr_matrix((3, 0), dtype=np.float32))
+    if kind == "regression":
+        np.testing.assert_allclose(scores, 6.0)
+    else:
+        assert (scores[:, 1] > 0).all()
+        assert (scores[:, 0] < 0).all()
+
+
+def test_two_labels_are_one_vector_in_one_vs_rest() -> None:
+    rows, targets, other = problem(2)
+    ours = fitted(rows, targets, "one-vs-rest", "uniform", 1.0, 2)
+    np.testing.assert_array_equal(ours.weights[:, 0], -ours.weights[:, 1])
+    assert ours.scores(other).shape == (50, 2)
+
+
+def test_a_label_of_all_texts_or_of_none_is_a_constant_in_a_multi_label_model() -> None:
+    rows, targets, other = problem(3)
+    sets = np.zeros((rows.shape[0], 3))
+    sets[:, 0], sets[:, 1] = 1, targets == 1
+    scores = SOLVERS["multi-label"].fitter(rows, sets, "one-vs-rest", "balanced", outputs=3, seed=0)(1.0).scores(other)
+    assert (scores[:, 0] > 20).all()
+    assert (scores[:, 2] < -20).all()
+    assert 0 < (scores[:, 1] > 0).mean() < 1
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_regression_of_numbers_equals_scikit_learns_ridge(dense: bool) -> None:
+    rows, _, other = problem(3)
+    numbers = 2000 + 30 * rows.toarray()[:, 0] - 20 * rows.toarray()[:, 1]
+    ours = SOLVERS["regression"].fitter(rows.toarray() if dense else rows, numbers, "ridge", "uniform", outputs=1, seed=0)(10.0)
+    theirs = Ridge(alpha=0.1, solver="cholesky").fit(rows.toarray().astype(np.float64), numbers)
+    np.testing.assert_allclose(ours.scores(other)[:, 0], theirs.predict(other.toarray()), rtol=1e-3)
+
+
+def test_numbers_in_coordinates_give_the_model_of_the_features() -> None:
+    rows, _, other = problem(3, texts=60, features=300)
+    numbers = 2000 + 30 * rows.toarray()[:, 0]
+    coordinates = Coordinates.of(inner_products(rows, rows))
+    reduced = SOLVERS["regression"].fitter(coordinates.rows, numbers, "ridge", "uniform", outputs=1, seed=0)(3.0)
+    theirs = Ridge(alpha=1 / 3, solver="cholesky").fit(rows.toarray().astype(np.float64), numbers)
+    np.testing.assert_allclose(coordinates.restore(reduced, rows).scores(other)[:, 0], theirs.predict(other.toarray()), rtol=1e-3)
+
+
+def test_balanced_weights_are_tried_where_labels_are_uneven() -> None:
+    def tried(sizes: tuple[int, ...]) -> set[str]:
+        names = ("a", "b", "c")[: len(sizes)]
+        rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
+        solver = SOLVERS["classification"]
+        return {weights for _, weights in solver.schemes(solver.targets(Task(rows, rows, (), names, False)))}
+
+    assert tried((10, 20)) == {"uniform"}
+    assert tried((10, 21)) == {"uniform", "balanced"}
+    assert tried((10, 15, 1)) == {"uniform", "balanced"}
+
+
+def test_multinomial_regression_is_better_than_one_vs_rest_where_labels_are_uneven() -> None:
+    """Ten labels, most of them rare, with words in common."""
+    draw = random.Random(0)
+    names = tuple(f"label{number}" for number in range(10))
+    words = {name: [f"w{draw.randrange(40)}" for _ in range(6)] for name in names}
+
+    def rows(sizes: list[int]) -> tuple[Example, ...]:
+        drawn = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+        texts = [
+            " ".join(draw.choice(words[name]) if draw.random() < 0.3 else f"w{draw.randrange(40)}" for _ in range(20)) for name in drawn
+        ]
+        return tuple(Example(text, text, None, name) for text, name in zip(texts, drawn, strict=True))
+
+    task = Task(rows([60, 30, 10, 6, 5, 4, 4, 3, 3, 3]), rows([60] * 10), (), names, False)
+    vocabulary, train = Vocabulary.fit("words", [row.text for row in task.train])
+    dev, targets = vocabulary.transform([row.text for row in task.dev]), SOLVERS["classification"].targets(task)
+    true = [names.index(str(row.label)) for row in task.dev]
+
+    def best(scheme: Scheme) -> float:
+        settings = [(weights, c) for weights in get_args(ClassWeights) for c in (1.0, 10.0, 100.0)]
+        return max(
+            f1_score(true, fitted(train, targets, scheme, *each, 10).scores(dev).argmax(axis=1), average="macro") for each in settings
+        )
+
+    assert best("multinomial") > best("one-vs-rest") + 0.05

@@ -1,0 +1,43 @@
+"""Which precision `auto` means: that of the device that computes, not that of the best one in the machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cramlm.cli.doctor import report
+from cramlm.model.device import has_bf16, resolve_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(params=[{"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True}, {}], ids=str)
+def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Of the CPU of a machine with a GPU that computes in bf16, as PyTorch describes both."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: request.param)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    found: dict[str, bool] = request.param
+    return found
+
+
+def test_on_a_machine_with_a_gpu_the_cpu_decides_for_what_is_computed_on_it(capabilities: dict[str, bool]) -> None:
+    assert has_bf16(CPU) == any(capabilities.values())
+    assert resolve_precision("auto", CPU) == ("bf16" if any(capabilities.values()) else "fp32")
+    assert resolve_precision("auto", CUDA) == "bf16"
+
+
+@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+def test_a_precision_that_is_asked_is_taken(asked: str, capabilities: dict[str, bool]) -> None:
+    assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked  # type: ignore[arg-type]
+
+
+def test_doctor_says_what_a_gpu_is_used_for(capabilities: dict[str, bool]) -> None:
+    lines = dict(report())
+    assert lines["device"] == "CPU; Some GPU encodes passages for dense retrieval, nothing else"
+    assert lines["bf16"].startswith("computed by the CPU" if any(capabilities.values()) else "not in hardware")
+
+
+def test_without_a_gpu_doctor_names_none() -> None:
+    assert torch.cuda.is_available() or dict(report())["device"] == "CPU"

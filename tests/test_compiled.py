@@ -1,0 +1,62 @@
+"""Kernels on disk: machine code is run only if the sources of all kernels of its folder are those that it was made from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+
+
+def compiled_sum(folder: Path, **environment: str) -> int:
+    """What the kernel in `folder` returns for 1, in a process of its own."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(SRC)]), "PYTHONDONTWRITEBYTECODE": "1"}
+    script = "from sum_kernels import plus; print(plus(1))"
+    result = subprocess.run([sys.executable, "-c", script], env=os.environ | paths | environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+def write_kernels(folder: Path, constant: int) -> Path:
+    """Two files of kernels, one of which uses a constant of the other: it is part of the machine code."""
+    folder.mkdir(exist_ok=True)
+    (folder / "constant_kernels.py").write_text(f"CONSTANT = {constant}\n")
+    (folder / "sum_kernels.py").write_text(
+        "from constant_kernels import CONSTANT\nfrom cramlm.storage.compiled import jit\n\n\n@jit\ndef plus(x):\n    return x + CONSTANT\n"
+    )
+    return folder
+
+
+def machine_code(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.nbc")}
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_a_constant_that_changed_in_another_file_compiles_anew(tmp_path: Path, is_chosen: bool) -> None:
+    kernels, cache = tmp_path / "kernels", tmp_path / "cache"
+    environment = {"NUMBA_CACHE_DIR": str(cache) if is_chosen else ""}
+    for constant in (10, 20, 10):
+        assert compiled_sum(write_kernels(kernels, constant), **environment) == 1 + constant
+    assert len(list((cache if is_chosen else kernels / "__pycache__").glob("kernels-*"))) == 2
+    assert machine_code(cache if is_chosen else kernels)
+    assert not machine_code(kernels if is_chosen else cache)
+
+
+def test_where_the_folder_of_the_kernels_cannot_be_written_the_users_cache_is_as_safe(tmp_path: Path) -> None:
+    kernels, home = write_kernels(tmp_path / "kernels", 10), tmp_path / "home"
+    (kernels / "__pycache__").write_text("a file where the folder would be")
+    environment = {"NUMBA_CACHE_DIR": "", "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    for constant in (10, 20):
+        assert compiled_sum(write_kernels(kernels, constant), **environment) == 1 + constant
+    assert machine_code(home / "cache")
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_and_not_kept(tmp_path: Path) -> None:
+    kernels, file = write_kernels(tmp_path / "kernels", 10), tmp_path / "file"
+    file.write_text("no folder")
+    (kernels / "__pycache__").write_text("no folder")
+    assert compiled_sum(kernels, NUMBA_CACHE_DIR=str(file), HOME=str(file), XDG_CACHE_HOME=str(file)) == 11

@@ -1,0 +1,148 @@
+"""A finished run after it was moved and its data, store and working folder are gone: every command on it works as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cramlm.cli.app import app
+from cramlm.config.run import load_config
+from cramlm.pipeline.run import run
+from cramlm.reporting.page import report_page
+from hub_stand_in import running_hub
+from serving import PATIENCE, serving
+from tiny_task import tiny_config, write_task
+
+TEXT = "The old ship was near the harbour"
+
+
+@pytest.fixture(scope="module", params=["encoder", "static"])
+def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the report says while everything is in its place; beside it in run/ the run, which was fitted with relative paths."""
+    folder = tmp_path_factory.mktemp("before")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        data = tiny_config(write_task(Path("data")), tokens_per_second=10_000.0)
+        if request.param == "static":
+            data |= {"model": "static", "name": "static", "phases": []}
+        run(load_config(data), out="run", store="store")
+        (folder / "before.html").write_text(report_page(Path("run")), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def moved(before: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run alone, moved to another folder; the one that it was made in is gone."""
+    target = tmp_path_factory.mktemp("moved") / "run"
+    shutil.copytree(before / "run", target, ignore=shutil.ignore_patterns(".work", "*.lock"))
+    for name in ("data", "store", "run"):
+        shutil.rmtree(before / name)
+    return target
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another working folder, and a store that is empty."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("CRAMLM_STORE", str(tmp_path / "store"))
+    yield
+    assert not (tmp_path / "store").exists(), "a command on a run used the shared store"
+
+
+def cramlm(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == 0, f"{result.output}\n{result.exception}"
+    return result
+
+
+def only_an_encoder(run: Path) -> None:
+    if not list(run.glob("phase-*")):
+        pytest.skip("a linear model has no such form")
+
+
+def labelled(folder: Path) -> Path:
+    path = folder / "new.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({"text": TEXT, "label": "sea"}, {"text": "a summit", "label": "hill"})))
+    return path
+
+
+def test_the_report_has_the_texts_the_queries_and_the_mistakes_as_before(before: Path, moved: Path) -> None:
+    cramlm("report", moved)
+    page = (moved / "report.html").read_text("utf-8")
+    assert "asked by" in page
+    assert page.replace(str(moved), "run") == (before / "before.html").read_text("utf-8")
+
+
+def test_several_runs_are_shown_side_by_side(moved: Path, tmp_path: Path) -> None:
+    shutil.copytree(moved, tmp_path / "copy", ignore=shutil.ignore_patterns("onnx*"))
+    cramlm("report", moved, tmp_path / "copy", "--out", tmp_path / "runs.html")
+    assert "cannot be compared" not in (tmp_path / "runs.html").read_text("utf-8")
+
+
+def test_it_predicts(moved: Path, tmp_path: Path) -> None:
+    answers = cramlm("predict", moved, labelled(tmp_path)).stdout.splitlines()
+    assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
+
+
+def test_it_is_evaluated_on_a_file(moved: Path, tmp_path: Path) -> None:
+    assert json.loads(cramlm("evaluate", moved, labelled(tmp_path), "--json").stdout)["accuracy"] == 1.0
+
+
+def test_it_explains_with_the_passages_of_the_run_which_are_not_indexed_again_after_a_move(moved: Path, tmp_path: Path) -> None:
+    told = json.loads(cramlm("explain", moved, TEXT, "--json").stdout)
+    assert (told["label"], len(told["passages"])) == ("sea", 3)
+    again = tmp_path / "again"
+    shutil.copytree(moved, again)
+    files = sorted(path.relative_to(again) for path in again.rglob("*"))
+    assert json.loads(cramlm("explain", again, TEXT, "--json").stdout) == told
+    assert sorted(path.relative_to(again) for path in again.rglob("*")) == files, "the passages were indexed again"
+
+
+def test_it_becomes_an_onnx_folder_checked_on_its_own_texts(moved: Path, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+    only_an_encoder(moved)
+    cramlm("export", moved, "--format", "onnx")
+    assert json.loads((moved / "onnx/onnx.json").read_bytes())["checked_texts"] == 32
+    answers = cramlm("predict", moved / "onnx", labelled(tmp_path)).stdout.splitlines()
+    assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
+
+
+def test_it_is_pushed(moved: Path) -> None:
+    with running_hub() as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
+        command = [sys.executable, "-m", "cramlm", "push", str(moved), "owner/mine"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        files = {path.relative_to(moved / "export").as_posix() for path in (moved / "export").rglob("*") if path.is_file()}
+        assert set(hub.repositories["owner/mine"].files) == files - {"manifest.json"}
+
+
+def test_it_is_served(moved: Path) -> None:
+    with serving(moved) as server:
+        assert server.post("/v1/predict", {"texts": [TEXT]}).json()["predictions"][0]["label"] == "sea"
+
+
+def test_its_losses_go_to_a_tracker(moved: Path) -> None:
+    pytest.importorskip("tensorboard")
+    cramlm("track", moved, "tensorboard")
+    assert list((moved / "tensorboard").iterdir())
+
+
+def test_its_heads_are_looked_at(moved: Path, tmp_path: Path) -> None:
+    only_an_encoder(moved)
+    cramlm("attention", moved, labelled(tmp_path), "--out", tmp_path / "heads")
+    assert (tmp_path / "heads/heads.json").is_file()
+
+
+def test_every_file_of_it_is_verified(moved: Path) -> None:
+    assert "folders whole" in cramlm("verify", moved).stdout

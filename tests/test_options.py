@@ -1,0 +1,73 @@
+"""What flags mean beside a config file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cramlm.cli.app import app
+from cramlm.cli.options import resolve_run
+from cramlm.config.run import RunConfig, load_config, to_toml
+from tiny_task import tiny_config, write_task
+
+
+def resolved(config: Path, **task: str | None) -> RunConfig:
+    run: RunConfig = resolve_run(None, config, None, task=task, corpus=None, budget=None, seed=None)
+    return run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a task whose columns are named otherwise than by default."""
+    data = tiny_config(write_task(tmp_path))
+    data["task"] |= {"text_column": "body", "label_column": "topic", "on_bad_row": "skip", "label_separator": ";"}
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(load_config(data)), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("field", "default"), [("text_column", "text"), ("label_column", "label"), ("on_bad_row", "fail"), ("label_separator", "|")]
+)
+def test_a_flag_overrides_the_config_whatever_its_value(config: Path, field: str, default: str) -> None:
+    assert getattr(resolved(config, **{field: default}).task, field) == default
+    assert getattr(resolved(config, **{field: None}).task, field) != default, "not given"
+    assert getattr(resolved(config).task, field) != default
+
+
+def test_the_command_line_gives_the_config_only_the_flags_that_were_typed(config: Path) -> None:
+    """The files have the columns text and label; the config says body and topic."""
+    arguments = [
+        "plan",
+        "5m",
+        "--config",
+        str(config),
+        "--set",
+        "tokens_per_second=40000",
+        "--set",
+        "threads=1",
+        "--preset",
+        "tiny",
+        "--json",
+    ]
+    wrong = CliRunner().invoke(app, arguments)
+    assert "body" in str(wrong.exception)
+    half = CliRunner().invoke(app, [*arguments, "--text-column", "text"])
+    assert "topic" in str(half.exception)
+    right = CliRunner().invoke(app, [*arguments, "--text-column", "text", "--label-column", "label"])
+    assert right.exit_code == 0, right.exception
+    assert [phase["steps"] for phase in json.loads(right.stdout)["phases"]] == [24, 16]
+
+
+@pytest.mark.parametrize("name", ["fit", "plan", "compare", "ablate"])
+def test_no_flag_that_a_config_file_may_set_has_a_default(name: str) -> None:
+    group: Any = typer.main.get_command(app)
+    of_task = {"text_column", "label_column", "text_pair_column", "kind", "label_separator", "on_bad_row", "dev", "test"}
+    found = {parameter.name: parameter.default for parameter in group.commands[name].params if parameter.name in of_task}
+    assert len(found) >= 7
+    assert not [flag for flag, default in found.items() if default is not None]

@@ -1,0 +1,352 @@
+"""A run's folder: which one a run gets, whose results it may replace, and which of its stages belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cramlm.cli.app import app
+from cramlm.config.run import RunConfig, load_config
+from cramlm.data.kept_task import keep_task, load_task
+from cramlm.data.task import read_task
+from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
+from cramlm.pipeline.run import run, unfinished
+from cramlm.pipeline.run_folder import Recorder, folder_for, is_up_to_date, name_of_task, read_record, refuse_other_task
+from cramlm.records import Event, silent
+from cramlm.reporting.record import read_run
+from cramlm.storage.artifacts import hash_file, publish, verify
+from tiny_task import tiny_config, write_task
+
+
+@pytest.mark.parametrize(
+    ("train", "name"),
+    [
+        ("reviews.csv", "reviews"),
+        ("data/news/train.jsonl", "news"),
+        ("data/news/train-100-1-0f3a.jsonl.zst", "news"),
+        ("/somewhere/Training_set.tsv", "somewhere"),
+        ("x/../news/data.csv", "news"),
+        ("trained.csv", "trained"),
+        ("my reviews (2).csv", "my-reviews-2"),
+        ("hf://OWNER/NAME/train#text", "NAME"),
+        ("hf://OWNER/NAME@v1:yor/train", "NAME-v1-yor"),
+        ("https://example.org/a/news.csv?X-Signature=secret", "news"),
+        ("s3://bucket/train.jsonl", "bucket"),
+        ("日本/train.csv", "日本"),
+        ("/train.csv", "train"),
+        ("/((.csv", "task"),
+    ],
+)
+def test_a_task_is_named_after_its_training_file_or_the_folder_of_a_file_called_train(train: str, name: str) -> None:
+    assert name_of_task(train) == name
+
+
+def test_a_relative_file_called_train_is_named_after_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "news").mkdir()
+    monkeypatch.chdir(tmp_path / "news")
+    assert name_of_task("train.jsonl") == "news"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the tiny task in sea/."""
+    monkeypatch.chdir(tmp_path)
+    write_task(Path("sea"))
+    return tmp_path
+
+
+def config_of(folder: str = "sea", **changes: Any) -> RunConfig:
+    return load_config(tiny_config({name: f"{folder}/{name}.jsonl" for name in ("train", "dev", "test", "corpus")}, **changes))
+
+
+def folder_of(config: RunConfig) -> Path:
+    return folder_for(config, read_task(config.task, seed=config.seed), emit=silent)
+
+
+def test_an_equal_call_gets_the_same_folder_and_a_different_one_the_next_number(place: Path) -> None:
+    one, other = config_of(), config_of(seed=4)
+    assert [folder_of(each) for each in (one, one, other, one, other)] == [Path(f"runs/sea-tlm-{n}") for n in (1, 1, 2, 1, 2)]
+    assert folder_of(config_of(name="labels only/x")) == Path("runs/sea-labels-only-x-1")
+    shutil.rmtree("runs/sea-tlm-1")
+    assert folder_of(config_of(seed=5)) == Path("runs/sea-tlm-3"), "a number is not given twice while a later one is there"
+
+
+def test_of_equal_runs_the_newest_goes_on(place: Path) -> None:
+    folder_of(config_of())
+    shutil.copytree("runs/sea-tlm-1", "runs/sea-tlm-12")
+    assert folder_of(config_of()) == Path("runs/sea-tlm-12")
+
+
+def test_a_file_that_holds_other_texts_than_before_gets_a_new_folder(place: Path) -> None:
+    config = config_of()
+    first = folder_of(config)
+    keep_task(read_task(config.task, seed=config.seed), first, emit=silent)
+    assert folder_of(config) == first
+    with Path("sea/test.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "wave ship", "label": "sea"}) + "\n")
+    assert folder_of(config) == Path("runs/sea-tlm-2")
+
+
+def test_what_is_no_run_or_cannot_be_read_keeps_its_number(place: Path) -> None:
+    for number, toml in ((1, None), (2, "colour = 'red'\n"), (3, "x = [\n")):
+        Path(f"runs/sea-tlm-{number}").mkdir(parents=True)
+        if toml is not None:
+            Path(f"runs/sea-tlm-{number}/run.toml").write_text(toml)
+    Path("runs/sea-tlm-x").mkdir()
+    assert folder_of(config_of()) == Path("runs/sea-tlm-4")
+
+
+def kept(folder: Path, config: RunConfig) -> Path:
+    """A run's folder as far as it says whose it is."""
+    keep_task(read_task(config.task, seed=config.seed), folder, emit=silent)
+    Recorder.begin(folder, config)
+    return folder
+
+
+def refuse(folder: Path, config: RunConfig) -> None:
+    refuse_other_task(folder, config, read_task(config.task, seed=config.seed))
+
+
+def rewrite(path: str, old: str, new: str) -> None:
+    Path(path).write_text(Path(path).read_text("utf-8").replace(old, new), "utf-8")
+
+
+def test_the_same_task_is_one_whose_file_or_texts_are_the_same_with_the_same_labels(place: Path) -> None:
+    folder = kept(place / "run", config_of())
+    shutil.copytree("sea", "copy")
+    refuse(folder, config_of("copy"))  # the same texts elsewhere
+    rewrite("sea/train.jsonl", " old ", " ancient ")
+    refuse(folder, config_of())  # a file that was edited
+    refuse(folder, config_of(seed=9))
+    refuse(place / "nothing", config_of())
+
+
+def test_another_task_is_refused_with_what_the_folder_holds_and_what_to_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kept(place / "run", config_of())
+    shutil.copytree("sea", "other")
+    rewrite("other/train.jsonl", " old ", " ancient ")
+    with pytest.raises(
+        UsageError, match=r"run: holds a run on other training texts \(.*/sea/train\.jsonl\); pass another --out, or --over"
+    ):
+        refuse(folder, config_of("other"))
+    for split in ("train", "dev", "test"):
+        rewrite(f"sea/{split}.jsonl", '"label": "hill"', '"label": "lake"')
+    with pytest.raises(UsageError, match=r"run: holds a run with other labels \('hill', 'sea'\), sea/train\.jsonl has 'lake', 'sea'; pass"):
+        refuse(folder, config_of())
+    elsewhere = place / "elsewhere"
+    shutil.copytree("other", elsewhere / "sea")
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(UsageError, match="other training texts"):  # of the same name, in another folder
+        refuse(folder, config_of())
+
+
+def test_a_run_of_an_earlier_version_that_kept_no_task_is_known_by_its_stages(place: Path) -> None:
+    folder = kept(place / "run", config_of())
+    task = json.loads((folder / "task/manifest.json").read_bytes())["key"]["task"]
+    for name in ("task", "stages.json"):
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    publish(folder / "evaluation", kind="evaluation", key={"task": task}, write=lambda target: None)
+    refuse(folder, config_of())
+    rewrite("sea/train.jsonl", " old ", " ancient ")
+    with pytest.raises(UsageError, match=r"other training texts \(of another file\)"):
+        refuse(folder, config_of())
+
+
+# Runs of the whole pipeline
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """here/ with the tiny task in sea/, a store, and a finished run; and the same in copy/."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "here").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "here")
+        write_task(Path("sea"), documents=60)
+        run(small_config(), out="run", store="store")
+    shutil.copytree(folder / "here", folder / "copy")
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """here/ as it was, as the working folder: the store knows a corpus by its path and its time."""
+    shutil.rmtree(finished / "here")
+    shutil.copytree(finished / "copy", finished / "here")
+    monkeypatch.chdir(finished / "here")
+    return finished / "here"
+
+
+def small_config(**changes: Any) -> RunConfig:
+    config = tiny_config({name: f"sea/{name}.jsonl" for name in ("train", "dev", "test", "corpus")}, baseline={"c": [1.0]})
+    for phase in config["phases"]:
+        phase |= {"steps": 4, "evaluate_every": 2, "checkpoint_every": 2}
+    return load_config(config | {"tokens_per_second": 1e6} | changes)
+
+
+def test_a_finished_run_has_a_record_of_every_stage_and_nothing_left_to_do(copied: Path) -> None:
+    record = read_record(Path("run"))
+    assert record is not None
+    assert record.finished
+    assert set(record.stages) == {path.parent.name for path in Path("run").glob("*/manifest.json")}
+    assert unfinished(small_config(), out=Path("run"), store="store") is None
+
+
+def test_asking_what_is_left_to_do_changes_nothing(copied: Path) -> None:
+    def state() -> dict[str, str]:
+        return {str(path): hash_file(path) for path in Path().rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+    before = state()
+    assert unfinished(small_config(), out=Path("run"), store="store") is None
+    assert "steps 4 -> 5" in str(unfinished(longer(), out=Path("run"), store="store"))
+    assert "missing" in str(unfinished(small_config(), out=Path("run"), store="empty"))
+    assert unfinished(small_config(), out=Path("none"), store="store") == "it has not begun"
+    assert state() == before
+
+
+def longer() -> RunConfig:
+    config = small_config()
+    return config.model_copy(update={"phases": (config.phases[0], config.phases[1].model_copy(update={"steps": 5}))})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda: shutil.rmtree("run/phase-2-finetune"), "phase-2-finetune: it is missing"),
+        (lambda: shutil.rmtree("run/export"), "export: it is missing"),
+        (lambda: rewrite("sea/train.jsonl", " old ", " ancient "), "task: "),
+        (lambda: rewrite("sea/corpus.jsonl", " old ", " ancient "), "corpus: it is missing"),
+        (lambda: Path("sea/corpus.jsonl").unlink(), "corpus.jsonl"),
+        (lambda: Path("sea/dev.jsonl").unlink(), "dev.jsonl"),
+        (lambda: Path("run/evaluation/scores.json").write_text("{}"), "scores.json: damaged"),
+        (lambda: [shutil.rmtree(path) for path in Path("store/parts").iterdir() if path.is_dir()], "parts of it are missing"),
+        (lambda: Path("run/stages.json").unlink(), "it was stopped before its end"),
+    ],
+    ids=["a phase", "the export", "training texts", "raw text", "no raw text", "no dev file", "damage", "parts", "no record"],
+)
+def test_what_is_left_to_do_is_what_a_run_would_do(copied: Path, change: Any, reason: str) -> None:
+    change()
+    assert reason in str(unfinished(small_config(), out=Path("run"), store="store"))
+
+
+def stopped(config: RunConfig, out: str) -> None:
+    """The run, stopped in its first training phase."""
+    seen: list[Event] = []
+    stop = lambda: 75 if any(event.kind == "start" and event.stage.startswith("phase-") for event in seen) else None  # noqa: E731
+    with pytest.raises(Stopped):
+        run(config, out=out, store="store", emit=seen.append, stop=stop)
+
+
+def test_stages_of_other_settings_are_not_shown_until_they_are_run_again(copied: Path) -> None:
+    stopped(longer(), "run")
+    facts = read_run(Path("run"))
+    assert not facts.finished
+    assert facts.stale == ("phase-2-finetune", "logit-adjustment", "evaluation", "export")
+    assert "phase-1-joint" in facts.stages
+    assert (facts.scores, facts.provenance, facts.predictions) == (None, None, {})
+    assert {event["stage"] for event in facts.events if event["kind"] == "step"} == {"phase-1-joint"}
+    assert not is_up_to_date(Path("run"), "evaluation")
+    assert unfinished(small_config(), out=Path("run"), store="store") == "it was stopped before its end"
+    events: list[Event] = []
+    run(small_config(), out="run", store="store", emit=events.append)
+    assert not [event for event in events if event.kind == "step"], "the weights of the first settings are still there"
+    facts = read_run(Path("run"))
+    assert facts.finished
+    assert not facts.stale
+
+
+def test_a_record_of_another_config_than_run_toml_confirms_nothing(copied: Path) -> None:
+    """As a kill between the two writes leaves it."""
+    with Path("run/run.toml").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert read_record(Path("run")).stages == {}  # type: ignore[union-attr]
+    assert not read_run(Path("run")).finished
+
+
+def test_a_damaged_record_is_named_and_written_anew_by_the_next_run(copied: Path) -> None:
+    Path("run/stages.json").write_text('{"config": ', "utf-8")
+    with pytest.raises(ArtifactError, match=r"stages\.json: damaged"):
+        read_run(Path("run"))
+    run(small_config(), out="run", store="store")
+    assert read_run(Path("run")).finished
+
+
+def test_a_run_of_an_earlier_version_is_reported_after_the_same_command_went_through_it(copied: Path) -> None:
+    Path("run/stages.json").unlink()
+    with pytest.raises(ArtifactError, match="written by an earlier cramlm; run the same `cramlm fit` again"):
+        read_run(Path("run"))
+    events: list[Event] = []
+    run(small_config(), out="run", store="store", emit=events.append)
+    assert not [event for event in events if event.kind in ("step", "stale")]
+    assert read_run(Path("run")).finished
+
+
+def test_another_name_of_the_recipe_is_an_evaluation_of_its_own(copied: Path) -> None:
+    run(small_config(name="mine"), out="run", store="store")
+    facts = read_run(Path("run"))
+    assert facts.own_scores["test"]["rows"] == 16
+    assert facts.scores is not None
+    assert "tlm" not in facts.scores["models"]
+
+
+def other_task() -> None:
+    """sea/ with other labels."""
+    for split in ("train", "dev", "test"):
+        rewrite(f"sea/{split}.jsonl", '"label": "hill"', '"label": "lake"')
+
+
+def test_a_run_on_other_labels_is_left_alone_unless_it_may_be_replaced(copied: Path) -> None:
+    other_task()
+    before = {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="holds a run with other labels"):
+        run(small_config(), out="run", store="store")
+    assert {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()} == before
+    run(small_config(), out="run", store="store", overwrite=True)
+    assert load_task(Path("run")).labels == ("lake", "sea")
+    assert json.loads(Path("run/export/config.json").read_bytes())["label2id"] == {"lake": 0, "sea": 1}
+    assert verify(Path("run"))
+
+
+def test_bad_input_leaves_no_folder_behind(place: Path) -> None:
+    Path("sea/train.jsonl").write_text("{}\n", "utf-8")
+    with pytest.raises(DataError):
+        run(config_of(), store="store")
+    assert not Path("runs").exists()
+
+
+def cramlm(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_fit_without_out_names_the_folder_goes_on_there_and_keeps_other_runs(copied: Path) -> None:
+    from cramlm.config.run import to_toml
+
+    Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
+    fit = ("fit", "--config", "tiny.toml", "--store", "store")
+    first = cramlm(*fit)
+    assert first.exit_code == 0, first.output
+    assert "runs/sea-tlm-1 (new)" in first.stderr
+    assert "runs/sea-tlm-1/export" in first.stdout.replace("\n", "")
+    weights = hash_file(Path("runs/sea-tlm-1/export/model.safetensors"))
+    again = cramlm(*fit)
+    assert "runs/sea-tlm-1 (continued)" in again.stderr
+    other_task()
+    assert "runs/sea-tlm-2 (new)" in cramlm(*fit).stderr
+    assert hash_file(Path("runs/sea-tlm-1/export/model.safetensors")) == weights
+
+
+def test_fit_into_the_folder_of_another_task_exits_2_and_takes_overwrite(copied: Path) -> None:
+    from cramlm.config.run import to_toml
+
+    Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
+    other_task()
+    fit = ("fit", "--config", "tiny.toml", "--store", "store", "--out", "run")
+    refused = cramlm(*fit)
+    assert isinstance(refused.exception, UsageError)
+    assert refused.exception.exit_code == 2
+    assert cramlm(*fit, "--overwrite").exit_code == 0

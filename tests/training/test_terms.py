@@ -1,0 +1,311 @@
+"""Every text term of a phase: what its batches hold, its loss, and the contracts of the loop for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from training_fixtures import (
+    ENCODER,
+    LABELS,
+    SPECIAL,
+    VOCABULARY,
+    assert_same_bits,
+    make_phase,
+    make_pool,
+    run_phase,
+    stop_after,
+    weights_of,
+)
+
+from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
+from cramlm.config.terms import Term
+from cramlm.errors import Stopped
+from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.records import Batch
+from cramlm.training.batching import Batches
+from cramlm.training.gradients import gradients, in_parts
+from cramlm.training.objective import objective_of
+from cramlm.training.packing import share
+from cramlm.training.pools import TokenPool
+from cramlm.training.terms.base import _IMPLEMENTATIONS
+from cramlm.training.terms.replaced_tokens import drawn, replace_tokens
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "causal": {"text": "causal", "label_weight": 0.0},
+    "hybrid": {"text": "causal", "of_text": {"share": 0.5}},
+    "replaced_tokens": {"text": "replaced_tokens", "masking": {"rate": 0.3}},
+    "span_infilling": {"text": "span_infilling", "masking": {"rate": 0.3, "mean_span": 2.0}, "max_length": 56},
+    "shuffled_tokens": {"text": "shuffled_tokens", "masking": {"rate": 0.3}},
+    "phrase": {"masking": {"kind": "phrase"}},
+    "experts": {},
+    "albert": {},
+}
+SHAPES = {"experts": "moe", "albert": "albert"}
+
+
+def phase_of(objective: str, **changes: Any) -> PhaseConfig:
+    return make_phase(**OBJECTIVES[objective] | changes)
+
+
+def model_of(*, seed: int = 7, shape: str = "modernbert") -> Model:
+    """With a generator, whatever the phase; small."""
+    encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
+    return build_model(encoder, HeadConfig(pooling="cls", generator=16), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
+
+
+def pool_of_words(sequences: int, *, labelled: bool, seed: int) -> TokenPool:
+    pool = make_pool(sequences, labelled=labelled, seed=seed)
+    begins = np.random.default_rng(seed).random(len(pool.ids)) < 0.7
+    return TokenPool(pool.ids, pool.offsets, pool.labels, begins=begins)
+
+
+def batches_of(phase: PhaseConfig, *, seed: int = 7) -> Batches:
+    pools = pool_of_words(90, labelled=False, seed=1), pool_of_words(40, labelled=True, seed=2)
+    return Batches(phase, *pools, seed=seed, phase_index=0, special=SPECIAL)
+
+
+def step_where(phase: PhaseConfig, *, causal: bool) -> Batch:
+    return next(batch for batch in map(batches_of(phase).batch, range(20)) if bool(len(batch.causal_from)) == causal)
+
+
+def text_of(batch: Batch, number: int) -> list[int]:
+    return batch.token_ids.ravel()[batch.sequence.ravel() == number].tolist()
+
+
+def test_next_tokens_are_asked_at_every_place_but_the_last_and_labels_at_none() -> None:
+    batch = step_where(phase_of("hybrid"), causal=True)
+    asked = dict(zip(batch.masked.tolist(), batch.mlm_labels.tolist(), strict=True))
+    for number, first in enumerate(batch.first.tolist()):
+        text = text_of(batch, number)
+        assert [asked[first + place] for place in range(len(text) - 1)] == text[1:]
+        assert first + len(text) - 1 not in asked
+    assert SPECIAL.mask not in batch.token_ids
+    assert (batch.task_labels == -1).all()
+    assert (batch.causal_from == 0).all()
+
+
+def test_a_hybrid_phase_reads_its_share_of_the_steps_left_to_right_and_the_others_as_masks() -> None:
+    batches = batches_of(phase_of("hybrid", of_text={"share": 0.25}))
+    causal = [bool(len(batches.batch(step).causal_from)) for step in range(200)]
+    assert np.mean(causal) == pytest.approx(0.25, abs=0.08)
+    assert causal == [bool(len(batches_of(phase_of("hybrid", of_text={"share": 0.25})).batch(step).causal_from)) for step in range(200)]
+    masked, plain = step_where(phase_of("hybrid"), causal=False), batches_of(make_phase())
+    assert any(np.array_equal(masked.token_ids, plain.batch(step).token_ids) for step in range(20))
+
+
+def test_what_comes_later_changes_nothing_before_it_in_a_causal_batch(tmp_path: Path) -> None:
+    for shape in ("modernbert", "bert"):
+        model, batch = model_of(shape=shape), PackedBatch.of(step_where(phase_of("causal"), causal=True))
+        before = model.hidden(batch)
+        changed, place = batch.token_ids.clone(), int(batch.first[3]) + 3
+        changed.view(-1)[place] = 50 + (int(changed.view(-1)[place]) == 50)
+        fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
+        after = model.hidden(PackedBatch(**fields | {"token_ids": changed}))
+        moved = set((before - after).abs().amax(1).nonzero().flatten().tolist())
+        own = (batch.sequence.flatten() == 3).nonzero().flatten().tolist()
+        assert moved == {other for other in own if other >= place}
+
+
+def test_spans_are_asked_for_at_the_end_and_put_back_restore_the_text() -> None:
+    phase = phase_of("span_infilling")
+    texts = set()
+    for pool in (pool_of_words(90, labelled=False, seed=1), pool_of_words(40, labelled=True, seed=2)):
+        texts |= {tuple(pool.sequence(number).tolist()) for number in range(len(pool))}
+    for step in range(5):
+        batch = batches_of(phase).batch(step)
+        targets = np.zeros(batch.token_ids.size, dtype=np.int64)
+        targets[batch.masked] = batch.mlm_labels
+        for number, first in enumerate(batch.first.tolist()):
+            tokens, text = text_of(batch, number), int(batch.causal_from[number])
+            spans: list[list[int]] = []
+            for place in range(text, len(tokens)):
+                if tokens[place] == SPECIAL.mask:
+                    spans.append([])
+                target = int(targets[first + place])
+                if target != SPECIAL.sep:
+                    assert tokens[place + 1] == target
+                    spans[-1].append(target)
+            waiting = iter(spans)
+            restored = [token for each in tokens[:text] for token in (next(waiting) if each == SPECIAL.mask else [each])]
+            assert tuple(restored) in texts
+            assert next(waiting, None) is None
+            hidden = sum(map(len, spans))
+            assert hidden == max(1, round(0.3 * (len(restored) - 2)))
+
+
+def test_the_places_of_a_gap_see_the_text_and_the_gap_up_to_themselves_and_the_text_sees_no_gap() -> None:
+    model, batch = model_of(), PackedBatch.of(batches_of(phase_of("span_infilling")).batch(0))
+    own = (batch.sequence.flatten() == 2).nonzero().flatten()
+    text = int(batch.causal_from[2])
+    for place, expected in ((own[text + 1], own[text + 1 :]), (own[2], own)):
+        changed = batch.token_ids.clone()
+        changed.view(-1)[place] = 50 + (int(changed.view(-1)[place]) == 50)
+        fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
+        difference = (model.hidden(batch) - model.hidden(PackedBatch(**fields | {"token_ids": changed}))).abs().amax(1)
+        assert difference.nonzero().flatten().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("objective", ["causal", "span_infilling", "replaced_tokens"])
+def test_a_step_holds_about_as_many_tokens_as_asked_for_whatever_the_objective(objective: str) -> None:
+    batches = batches_of(phase_of(objective, batch_size=900))
+    tokens = np.mean([batches.batch(step).tokens for step in range(20)])
+    assert tokens == pytest.approx(900, rel=0.05)
+    assert tokens == pytest.approx(batches.tokens_per_step, rel=0.05)
+
+
+def test_texts_leave_room_for_their_spans_whatever_their_lengths() -> None:
+    for rate in (0.05, 0.15, 0.4, 0.9):
+        phase = make_phase(
+            text="span_infilling", label_weight=0.0, text_weight=0.0, task=0, masking={"rate": rate, "mean_span": 1.0}, max_length=64
+        )
+        pool = make_pool(50, shortest=phase.text_length, longest=phase.text_length, labelled=False)
+        pool = TokenPool(pool.ids, pool.offsets, pool.labels, begins=np.ones(len(pool.ids), dtype=np.bool_))
+        batch = Batches(phase, pool, None, seed=1, phase_index=0, special=SPECIAL).batch(0)
+        assert batch.token_ids.shape[1] <= 64
+
+
+def test_tokens_are_drawn_in_proportion_to_their_probabilities_by_the_numbers_given() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]])).repeat(5, 1)
+    assert drawn(logits, torch.tensor([0.0, 0.49, 0.51, 0.71, 0.999999])).tolist() == [0, 0, 1, 2, 2]
+    many = drawn(logits[:1].repeat(3000, 1), (torch.arange(3000) + 0.5) / 3000)
+    assert torch.bincount(many).tolist() == pytest.approx([1500, 600, 900], abs=1)
+
+
+def test_replacements_stand_at_masked_places_only_and_right_guesses_are_not_wrong() -> None:
+    model, phase = model_of(), phase_of("replaced_tokens")
+    batch = PackedBatch.of(batches_of(phase).batch(0))
+    replaced = replace_tokens(model, batch)
+    before, after = batch.token_ids.flatten(), replaced.batch.token_ids.flatten()
+    elsewhere = torch.ones(len(before), dtype=torch.bool)
+    elsewhere[batch.masked] = False
+    assert torch.equal(before[elsewhere], after[elsewhere])
+    assert not replaced.wrong[elsewhere].any()
+    assert torch.equal(replaced.wrong[batch.masked], after[batch.masked] != batch.mlm_labels)
+    sure = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"mlm_labels": after[batch.masked]})
+    assert not replace_tokens(model, sure).wrong.any()
+
+
+@pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 2 + 1 + 8 + 16)])
+def test_replaced_token_detection_weighs_the_generators_mlm_and_the_mean_over_all_places(loss_scale: str, divisor: float) -> None:
+    model, phase = model_of(), phase_of("replaced_tokens", of_text={"detection_weight": 8.0}, loss_scale=loss_scale)
+    batch = PackedBatch.of(batches_of(phase).batch(0))
+    result = objective_of(phase).losses(model, batch)
+    owner = batch.sequence.flatten()
+    real = owner >= 0
+    with torch.no_grad():
+        replaced = replace_tokens(model, batch)
+        hidden = model.hidden(replaced.batch)
+        each = functional.binary_cross_entropy_with_logits(model.place_head(hidden)[real], replaced.wrong[real].float(), reduction="none")
+        guessed = functional.cross_entropy(replaced.logits, batch.mlm_labels, reduction="none")
+        task = functional.cross_entropy(model.task_logits(hidden, batch)[~batch.external], batch.task_labels[~batch.external])
+    found = {"loss": 0.0, "classify_task": float(task)}
+    for name, values, external in (
+        ("replaced_tokens", guessed, batch.external[owner[batch.masked]]),
+        ("detection", each, batch.external[owner[real]]),
+    ):
+        found |= {f"{name}_external": float(values[external].mean()), f"{name}_task": float(values[~external].mean())}
+    weights = {
+        "loss": 0.0,
+        "replaced_tokens_external": 1,
+        "replaced_tokens_task": 2,
+        "detection_external": 8,
+        "detection_task": 16,
+        "classify_task": 1,
+    }
+    found["loss"] = sum(weights[name] * value for name, value in found.items()) / divisor
+    assert result.as_numbers() == pytest.approx(found, rel=1e-4)
+    result.total.backward()
+    assert all(parameter.grad is None for parameter in model.mlm_head.parameters())
+    assert all(parameter.grad is not None for parameter in model.generator.parameters())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(objective: str) -> None:
+    phase, model = phase_of(objective, text_weight=0.5), model_of(shape=SHAPES.get(objective, "modernbert"))
+    whole = step_where(phase, causal=True) if objective == "hybrid" else batches_of(phase).batch(0)
+    counts = objective_of(phase).counts(whole)
+
+    def of(parts: list[PackedBatch]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        model.zero_grad()
+        found = gradients(model, parts, phase, counts, precision="fp32", dropout_seed=3)
+        return found.as_numbers(), {
+            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
+
+    terms, expected = of(in_parts(whole, 1))
+    several, summed = of(in_parts(whole, 3))
+    assert several == pytest.approx(terms, rel=1e-5)
+    torch.testing.assert_close(summed, expected, rtol=1e-3, atol=1e-6)
+    empty = [objective_of(phase).losses(model, PackedBatch.of(share(whole, index, 40)), counts).total for index in range(40)]
+    assert float(sum(empty, torch.zeros(())).detach()) == pytest.approx(terms["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_phase_that_was_stopped_ends_with_the_same_bits(objective: str, tmp_path: Path) -> None:
+    phase = phase_of(objective, steps=4, dropout=0.2, checkpoint_every=3)
+    shape = SHAPES.get(objective, "modernbert")
+    straight, resumed = model_of(shape=shape), model_of(seed=99, shape=shape)
+    result = run_phase(straight, phase, tmp_path / "straight", batches=batches_of(phase))
+    with pytest.raises(Stopped):
+        run_phase(model_of(shape=shape), phase, tmp_path / "stopped", batches=batches_of(phase), stop=stop_after(2))
+    assert run_phase(resumed, phase, tmp_path / "stopped", batches=batches_of(phase)).executed_flops == result.executed_flops
+    assert_same_bits(weights_of(resumed), weights_of(straight))
+
+
+@pytest.mark.parametrize("objective", ["causal", "replaced_tokens", "shuffled_tokens", "span_infilling"])
+def test_an_objective_is_learnt(objective: str, tmp_path: Path) -> None:
+    muon = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
+    phase = phase_of(objective, steps=24, external=0, optimizer=muon, text_weight=1.0)
+    events: list[Any] = []
+    run_phase(model_of(), phase, tmp_path, batches=batches_of(phase), emit=events.append, evaluate=None)
+    steps = [event.data for event in events if event.kind == "step"]
+    term = {"replaced_tokens": "detection_task"}.get(objective, f"{objective}_task")
+    assert np.mean([step[term] for step in steps[-5:]]) < 0.97 * np.mean([step[term] for step in steps[:5]])
+
+
+def test_settings_that_cannot_be_say_what_to_set() -> None:
+    with pytest.raises(ValueError, match="set its share below 1"):
+        make_phase(text="causal")
+    with pytest.raises(ValueError, match="set share = 1"):
+        make_phase(terms=[{"kind": "causal", "share": 0.5}], task=0)
+    with pytest.raises(ValueError, match="change the same tokens"):
+        make_phase(terms=[{"kind": "mlm"}, {"kind": "span_infilling"}], task=0)
+    with pytest.raises(ValueError, match="two terms 'mlm' on external text"):
+        make_phase(terms=[{"kind": "mlm"}, {"kind": "mlm", "weight": 2.0}], task=0)
+    with pytest.raises(ValueError, match="no term is on task text"):
+        make_phase(terms=[{"kind": "mlm"}])
+    with pytest.raises(ValueError, match="is on task text, of which none is drawn"):
+        make_phase(terms=[{"kind": "mlm"}, {"kind": "classify"}], task=0)
+    with pytest.raises(ValueError, match="32 or more"):
+        make_phase(text="span_infilling", max_length=8)
+    with pytest.raises(ValueError, match=r"set head\.generator, like 64"):
+        RunConfig(task=TaskConfig(train="train.csv"), phases=(make_phase(external=0, text="replaced_tokens"),))
+    with pytest.raises(ValueError, match=r"multiple of .* = 64"):
+        RunConfig(task=TaskConfig(train="train.csv"), head=HeadConfig(generator=100), phases=(make_phase(external=0),))
+
+
+def test_every_term_of_the_settings_has_one_implementation_in_a_file_of_its_name() -> None:
+    kinds = {term.model_fields["kind"].default for term in get_args(get_args(Term)[0])}
+    assert {kind: implementation.__module__ for kind, implementation in _IMPLEMENTATIONS.items()} == {
+        kind: f"cramlm.training.terms.{kind}" for kind in kinds
+    }
+
+
+def test_shuffled_tokens_stay_in_their_text_and_are_labelled_where_they_changed_it() -> None:
+    shuffled = batches_of(phase_of("shuffled_tokens")).batch(0)
+    plain = batches_of(make_phase(label_weight=0.0, terms=[{"kind": "distil"}, {"kind": "distil", "on": "task"}])).batch(0)
+    assert np.array_equal(shuffled.sequence, plain.sequence)
+    owner = plain.sequence.ravel()
+    before, after = plain.token_ids.ravel(), shuffled.token_ids.ravel()
+    for number in range(len(plain.first)):
+        assert sorted(before[owner == number]) == sorted(after[owner == number])
+    labels = np.zeros(len(before), dtype=np.int64)
+    labels[shuffled.masked] = shuffled.mlm_labels
+    assert np.array_equal(labels == 1, before != after)
+    assert 0.1 < shuffled.mlm_labels.mean() <= 0.3 + 1 / 16
+    assert len(shuffled.masked) == shuffled.tokens - 2 * len(shuffled.first)
