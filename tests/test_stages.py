@@ -16,10 +16,9 @@ from cramlm.data.corpus import build_corpus
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.stages.common import Chosen, Clock, Context, Ended
-from cramlm.pipeline.stages.model import known_score
-from cramlm.pipeline.stages.pools import external_pool
-from cramlm.pipeline.stages.tokens import tokens
+from cramlm.pipeline.context import Chosen, Clock, Context, Ended
+from cramlm.pipeline.stages.text import tokens
+from cramlm.pipeline.stages.train import external_pool, known_score
 from cramlm.recipes.phases import finetune_phase, joint_phase
 from cramlm.records import Example, Task
 from cramlm.retrieval.ranking import one_each

@@ -16,8 +16,8 @@ from cramlm.config.run import CorpusConfig, load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.pipeline.context import Clock, Context
 from cramlm.pipeline.stages import text as text_stages
-from cramlm.pipeline.stages.common import Clock, Context
 from cramlm.records import Event
 from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.selection import select_documents

@@ -29,18 +29,11 @@ from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline import trackers
+from cramlm.pipeline.context import Clock, Context, start_from
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
-from cramlm.pipeline.stages import linear as linear_stages
-from cramlm.pipeline.stages import model as model_stages
-from cramlm.pipeline.stages import text as text_stages
-from cramlm.pipeline.stages.common import Clock, Context
-from cramlm.pipeline.stages.embedding import embedding
-from cramlm.pipeline.stages.logit_adjustment import adjust_logits
-from cramlm.pipeline.stages.prompt import check_prompt, prompt
+from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.ranks import dismiss, follow
-from cramlm.pipeline.stages.start import start_from
 from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach
-from cramlm.pipeline.stages.tokens import tokens
 from cramlm.planning.machine import describe_machine
 from cramlm.planning.plan import available_cores
 from cramlm.planning.plan import plan as plan_stage
@@ -156,9 +149,9 @@ def _run_stages(run: Context) -> tuple[RunConfig, Artifact]:
     the phases as they were run, and the evaluation.
     """
     run = replace(run, config=_on_its_share_of_the_cores(run.config, run.ranks))
-    check_prompt(run)
-    text_stages.report_task(run)
-    baseline = linear_stages.fit_baseline(run)
+    text.check_prompt(run)
+    text.report_task(run)
+    baseline = linear.fit_baseline(run)
     return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 
 
@@ -167,24 +160,24 @@ def _run_encoder(run: Context, baseline: Artifact | None) -> tuple[RunConfig, Ar
     config = run.config
     plan = plan_stage(run)
     torch.set_num_threads(plan.threads)
-    corpus = text_stages.corpus(run)
-    selection = text_stages.selection(run, plan, corpus)
-    text = tokens(run, selection, text_stages.tokenizer(run, selection))
-    text = replace(text, prompt=prompt(run, text.tokenizer))
+    corpus = text.corpus(run)
+    selection = text.selection(run, plan, corpus)
+    texts = text.tokens(run, selection, text.tokenizer(run, selection))
+    texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
     has_teacher = needs_linear_teacher(config.phases)
     has_static = has_teacher or (baseline is not None and selection is not None)
     from_cooccurrence = config.encoder.embedding_init == "cooccurrence"
-    vectors = embedding(run, text) if has_static or from_cooccurrence else None
-    static = linear_stages.fit_static(run, text, vectors, baseline) if has_static and vectors is not None else None
-    planned = schedule(run, plan, text)
-    teacher = teach(run, text, static, planned.phases) if has_teacher and static is not None else None
-    if text.selection is not None:
-        text.selection.forget_texts()
-    trained = model_stages.train(run, plan, planned, text, teacher=teacher, embedding=vectors if from_cooccurrence else None)
-    trained = adjust_logits(run, plan, trained, text.tokenizer)
+    vectors = linear.embedding(run, texts) if has_static or from_cooccurrence else None
+    static = linear.fit_static(run, texts, vectors, baseline) if has_static and vectors is not None else None
+    planned = schedule(run, plan, texts)
+    teacher = teach(run, texts, static, planned.phases) if has_teacher and static is not None else None
+    if texts.selection is not None:
+        texts.selection.forget_texts()
+    trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=vectors if from_cooccurrence else None)
+    trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
     rungs = {name: model for name, model in (("tfidf", baseline), ("static", static)) if model is not None and config.baseline.enabled}
-    evaluation = model_stages.evaluate(run, plan, trained, text.tokenizer, rungs)
-    model_stages.export(run, plan, trained, text, corpus, evaluation)
+    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, rungs)
+    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 
@@ -194,13 +187,13 @@ def _run_linear(run: Context, baseline: Artifact | None) -> Artifact:
     tokenizer: Tokenizer | None = None
     rungs: dict[str, Artifact] = {} if baseline is None else {"tfidf": baseline}
     if run.config.model == "static":
-        corpus = text_stages.corpus(run)
-        selection = text_stages.selection(run, linear_stages.plan_linear(run.config), corpus)
-        text = tokens(run, selection, text_stages.tokenizer(run, selection))
-        tokenizer = text.tokenizer
-        rungs["static"] = linear_stages.fit_static(run, text, embedding(run, text), baseline)
-    evaluation = linear_stages.evaluate(run, rungs, tokenizer=tokenizer)
-    linear_stages.export(run, rungs[run.config.model], corpus, selection, evaluation)
+        corpus = text.corpus(run)
+        selection = text.selection(run, linear.plan_linear(run.config), corpus)
+        texts = text.tokens(run, selection, text.tokenizer(run, selection))
+        tokenizer = texts.tokenizer
+        rungs["static"] = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
+    evaluation = evaluate.evaluate_linear(run, rungs, tokenizer=tokenizer)
+    evaluate.export_fitted(run, rungs[run.config.model], corpus, selection, evaluation)
     return evaluation
 
 

@@ -18,8 +18,7 @@ from cramlm.errors import UsageError
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
 from cramlm.model.model import empty_model
-from cramlm.pipeline.stages.common import Context, Plan, phases_by_name, write_json
-from cramlm.pipeline.stages.start import start_from
+from cramlm.pipeline.context import Context, Plan, phases_by_name, start_from, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
 from cramlm.planning.speed import Measurement, count_step, measure

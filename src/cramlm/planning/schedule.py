@@ -15,7 +15,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.stages.common import Context, Ended, Plan, Text, fingerprint, phases_by_name, write_json
+from cramlm.pipeline.context import Context, Ended, Plan, Text, fingerprint, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import finishing_seconds
 from cramlm.planning.speed import count_step, measure

@@ -16,8 +16,7 @@ from cramlm.linear.teacher import soft_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.stages.common import Chosen, Context, Plan, Text, fingerprint
-from cramlm.pipeline.stages.pools import external_length
+from cramlm.pipeline.context import Chosen, Context, Plan, Text, fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact
@@ -34,6 +33,11 @@ def needs_linear_teacher(phases: Sequence[PhaseConfig]) -> bool:
 
 PASSAGES_FILE: Final = "passages.npy"
 """Soft labels of whole passages, by a model with a prompt."""
+
+
+def external_length(phase: PhaseConfig) -> int:
+    """Tokens of the longest sequence of external text."""
+    return min(phase.external_length or phase.text_length, phase.text_length)
 
 
 def piece_length(phase: PhaseConfig, tokenizer: Tokenizer, prompt: Prompt | None) -> int:

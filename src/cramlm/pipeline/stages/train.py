@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.run import RunConfig
-from cramlm.config.terms import LINEAR_TEACHER, Origin
-from cramlm.data.corpus import Corpus
+from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
+from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.choice import TAUS
-from cramlm.evaluation.evaluate import evaluate_examples
-from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of
+from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import adjust_on_dev
-from cramlm.evaluation.verdict import compare_on_dev
-from cramlm.export.folder import export_run
+from cramlm.model.device import Precision
+from cramlm.model.huggingface.checks import more
+from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.starting_weights import take_weights
 from cramlm.model.model import Model, initialise_all
+from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.stages.common import Context, Ended, Plan, Text, fingerprint, write_json
-from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, dev_scorer, score_model, score_rungs
-from cramlm.pipeline.stages.marking import Judge, token_importance, with_importance
-from cramlm.pipeline.stages.pools import external_length, external_pool, task_pool
+from cramlm.pipeline.context import Chosen, Context, Ended, Plan, Text, fingerprint, write_json
+from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.ranks import Order, Size, training_together
-from cramlm.pipeline.stages.start import describe_start, tell_taken
-from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, ask_model, piece_length, pieces_file
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, ask_model, external_length, piece_length, pieces_file
 from cramlm.planning.schedule import Schedule, replan
-from cramlm.records import Event, Example, FloatArray
+from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
+from cramlm.training.importance import MARKED, NOT_ASKED, mark_words, score_tokens
 from cramlm.training.loop import train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool, with_words
+
+if TYPE_CHECKING:
+    from cramlm.model.huggingface.starting_weights import Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,101 +257,6 @@ class _Training:
         write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
 
 
-def evaluate(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer, rungs: Mapping[str, Artifact]) -> Artifact:
-    """Score the finished model and the linear models (`rungs`, cheapest first) on dev and, this once, on test; and say which to use."""
-
-    def write(target: Path) -> None:
-        run.emit(Event("start", "evaluation"))
-
-        def outputs(examples: Sequence[Example]) -> FloatArray:
-            options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision}
-            return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
-
-        own = score_model(run.task, outputs, target, name=None)
-        models = {run.config.name: own, **score_rungs(run.task, rungs, target, tokenizer=tokenizer)}
-        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
-        candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
-        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
-        training = {report["name"]: report for report in trained.reports}
-        flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
-        result = {
-            "models": models,
-            "verdict": verdict.text,
-            "comparison": verdict.as_dict(),
-            "flops": flops,
-            "training": training,
-            "labels": list(run.task.labels),
-            "kind": run.task.kind,
-        }
-        write_json(target / "scores.json", result)
-        metric = metric_of(run.task.kind)
-        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {figure(metric, own['dev'][metric])}; test scored once"))
-
-    inputs = {
-        "model": trained.fingerprint,
-        "task": task_fingerprint(run.task),
-        "name": run.config.name,
-        "seed": run.config.seed,
-        "metric": run.config.dev_metric,
-    }
-    inputs["rungs"] = {name: artifact.fingerprint for name, artifact in rungs.items()}
-    key = {"format": 2, **inputs, "precision": plan.precision}
-    return run.stage("evaluation", key=key, write=write)
-
-
-def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
-    """Dev predictions of everything that the model was chosen from: of a phase that kept the best of its evaluations all of them, else
-    those of the last weights with every tau.
-    """
-    last = trained.ended[-1]
-    if last.phase.learns_labels and last.phase.keep == "best":
-        predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
-        return predictions
-    # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
-    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
-    return adjust_on_dev(trained.model, tokenizer, run.task, taus=(0.0,), **options).predictions
-
-
-def export(run: Context, plan: Plan, trained: Trained, text: Text, corpus: Corpus | None, evaluation: Artifact) -> Artifact:
-    """The plain Hugging Face folder, its model card and where everything came from."""
-    report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
-    provenance = {
-        "config": run.config.model_dump(mode="json"),
-        "init": describe_start(run.pretrained),
-        "phases": [dict(phase) for phase in trained.reports],
-        "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
-        "corpus": None if corpus is None else corpus.statistics,
-        "selection": report,
-        "task": {
-            "fingerprint": task_fingerprint(run.task),
-            "train": len(run.task.train),
-            "dev": len(run.task.dev),
-            "test": len(run.task.test),
-        },
-        "precision": plan.precision,
-        "threads": plan.threads,
-        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
-    }
-    key = {
-        "format": 2,
-        "model": trained.fingerprint,
-        "evaluation": evaluation.fingerprint,
-        "tokenizer": text.tokenizer.fingerprint,
-    }
-    return export_run(
-        run.folder / "export",
-        model=trained.model,
-        mlm=trained.has_mlm,
-        tokenizer=text.tokenizer,
-        labels=run.task.labels,
-        max_length=trained.max_length,
-        provenance=provenance,
-        key=key,
-        probe_texts=[example.text for example in run.task.dev[:32]],
-        emit=run.emit,
-    )
-
-
 def known_score(phase: PhaseConfig, before: Ended) -> float | None:
     """The dev score of what `before` handed on, where `phase` goes on learning the same labels with that head and in such rows."""
     earlier, report = before.phase, before.report
@@ -385,3 +293,131 @@ def _evaluate_on_dev(run: Context, plan: Plan, model: Model, tokenizer: Tokenize
     chosen = adjust_on_dev(model, tokenizer, run.task, taus=taus, scale=run.task.scale, **options)
     publish_file(file, array_bytes(chosen.predictions))  # as durable as the checkpoints beside it
     return chosen.figures
+
+
+def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:
+    """The training texts as sequences of at most `length` tokens, in every pattern of a prompt if one is given. soft: (texts, labels)."""
+    tokens = sequences_of(tokenizer, task.train, max_length=length, prompt=prompt)
+    labels, targets = RULES[task.kind].targets([str(example.label) for example in task.train], task.labels, task.scale)
+    taught, asked = (None if each is None else each[tokens.source] for each in (soft, targets if targets.shape[1] else None))
+    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=taught, targets=asked)
+
+
+def external_pool(
+    tokenizer: Tokenizer,
+    selection: Chosen,
+    soft: FloatArray | None = None,
+    prompt: Prompt | None = None,
+    *,
+    soft_of_passages: FloatArray | None = None,
+    length: int,
+) -> TokenPool:
+    """The selected passages as sequences of at most `length` tokens, each with its passage's weight, in the patterns of a prompt if there
+    is one; a long passage gives several.
+
+    soft: soft labels of every sequence, (sequences, labels). soft_of_passages: in place of them one for each passage, (passages, labels).
+    """
+    if prompt is None:
+        tokens = tokenizer.cut(selection.ids, max_length=length, cut="split")
+    else:
+        tokens = read_passages(prompt, tokenizer, selection.ids, max_length=length)
+    soft = soft if soft_of_passages is None else soft_of_passages[tokens.source]
+    assert soft is None or len(soft) == len(tokens), "soft labels belong to the same pieces"
+    weights = selection.weights()
+    weights = None if weights is None else weights[tokens.source]
+    return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
+
+
+_MOST_WORDS = 200
+
+Pools = tuple[TokenPool | None, TokenPool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The model whose weights say which tokens are important, and the texts. model, pools: made when they are needed."""
+
+    model: Callable[[], Model]
+    pools: Callable[[], Pools]
+    tokenizer: Tokenizer
+    special: SpecialIds
+    precision: Precision
+
+
+def token_importance(run: Context, phase: PhaseConfig, judge: Judge, *, name: str, key: Mapping[str, Any]) -> Artifact | None:
+    """Token labels or scores that the phase needs, published; None where it needs none.
+
+    name: of the phase's folder without 'phase-'. key: what the pools and the weights come from.
+    """
+    if phase.needs_token_labels:
+        (term,) = phase.terms_of(ImportantTokens)
+        kind, write = "marks", lambda target: _write_marks(target, term, judge, run.emit)
+        key = {**key, "marks": term.model_dump(mode="json", include={"rule", "delta", "share"})}
+    elif phase.needs_scores:
+        kind, write = "scores", lambda target: _write_scores(target, judge, run.emit)
+    else:
+        return None
+    return run.stage(f"{kind}-{name}", kind=kind, key={"format": 1, **key}, write=write)
+
+
+def with_importance(pools: Pools, told: Artifact | None) -> Pools:
+    """The pools with what `token_importance` published."""
+    external, task = pools
+    if told is None:
+        return pools
+    if told.path.name.startswith("marks-"):
+        assert task is not None
+        return external, replace(task, token_labels=read_array(told.path / "marks.npy"))
+    scored = ("external", external), ("task", task)
+    external, task = (None if pool is None else replace(pool, scores=read_array(told.path / f"{origin}.npy")) for origin, pool in scored)
+    return external, task
+
+
+def _write_marks(target: Path, term: ImportantTokens, judge: Judge, emit: Emit) -> None:
+    emit(Event("start", "marks"))
+    _, task = judge.pools()
+    assert task is not None
+    assert task.begins is not None
+    marks = mark_words(judge.model(), task, term, judge.special, precision=judge.precision)
+    save_array(target / "marks.npy", marks)
+    first = np.flatnonzero(task.begins)
+    words = zip(np.split(task.ids, first[1:]), marks[first].tolist(), strict=True)
+    marked = Counter(judge.tokenizer.decode(ids.tolist()) for ids, mark in words if mark == MARKED)
+    asked, texts = marks[first], np.split(marks, task.offsets[1:-1])
+    used = sum(bool((text != NOT_ASKED).any()) for text in texts)
+    share = float((asked == MARKED).sum() / max(1, (asked != NOT_ASKED).sum()))
+    write_json(
+        target / "words.json", {"texts": len(task), "texts_used": used, "share": share, "marked": dict(marked.most_common(_MOST_WORDS))}
+    )
+    most = ", ".join(word for word, _ in marked.most_common(5))
+    emit(
+        Event("done", "marks", f"{used:,} of {len(task):,} texts labelled correctly; {share:.0%} of their words marked, most often {most}")
+    )
+
+
+def _write_scores(target: Path, judge: Judge, emit: Emit) -> None:
+    emit(Event("start", "scores"))
+    found, tokens, model = 0, 0, judge.model()
+    for origin, pool in zip(("external", "task"), judge.pools(), strict=True):
+        if pool is not None:
+            scores = score_tokens(model, pool, precision=judge.precision)
+            save_array(target / f"{origin}.npy", scores)
+            found, tokens = found + int((scores > 0).sum()), tokens + len(scores)
+    emit(Event("done", "scores", f"{found / max(1, tokens):.0%} of {tokens:,} tokens look like those that matter"))
+
+
+def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, fills_masks: bool = False) -> None:
+    """Say which weights the run begins with, and warn where a phase needs a vocabulary head that the folder lacks."""
+    head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
+    left = f"; left out: {taken.left[0]}{more(taken.left)}" if taken.left else ""
+    emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
+    if not taken.mlm_head and (fills_masks or any(phase.text_terms for phase in phases)):
+        begins = "a prompt" if fills_masks else "masked language modeling"
+        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} begins with a drawn one"))
+
+
+def describe_start(pretrained: Pretrained | None) -> dict[str, Any] | None:
+    """For provenance: the folder's name and the hashes of its files."""
+    if pretrained is None:
+        return None
+    return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}

@@ -1,0 +1,258 @@
+"""Logit adjustment, the scores of a run, and the export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.config.run import RunConfig
+from cramlm.data.corpus import Corpus
+from cramlm.data.labels import RULES
+from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.choice import DevScorer
+from cramlm.evaluation.evaluate import evaluate_examples, outputs_of
+from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of, score_test
+from cramlm.evaluation.logit_adjustment import adjust_on_dev
+from cramlm.evaluation.verdict import compare_on_dev
+from cramlm.export.folder import export_run
+from cramlm.export.linear import export_linear
+from cramlm.linear.model import LinearModel
+from cramlm.model.tokenizer import Tokenizer
+from cramlm.pipeline.context import Chosen, Context, Plan, Text, write_json
+from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
+from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_start
+from cramlm.records import Event, Example, FloatArray, Task
+from cramlm.storage.arrays import read_array
+from cramlm.storage.artifacts import Artifact
+
+
+def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer, rungs: Mapping[str, Artifact]) -> Artifact:
+    """Score the finished model and the linear models (`rungs`, cheapest first) on dev and, this once, on test; and say which to use."""
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "evaluation"))
+
+        def outputs(examples: Sequence[Example]) -> FloatArray:
+            options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision}
+            return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
+
+        own = score_model(run.task, outputs, target, name=None)
+        models = {run.config.name: own, **score_rungs(run.task, rungs, target, tokenizer=tokenizer)}
+        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
+        candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
+        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
+        training = {report["name"]: report for report in trained.reports}
+        flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
+        result = {
+            "models": models,
+            "verdict": verdict.text,
+            "comparison": verdict.as_dict(),
+            "flops": flops,
+            "training": training,
+            "labels": list(run.task.labels),
+            "kind": run.task.kind,
+        }
+        write_json(target / "scores.json", result)
+        metric = metric_of(run.task.kind)
+        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {figure(metric, own['dev'][metric])}; test scored once"))
+
+    inputs = {
+        "model": trained.fingerprint,
+        "task": task_fingerprint(run.task),
+        "name": run.config.name,
+        "seed": run.config.seed,
+        "metric": run.config.dev_metric,
+    }
+    inputs["rungs"] = {name: artifact.fingerprint for name, artifact in rungs.items()}
+    key = {"format": 2, **inputs, "precision": plan.precision}
+    return run.stage("evaluation", key=key, write=write)
+
+
+def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
+    """Dev predictions of everything that the model was chosen from: of a phase that kept the best of its evaluations all of them, else
+    those of the last weights with every tau.
+    """
+    last = trained.ended[-1]
+    if last.phase.learns_labels and last.phase.keep == "best":
+        predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
+        return predictions
+    # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
+    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    return adjust_on_dev(trained.model, tokenizer, run.task, taus=(0.0,), **options).predictions
+
+
+def export_encoder(run: Context, plan: Plan, trained: Trained, text: Text, corpus: Corpus | None, evaluation: Artifact) -> Artifact:
+    """The plain Hugging Face folder, its model card and where everything came from."""
+    report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
+    provenance = {
+        "config": run.config.model_dump(mode="json"),
+        "init": describe_start(run.pretrained),
+        "phases": [dict(phase) for phase in trained.reports],
+        "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": report,
+        "task": {
+            "fingerprint": task_fingerprint(run.task),
+            "train": len(run.task.train),
+            "dev": len(run.task.dev),
+            "test": len(run.task.test),
+        },
+        "precision": plan.precision,
+        "threads": plan.threads,
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }
+    key = {
+        "format": 2,
+        "model": trained.fingerprint,
+        "evaluation": evaluation.fingerprint,
+        "tokenizer": text.tokenizer.fingerprint,
+    }
+    return export_run(
+        run.folder / "export",
+        model=trained.model,
+        mlm=trained.has_mlm,
+        tokenizer=text.tokenizer,
+        labels=run.task.labels,
+        max_length=trained.max_length,
+        provenance=provenance,
+        key=key,
+        probe_texts=[example.text for example in run.task.dev[:32]],
+        emit=run.emit,
+    )
+
+
+def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> Trained:
+    """The model with the adjustment that dev chose in its classifier's bias; unchanged where the config keeps the logits as trained."""
+    if not adjusts_logits(run.config) or not any(phase.learns_labels for phase in trained.phases):
+        return trained
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "logit-adjustment"))
+        options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+        chosen = adjust_on_dev(trained.model, tokenizer, run.task, **options)
+        values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
+        facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
+        write_json(target / "logit-adjustment.json", {**facts, "choose_by": run.config.dev_metric, "values": values})
+        name, before, after = (
+            NAMES[run.config.dev_metric],
+            *(figure(run.config.dev_metric, score) for score in (chosen.before, chosen.after)),
+        )
+        change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
+        run.emit(Event("done", "logit-adjustment", f"logit adjustment: tau = {chosen.tau:.1f} (dev {name} {change})", data=facts))
+
+    inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
+    key = {"format": 2, **inputs, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    artifact = run.stage("logit-adjustment", key=key, write=write)
+    values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
+    trained.model.shift_labels(np.array([values[label] for label in run.task.labels], dtype=np.float32))
+    return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
+
+
+def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: Tokenizer | None = None) -> Artifact:
+    """Score a run's linear models (`rungs`, cheapest first) on dev and, this once, on test; the run's own model is the last."""
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "evaluation"))
+        scores = score_rungs(run.task, rungs, target, own=run.config.model, tokenizer=tokenizer)
+        named = {name: run.config.name if name == run.config.model else name for name in rungs}
+        candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
+        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
+        models = {named[name]: entry for name, entry in scores.items()}
+        result = {
+            "models": models,
+            "verdict": verdict.text,
+            "comparison": verdict.as_dict(),
+            "labels": list(run.task.labels),
+            "kind": run.task.kind,
+        }
+        write_json(target / "scores.json", {**result, "flops": {"paper": 0.0, "executed": 0.0}, "training": {}})
+        metric = metric_of(run.task.kind)
+        own = figure(metric, scores[run.config.model]["dev"][metric])
+        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {own}; test scored once"))
+
+    inputs = {"task": task_fingerprint(run.task), "seed": run.config.seed, "metric": run.config.dev_metric, "name": run.config.name}
+    key = {"format": 2, **inputs, "rungs": {name: artifact.fingerprint for name, artifact in rungs.items()}}
+    return run.stage("evaluation", key=key, write=write)
+
+
+def export_fitted(run: Context, fitted: Artifact, corpus: Corpus | None, selection: Chosen | None, evaluation: Artifact) -> Artifact:
+    """The folder of the run's linear model, with its card and where everything came from."""
+    report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
+    provenance = {
+        "config": run.config.model_dump(mode="json"),
+        "retriever": None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": report,
+        "task": {
+            "fingerprint": task_fingerprint(run.task),
+            "train": len(run.task.train),
+            "dev": len(run.task.dev),
+            "test": len(run.task.test),
+        },
+        "fit": json.loads((fitted.path / FIT_FILE).read_bytes()),
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }
+    key = {"format": 1, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
+    return export_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
+
+
+def dev_scorer(config: RunConfig, task: Task) -> DevScorer:
+    """Scores of predictions on the task's dev texts by the metric that chooses."""
+    return DevScorer.of(task.kind, [str(example.label) for example in task.dev], task.labels, config.dev_metric)
+
+
+def score_rungs(
+    task: Task, rungs: Mapping[str, Artifact], target: Path, *, own: str | None = None, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Scores of the linear models, most expensive first, with their predictions in `target`. own: the model that the run is about.
+    tokenizer: of the run, with the ids of its texts.
+    """
+    scores = {}
+    for name, artifact in reversed(list(rungs.items())):
+        model = LinearModel.load(artifact.path, tokenizer=tokenizer)
+
+        def outputs(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
+            return outputs_of(task.kind, model.logits([example.whole_text for example in examples]))
+
+        fit = json.loads((artifact.path / FIT_FILE).read_bytes())
+        scores[name] = {
+            **score_model(task, outputs, target, name=None if name == own else name),
+            "fit": {key: fit[key] for key in FIT_FACTS},
+        }
+    return scores
+
+
+def score_model(task: Task, outputs: Callable[[Sequence[Example]], FloatArray], target: Path, *, name: str | None) -> dict[str, Any]:
+    """Scores on dev and, if there is one, test; predictions go to predictions-SPLIT.jsonl, of a rung to predictions-SPLIT-NAME.jsonl."""
+    kind, scores = KINDS[task.kind], {}
+    for split, examples in (("dev", task.dev), ("test", task.test)):
+        if not examples:
+            continue
+        values = outputs(examples)
+        predicted = kind.spelled(values, task.labels)
+        true = [str(example.label) for example in examples]
+        scores[split] = kind.score(true, predicted, task.labels, values).as_dict()
+        if split == "test" and (leak_free := score_test(task, predicted)[1]) is not None:
+            scores["test_leak_free"] = leak_free.as_dict()
+        _write_predictions(
+            target / (f"predictions-{split}.jsonl" if name is None else f"predictions-{split}-{name}.jsonl"), examples, values, task
+        )
+    return scores
+
+
+def _write_predictions(path: Path, examples: Sequence[Example], outputs: FloatArray, task: Task) -> None:
+    """A JSON line each: the true label, the predicted one, and every label's probability where there is one."""
+    kind, plain = KINDS[task.kind], RULES[task.kind].plain
+    with path.open("w", encoding="utf-8") as file:
+        answers = zip(examples, kind.spelled(outputs, task.labels), kind.answers(outputs, task.labels), strict=True)
+        for example, predicted, answer in answers:
+            line: dict[str, Any] = {"id": example.id, "label": plain(str(example.label)), "predicted": plain(predicted)}
+            if (probabilities := getattr(answer, "probabilities", None)) is not None:
+                line["probabilities"] = {label: round(value, 6) for label, value in probabilities.items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
