@@ -13,9 +13,8 @@ import pytest
 from cramlm.config.run import load_config, to_toml
 from cramlm.errors import Stopped, UsageError
 from cramlm.experiments.compare import Experiment, compare
-from cramlm.experiments.grid import Arm, Question, arms_of, arms_over, cells_of, default_folder, read_counts, read_seeds
+from cramlm.experiments.grid import Arm, Question, arms_of, arms_over, cells_of, default_folder, draw_labels, read_counts, read_seeds
 from cramlm.experiments.results import CellResult, Spent, draw, markdown, pairs_of, read_spent, rows_of, spending, totals_of
-from cramlm.experiments.subsample import draw_labels
 from cramlm.records import Event
 from cramlm.reporting.page import report_page
 from cramlm.storage.artifacts import open_artifact, publish

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from cramlm import __version__
-from cramlm.cli import corpora, experiments, models, runs
+from cramlm.cli import data, experiments, models, runs
 from cramlm.cli.options import (
     SPINS,
     GivenLabelColumn,
@@ -36,8 +36,7 @@ from cramlm.cli.options import (
     StoreOption,
     resolve_run,
 )
-from cramlm.cli.room import check_address_space
-from cramlm.cli.signals import Interrupted, interrupt_at_signals, stop_on_signals
+from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, stop_on_signals
 from cramlm.errors import CramError
 
 _OUT_OF_MEMORY = "out of memory; choose a smaller setting or close other programs"
@@ -153,15 +152,15 @@ def config(
 
 
 for command in (
-    experiments.check,
+    data.check,
     experiments.compare,
     experiments.ablate,
     experiments.attention,
     runs.plan,
-    corpora.index,
-    corpora.select,
-    corpora.passages,
-    corpora.search,
+    data.index,
+    data.select,
+    data.passages,
+    data.search,
     models.evaluate,
     models.predict,
     models.explain,

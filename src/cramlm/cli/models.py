@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cramlm.cli.options import LabelColumn, PairColumn, Precision, SeparatorOption, TextColumn
-from cramlm.cli.room import check_address_space_of_model
+from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import UsageError
 
 

@@ -7,21 +7,26 @@ of them with settings of its own. Everything else, the data, the budget and the 
 from __future__ import annotations
 
 import itertools
+import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cramlm.cli.options import resolve_run
 from cramlm.config.run import RunConfig, load_config, read_toml
+from cramlm.data.task import read_examples
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import only_one_label
-from cramlm.experiments.subsample import draw_labels
 from cramlm.pipeline.run_folder import RUNS, name_of_task
 from cramlm.recipes import RECIPES
 from cramlm.recipes.phases import on_task_text
-from cramlm.storage.artifacts import hash_json
+from cramlm.records import Example
+from cramlm.storage.artifacts import hash_json, publish_file
 
 ALL = "all"
 ON_INIT = "@init"
@@ -213,3 +218,50 @@ def _split_values(values: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts]
+
+
+_DRAW_STREAM = 0xD4A3
+
+
+def draw_labels(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> Path:
+    """A file of about `count` rows of `task["train"]`, under the same column names; at least one row of every label.
+
+    Of one seed, a smaller draw is part of a larger one.
+
+    Raises:
+        UsageError: if there are not so many rows, or fewer asked for than labels. DataError: a bad row.
+    """
+    columns = {name: task.get(f"{name}_column") or default for name, default in (("text", "text"), ("label", "label"))}
+    pair = task.get("text_pair_column")
+    examples = read_examples(
+        task["train"],
+        text_column=columns["text"],
+        label_column=columns["label"],
+        text_pair_column=pair,
+        on_bad_row=task.get("on_bad_row") or "fail",
+    )
+    rows = []
+    for example in _drawn(examples, count, seed, str(task["train"])):
+        halves = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
+        rows.append(json.dumps({**halves, columns["label"]: example.label}, ensure_ascii=False) + "\n")
+    content = "".join(rows)
+    target = folder / f"train-{count}-{seed}-{hash_json(content)[:8]}.jsonl"
+    if not target.is_file():
+        publish_file(target, content.encode())
+    return target
+
+
+def _drawn(examples: list[Example], count: int, seed: int, origin: str) -> list[Example]:
+    by_label: dict[str, list[int]] = defaultdict(list)
+    for index, example in enumerate(examples):
+        by_label[str(example.label)].append(index)
+    if not len(by_label) <= count <= len(examples):
+        raise UsageError(
+            f"--labels {count}: {origin} has {len(examples):,} rows of {len(by_label)} labels; ask for a number between, or all"
+        )
+    generator = np.random.Generator(np.random.Philox(key=[seed, _DRAW_STREAM]))
+    chosen: list[int] = []
+    for label in sorted(by_label):
+        share = max(1, round(count * len(by_label[label]) / len(examples)))
+        chosen += generator.permutation(by_label[label])[:share].tolist()
+    return [examples[index] for index in sorted(chosen)]

@@ -26,9 +26,8 @@ from cramlm.records import Emit, Event
 from cramlm.reporting.charts import stylesheet
 from cramlm.reporting.comparison import compare_runs
 from cramlm.reporting.excerpts import brief, clean, excerpt
-from cramlm.reporting.neighbours import open_neighbours
 from cramlm.reporting.record import MOST_PASSAGES, TASK_MISSING, RunRecord, read_run
-from cramlm.reporting.sections import day_of, duration, sections_of
+from cramlm.reporting.sections import day_of, duration, open_neighbours, sections_of
 from cramlm.storage.artifacts import hash_json, publish_file
 
 FILE = "report.html"

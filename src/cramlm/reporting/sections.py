@@ -5,29 +5,33 @@ A section whose data is not there has None in its place, and its template says w
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from cramlm.config.run import parse_budget
+from cramlm.config.run import CorpusConfig, parse_budget
+from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import TaskCheck, check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
 from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
 from cramlm.records import Example, Task
 from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
-from cramlm.reporting.neighbours import Near, Neighbours
 from cramlm.reporting.record import Json, RunRecord
+from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.selection import read_selection
 from cramlm.text.words import count_words
 
@@ -597,3 +601,63 @@ def _files(run: RunRecord) -> Iterator[InputFile]:
             yield InputFile(PurePath(path).name, f"{split}: texts and labels", task[split], hashes.get(split, "")[:16])
     for file in (provenance.get("corpus") or {}).get("files", [])[:_MOST_ROWS]:
         yield InputFile(PurePath(file["name"]).name, "raw text", file["rows_used"], file["sha256"][:16])
+
+
+_LONGEST_WORDS = 1_000_000  # passages are not cut again
+_MOST_TERMS = 12
+_LEAST_SHARE = 0.3  # of the heaviest shared word's weight: below, a word is not worth marking
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A passage near a text. place: in the selection. terms: the words both share that weigh most, as the analyser writes them."""
+
+    place: int
+    score: float
+    terms: tuple[str, ...]
+
+
+class Neighbours:
+    """A selection, searchable."""
+
+    def __init__(self, corpus: Corpus, index: Index) -> None:
+        self._index = index
+        self._places = [int(document.id) for document in corpus]
+        self._positions = {place: position for position, place in enumerate(self._places)}
+
+    def nearest(self, texts: Sequence[str], *, limit: int) -> list[list[Near]]:
+        """The best passages of every text, best first; none for a text that shares no word with any."""
+        if not texts:
+            return []
+        hits = self._index.search(texts, limit=limit)
+        found: list[list[Near]] = []
+        for number, text in enumerate(texts):
+            rows = range(int(hits.offsets[number]), int(hits.offsets[number + 1]))
+            pairs = [(int(hits.position[row]), float(hits.score[row])) for row in rows]
+            found.append([Near(self._places[position], score, self._heaviest(text, position)) for position, score in pairs])
+        return found
+
+    def shared(self, text: str, place: int) -> tuple[str, ...]:
+        """The words that a text shares with the passage at `place` of the selection, without those that hardly count."""
+        position = self._positions.get(place)
+        return () if position is None else self._heaviest(text, position)
+
+    def _heaviest(self, text: str, position: int) -> tuple[str, ...]:
+        terms = self._index.explain(text, position)
+        return tuple(term for term, weight in terms if weight >= _LEAST_SHARE * terms[0][1])[:_MOST_TERMS]
+
+
+@contextmanager
+def open_neighbours(passages: Sequence[Mapping[str, Any]]) -> Iterator[Neighbours | None]:
+    """Neighbours among these rows of the selection until the block ends; None if there are none."""
+    if not passages:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="cramlm-report-") as name:
+        folder = Path(name)
+        with (folder / "passages.jsonl").open("w", encoding="utf-8") as file:
+            for place, passage in enumerate(passages):
+                file.write(json.dumps({"id": str(place), "text": passage["text"]}) + "\n")
+        config = CorpusConfig(files=(str(folder / "passages.jsonl"),), passage_words=_LONGEST_WORDS)
+        corpus = build_corpus(config, folder / "store", workers=1)
+        yield Neighbours(corpus, build_index(corpus, folder / "store"))
