@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
         precision="bf16",
         emit=keep,
         evaluate=bits,
-        choose_by="bits",
+        metric="bits",
         fingerprint=key,
     )
     for point in points:
@@ -212,7 +212,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
 
 def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, seed: int, kept: Path) -> float:
     """Start from counted embeddings where the arm does; the seconds of CPU that this took the first time, as `kept` says from then on."""
-    if arm.encoder.embedding_init == "drawn":
+    if arm.encoder.embedding_init == "random":
         return 0.0
     began = time.process_time()
     every = tokenizer.sequences([*texts.passages, *(example.text for example in texts.task.train)], max_length=UNCUT, cut="split")

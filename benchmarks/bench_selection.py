@@ -6,7 +6,7 @@
 For every task in --data, with its dev and test texts kept out: the corpus is read and indexed once (each task's own, where OWN_CORPUS
 names one), then the training texts select. Seconds are CPU seconds and wall time of the selection alone, with the index there; hygiene,
 report and writing included. Tokens are estimated from the characters (report.json says how); "nearer" is the KL reduction
-(retrieval/report.py). Retrievers are kinds, each with every `--set` knob that it has; DSIR and random need a bound, by default that of
+(retrieval/report.py). Retrievers are kinds, each with every `--set` setting that it has; DSIR and random need a bound, by default that of
 BM25's selection of the same task. Prints a table and, as the last line, one JSON object; a run over the whole corpus by BM25 alone writes
 benchmarks/results/selection.json.
 """
@@ -58,9 +58,9 @@ def corpus_files(arguments: argparse.Namespace, source: str) -> tuple[str, ...]:
 
 
 def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, Any] | None) -> RetrieverConfig:
-    """Of this kind, with the knobs that were set; without a bound of its own as much text as the row `like` has."""
-    knobs = {"top_k": arguments.top_k} | dict(knob.partition("=")[::2] for knob in arguments.set)
-    config = RETRIEVER.validate_python(with_kind(knobs, kind))
+    """Of this kind, with the settings that were set; without a bound of its own as much text as the row `like` has."""
+    settings = {"top_k": arguments.top_k} | dict(setting.partition("=")[::2] for setting in arguments.set)
+    config = RETRIEVER.validate_python(with_kind(settings, kind))
     if unbounded(config) and like is not None:
         return config.model_copy(update={"max_tokens": like["tokens"]})
     return config
@@ -151,7 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-selection"))
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--retrievers", nargs="+", default=["bm25"], help="kinds, bm25 first if the others are to take as much text")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KNOB=VALUE", help="knobs of the retrievers, like max_tokens=1M")
+    parser.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE", help="settings of the retrievers, like max_tokens=1M")
     parser.add_argument("--shards", type=int, help="only so many files of the corpus; default: all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", help="default: all that are there")

@@ -1,4 +1,4 @@
-"""The reference pages of the site, made from the code at every build: commands from the parser, knobs from the config, Python
+"""The reference pages of the site, made from the code at every build: commands from the parser, settings from the config, Python
 from docstrings.
 
 `pages()` gives them as Markdown; MkDocs calls `on_files`, which puts them beside the written ones. Nothing of them is in the repository.
@@ -63,13 +63,13 @@ def _parameter(parameter: Any) -> str:
 
 def _config() -> str:
     parts = [
-        "# Every knob",
+        "# Every setting",
         "As `cramlm config` prints them and `--set` takes them, like `--set phases[0].steps=500`. A recipe chooses values.",
     ]
     for model in _models():
         parts += [f"## {model.__name__}", inspect.getdoc(model) or ""]
         rows = [_field(name, field) for name, field in model.model_fields.items()]
-        parts.append("\n".join(["| knob | type | default | |", "|---|---|---|---|", *rows]))
+        parts.append("\n".join(["| setting | type | default | |", "|---|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 

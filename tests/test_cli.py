@@ -235,8 +235,8 @@ def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> 
 
 def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> None:
     files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
-    knobs = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
-    result = cramlm("plan", "2s", "5m", "3e13flops", *files, *knobs, "--json")
+    settings = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
+    result = cramlm("plan", "2s", "5m", "3e13flops", *files, *settings, "--json")
     assert result.returncode == 0, result.stderr
     small, five_minutes, operations = [json.loads(line) for line in result.stdout.splitlines()]
     assert "longer --budget" in small["refused"]

@@ -75,7 +75,7 @@ def test_the_toml_does_not_change_when_written_again(config: RunConfig) -> None:
     assert to_toml(load_config(tomllib.loads(to_toml(config)))) == to_toml(config)
 
 
-def test_every_unset_knob_shows_as_a_comment() -> None:
+def test_every_unset_setting_shows_as_a_comment() -> None:
     text = to_toml(load_config(minimal()))
     assert "# budget is unset" in text
     assert "# dev is unset" in text
@@ -147,7 +147,7 @@ def test_an_override_that_leads_nowhere_is_a_usage_error_naming_it(override: str
         ({"encoder": {"shape": "bert"}}, "head.pooling"),
     ],
 )
-def test_a_bad_config_is_one_line_that_names_the_knob(changes: dict[str, Any], expected: str) -> None:
+def test_a_bad_config_is_one_line_that_names_the_setting(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(minimal(**changes), origin="run.toml")
     message = str(caught.value)
@@ -155,6 +155,43 @@ def test_a_bad_config_is_one_line_that_names_the_knob(changes: dict[str, Any], e
     assert message.startswith("run.toml: ")
     assert "\n" not in message
     assert "cramlm config" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("label_prior=trained", "label_prior was renamed logit_adjustment (dev|none); "),
+        ("choose_by=accuracy", "choose_by was renamed dev_metric; "),
+        ("encoder.embedding_init=drawn", "encoder.embedding_init = drawn was renamed encoder.embedding_init = random; "),
+        ("head.places=true", "head.places was renamed head.token_classifier; "),
+        ("head.prompt.chosen=2", "head.prompt.chosen was renamed head.prompt.words_per_label; "),
+        ("phases[0].most_passes=3", "phases[0].most_passes was renamed phases[].max_passes; "),
+        (
+            "phases[0].marks.rule=gradient",
+            "phases[0].marks was replaced by the term 'important_tokens' in phases[].terms (docs/objectives.md)",
+        ),
+        *(
+            (f"phases[0].{name}=none", f"phases[0].{name} was replaced by ")
+            for name in ("objective", "mlm_weight", "task_weight", "teacher_weight", "teacher_from", "label_smoothing", "causal_share")
+        ),
+        ("phases[0].rtd_weight=2", "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/objectives.md)"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(override: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(apply_overrides(minimal(), [override]))
+    assert str(caught.value).startswith("config: ")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_settings_of_an_earlier_version_are_counted() -> None:
+    with pytest.raises(UsageError, match=r"run\.toml: label_prior was renamed logit_adjustment \(dev\|none\), and 1 more; "):
+        load_config(minimal(label_prior="dev", choose_by="accuracy"), origin="run.toml")
+
+
+def test_none_is_a_value_where_a_setting_has_it() -> None:
+    assert load_config(apply_overrides(minimal(), ["logit_adjustment=none"])).logit_adjustment == "none"
 
 
 def test_several_mistakes_show_the_first_and_count_the_others() -> None:

@@ -58,7 +58,7 @@ def test_every_command_of_a_tutorial_is_one_that_the_parser_takes(page: Path) ->
         command.make_context(name, list(arguments), resilient_parsing=False).close()
 
 
-def test_the_reference_names_every_command_and_every_knob() -> None:
+def test_the_reference_names_every_command_and_every_setting() -> None:
     pages = load(DOCS / "hooks.py").pages()
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():

@@ -57,7 +57,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):
         Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, seed)), "utf-8")
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
-    config["encoder"]["embedding_init"] = "drawn"
+    config["encoder"]["embedding_init"] = "random"
     config["task"]["kind"] = kind
     config["phases"] = [{**config["phases"][1], "steps": 30, "terms": [{"kind": "classify"}], "evaluate_every": 30, "keep": "best"}]
     (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
@@ -88,7 +88,7 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
         rows = [{**row, "label": ["sea"] if row["label"] == "sea" else []} for row in rows]
         Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
-    config["encoder"]["embedding_init"] = "drawn"
+    config["encoder"]["embedding_init"] = "random"
     config["task"]["kind"] = "multi-label"
     config["phases"] = [{**config["phases"][1], "terms": [{"kind": "classify"}], "evaluate_every": 16, "keep": "best"}]
     (tmp_path / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
@@ -203,4 +203,4 @@ def test_a_recipe_for_another_kind_is_planned_without_a_teacher() -> None:
     assert isinstance(config, RunConfig)
     assert config.task == TaskConfig(train="", kind="regression")
     assert [phase.terms for phase in config.phases] == [(Classify(),)]
-    assert config.dev_metric == "pearson"
+    assert config.metric == "pearson"

@@ -133,7 +133,7 @@ def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path
         external | {"name": "taskpt", "start_from": "genept", "masking": {"kind": kind, "scores_of": "scorer", "rate": 0.15}},
         FINETUNE,
     ]
-    run = fit(tmp_path, phases=phases, head={"places": True})
+    run = fit(tmp_path, phases=phases, head={"token_classifier": True})
     assert terms_of(run)["scorer"] == {"important_tokens_task"}
     words = json.loads((run / "marks-3-scorer/words.json").read_bytes())
     assert words["texts_used"] > 20

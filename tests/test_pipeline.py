@@ -124,7 +124,7 @@ def test_a_run_parses_every_file_and_decodes_and_tokenizes_every_text_at_most_on
     assert {item: number for item, number in done.items() if number > 1} == {}
 
 
-def test_a_changed_knob_reruns_its_stage_and_those_after_it_and_says_why(
+def test_a_changed_setting_reruns_its_stage_and_those_after_it_and_says_why(
     copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
 ) -> None:
     folder, config = copied
@@ -373,7 +373,7 @@ def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_
     phase = json.loads((tmp_path / "run/phase-2-finetune/phase.json").read_bytes())
     assert phase["best_score"] == pytest.approx(told["after"])  # evaluations on dev score what would be handed on
 
-    run(load_config({**config, "label_prior": "trained"}), out=tmp_path / "as trained", store=tmp_path / "store")
+    run(load_config({**config, "logit_adjustment": "none"}), out=tmp_path / "as trained", store=tmp_path / "store")
     assert not (tmp_path / "as trained/logit-adjustment").exists()
     np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
 

@@ -38,7 +38,7 @@ WORDS = 'head.prompt.words={sea=["ship","wave"],hill="ridge"}'
 TWO = 'head.prompt.patterns=["{mask}: {text}","Of the {mask}. {text} ({mask})"]'
 CASES = {
     "given": (WORDS, 'head.prompt.patterns=["{mask}: {text}","{text} It was of the {mask}."]'),
-    "chosen": ("head.prompt.chosen=2",),
+    "chosen": ("head.prompt.words_per_label=2",),
     "composed": (
         'head.prompt.patterns=["the {mask} of {mask}: {text}"]',
         'head.prompt.words={sea=["old",["ship","wave"]],hill=["old","ridge"]}',
@@ -64,7 +64,9 @@ def fit(place: dict[str, str], out: Path, recipe: str, *settings: str, scratch: 
     common: dict[str, Any] = {"task": task, "corpus": [place["corpus"]], "budget": None, "seed": 3}
     common["init"] = None if scratch else place["init"]
     phases = len(resolve_run(recipe, None, [], **common).phases)
-    steps = [f"phases[{number}].{knob}" for number in range(phases) for knob in ("steps=3", "max_length=24", "batch_size=64", "keep=last")]
+    steps = [
+        f"phases[{number}].{setting}" for number in range(phases) for setting in ("steps=3", "max_length=24", "batch_size=64", "keep=last")
+    ]
     config = resolve_run(recipe, None, [*QUICK, *(SMALL if scratch else ()), *steps, *settings], **common)
     events: list[Event] = []
     return cramlm.fit(config, out=out, store=place["store"], emit=events.append), events
@@ -199,7 +201,7 @@ def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place:
         (["phases[0].trains=vectors"], "trains 'vectors' is for labels alone and a soft prompt"),
         (['phases[0].terms=[{kind="span_infilling",on="task"},{kind="classify"}]'], "the term 'span_infilling' does not go with a prompt"),
         (['phases[0].terms=[{kind="classify"},{kind="distil",on="task",teacher="joint"}]'], "teacher 'joint' is no earlier phase"),
-        (["head.places=true"], "head.places and head.generator are of no use"),
+        (["head.token_classifier=true"], "head.token_classifier and head.generator are of no use"),
     ],
 )
 def test_a_prompt_that_cannot_be_is_refused_in_one_line(settings: list[str], message: str, place: dict[str, str], tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CONTROLS = ("random-retrieval", "external-only", "task-text-only", "no-stage-2",
 FROM_CHECKPOINT = {"plm", "dapt", "tapt", "dapt+tapt", "knn-tapt"}
 WITHOUT_CORPUS = {"labels-only", "task-text-only", "plm", "tapt", "tfidf"}
 SMALL = (
-    *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=drawn"),
+    *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=random"),
     *("tokenizer.vocab_size=200",),
 )
 QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "precision=fp32")
@@ -63,7 +63,7 @@ def quick_run(place: dict[str, str], recipe: str, *settings: str, init: str | No
     task = {name: place[name] for name in ("train", "dev", "test")}
     common: dict[str, Any] = {"task": task, "corpus": [place["corpus"]], "budget": None, "seed": 3, "init": init}
     phases = len(resolve_run(recipe, None, [], **common).phases)
-    steps = [f"phases[{number}].{knob}" for number in range(phases) for knob in ("steps=2", "max_length=16", "batch_size=64")]
+    steps = [f"phases[{number}].{setting}" for number in range(phases) for setting in ("steps=2", "max_length=16", "batch_size=64")]
     return resolve_run(recipe, None, [*QUICK, *([] if init else SMALL), *steps, *settings], **common)
 
 
@@ -192,7 +192,7 @@ def test_the_papers_recipes_hold_the_papers_numbers(line: str) -> None:
         assert (finetune.reset_task_head, finetune.evaluate_every, finetune.keep, finetune.max_length) == (True, 1000, "best", length)
         assert (config.encoder.shape, config.encoder.layers, config.encoder.hidden) == ("bert", layers, width)
         assert config.tokenizer.vocab_size == 30_522
-        assert config.choose_by == ("micro_f1" if task in ("chemprot", "rct") else "macro_f1")
+        assert config.dev_metric == ("micro_f1" if task in ("chemprot", "rct") else "macro_f1")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
     tuned, near = (from_checkpoint(phase, encoder) for phase in recipes.tlm.phases[::-1])
     assert (tuned.optimizer.kind, tuned.optimizer.learning_rate, tuned.batch_size, tuned.batch_unit) == ("adamw", rate, 16, "sequences")
     assert [(phase.dropout, phase.attention_dropout) for phase in (tuned, near)] == [(0.1, 0.1)] * 2
-    assert (tuned.most_passes, tuned.terms, tuned.schedule.warmup_fraction) == (10, (Classify(),), 0.06)
+    assert (tuned.max_passes, tuned.terms, tuned.schedule.warmup_fraction) == (10, (Classify(),), 0.06)
     assert (near.optimizer.kind, near.optimizer.learning_rate, near.masking.rate, near.masking.mask_share) == ("adamw", 1e-4, 0.15, 0.8)
 
 
@@ -362,12 +362,12 @@ def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -
         train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
         full, plain = (RECIPES[name](train=train, corpus="corpus.jsonl") for name in ("tlm", "tlm-plain"))
         assert softness(plain) == (("joint", 0, 0), ("finetune", 0, 0), False)
-        assert (plain.encoder.embedding_init, plain.label_prior) == ("drawn", "trained")
-        assert (full.encoder.embedding_init, full.label_prior) == ("cooccurrence", "dev")
+        assert (plain.encoder.embedding_init, plain.logit_adjustment) == ("random", "none")
+        assert (full.encoder.embedding_init, full.logit_adjustment) == ("cooccurrence", "dev")
         same = {
             "name": full.name,
             "encoder": plain.encoder.model_copy(update={"embedding_init": "cooccurrence"}),
-            "label_prior": full.label_prior,
+            "logit_adjustment": full.logit_adjustment,
             "teacher": full.teacher,
             "phases": tuple(
                 phase.model_copy(update={"terms": other.terms}) for phase, other in zip(plain.phases, full.phases, strict=True)
@@ -424,7 +424,7 @@ def test_the_page_of_the_recipes_lists_every_control() -> None:
 
 
 def test_a_preset_changes_the_size_and_not_how_token_embeddings_start() -> None:
-    for name, start in (("tlm", "cooccurrence"), ("tlm-plain", "drawn")):
+    for name, start in (("tlm", "cooccurrence"), ("tlm-plain", "random")):
         config = recipes.with_preset(RECIPES[name](train="", corpus="corpus.jsonl"), "small")
         assert (config.encoder.layers, config.encoder.embedding_init) == (6, start)
 

@@ -41,7 +41,7 @@ def test_a_bound_that_is_no_count_is_a_usage_error(text: str) -> None:
         load_config(run_data({"kind": "bm25", "max_tokens": text}))
 
 
-def test_another_kind_keeps_the_knobs_that_it_has_too() -> None:
+def test_another_kind_keeps_the_settings_that_it_has_too() -> None:
     data = run_data({"kind": "bm25", "top_k": 7, "k1": 0.9, "max_tokens": 5000, "max_documents": None})
     changed = apply_overrides(data, ["retriever.kind=random"])["retriever"]
     assert changed == {"kind": "random", "max_tokens": 5000, "max_documents": None}
@@ -65,7 +65,7 @@ def test_another_kind_keeps_the_knobs_that_it_has_too() -> None:
         ({"kind": "bm25", "near_duplicates": 1.2}, "near_duplicates"),
     ],
 )
-def test_a_bad_retriever_is_one_line_that_names_the_knob(retriever: dict[str, Any], expected: str) -> None:
+def test_a_bad_retriever_is_one_line_that_names_the_setting(retriever: dict[str, Any], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(run_data(retriever))
     assert expected in str(caught.value)

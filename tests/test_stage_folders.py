@@ -97,7 +97,7 @@ def test_a_fresh_stage_is_not_built_again_and_says_so(tmp_path: Path) -> None:
     assert [(event.kind, event.stage) for event in events] == [("fresh", "selection")]
 
 
-def test_a_stale_stage_says_which_knob_changed_and_is_built_again(tmp_path: Path) -> None:
+def test_a_stale_stage_says_which_setting_changed_and_is_built_again(tmp_path: Path) -> None:
     events: list[Event] = []
     stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.2, "b": 0.75}}, write=writer("x"), emit=events.append)
     stage(tmp_path / "thing", kind="thing", key={"retriever": {"k1": 1.5, "b": 0.75}}, write=writer("y"), emit=events.append)

@@ -48,7 +48,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. One that reads no corpus ignores it.
     init: folder of pretrained weights to start from, for recipes that can.
     budget: wall-clock time of one fit, like "10m"; a search over 5 folds takes it 5 times.
-    settings: any other knob, as `--set` takes it: {"retriever.top_k": 20, "threads": 1}.
+    settings: any other setting, as `--set` takes it: {"retriever.top_k": 20, "threads": 1}.
     out: folder for the runs, each in a subfolder of its own named by what went in, so that the same fit is not done twice and a stopped
     one goes on; None is a temporary folder that goes when the estimator does.
     store: where corpora and indexes are kept; None as for `cramlm fit`. verbose: show progress on stderr.

@@ -154,7 +154,7 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"choose_by": "accuracy"}, "choose_by 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
+        ({"dev_metric": "accuracy"}, "dev_metric 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
         ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' gives a text one label; with task.kind 'regression' set"),
         (
             {"phases": [{"name": "a", "terms": [{"kind": "distil", "on": "task"}]}]},

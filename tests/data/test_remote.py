@@ -39,8 +39,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-def read(store: Path, *files: str, **knobs: object) -> Corpus:
-    return build_corpus(CorpusConfig(files=files, **knobs), store)  # type: ignore[arg-type]
+def read(store: Path, *files: str, **settings: object) -> Corpus:
+    return build_corpus(CorpusConfig(files=files, **settings), store)  # type: ignore[arg-type]
 
 
 def texts(corpus: Corpus) -> list[str]:

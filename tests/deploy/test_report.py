@@ -213,7 +213,7 @@ def test_a_run_of_a_linear_recipe_leaves_a_page_without_phases(linear: dict[str,
         assert f"{name} (this run)" in page.words
         assert "How the linear models were fitted" in page.words
         assert "linear: TF-IDF" in page.words
-        assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("every knob")[0]
+        assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("every setting")[0]
         assert "not finished" not in page.words
         assert {"#scores", "#errors"} <= {attributes["href"] for tag, attributes in page.tags if tag == "a"}
 

@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_is_followed(run: Path, config: RunConfig) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_holds_scalars_and_every_knob(run: Path) -> None:
+def test_mlflow_holds_scalars_and_every_setting(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     replay("mlflow", run, silent)
     (found,) = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("cramlm").experiment_id])

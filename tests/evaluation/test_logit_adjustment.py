@@ -14,8 +14,8 @@ LABELS = ("common", "rare")
 TRAIN = ["common"] * 98  # with one more of each label: 99 to 1
 
 
-def chosen(logits: list[tuple[float, float]], true: list[str], choose_by: str = "macro_f1", **options: tuple[float, ...]) -> Adjustment:
-    return choose_adjustment(np.array(logits, np.float32), true, LABELS, trained_on=TRAIN, choose_by=choose_by, **options)  # type: ignore[arg-type]
+def chosen(logits: list[tuple[float, float]], true: list[str], metric: str = "macro_f1", **options: tuple[float, ...]) -> Adjustment:
+    return choose_adjustment(np.array(logits, np.float32), true, LABELS, trained_on=TRAIN, metric=metric, **options)  # type: ignore[arg-type]
 
 
 def test_logits_that_follow_the_frequencies_are_adjusted_by_half_the_log_odds_times_tau() -> None:

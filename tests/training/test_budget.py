@@ -70,12 +70,12 @@ def test_passes_become_steps_of_the_text_that_a_phase_reads() -> None:
 
 
 def test_a_bound_on_passes_holds_within_the_budget_and_stands_in_for_one() -> None:
-    bounded = [phase.model_copy(update={"most_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
+    bounded = [phase.model_copy(update={"max_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
     for amount in (None, 10_000.0):
         joint, finetune = plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
         assert (joint.steps, finetune.steps) == (round(2 * 200_000 / (0.2 * 4096)), 2 * 4000 // 32)
     assert plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=60.0, rows=128)[0].steps < joint.steps
-    once = bounded[0].model_copy(update={"task": 0, "external": 1, "most_passes": 1.0})
+    once = bounded[0].model_copy(update={"task": 0, "external": 1, "max_passes": 1.0})
     assert plan_phases([once], sizes=SIZES, speed=SPEED, amount=None, rows=128)[0].steps == round(500_000 / 4096)
     for phases, passes in (([joint_phase()], PASSES_OVER_SELECTION), ([once, finetune_phase()], 1.0)):
         assert passes_over_selection(phases) == passes

@@ -34,7 +34,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def model_of() -> Model:
-    return build_model(ENCODER, HeadConfig(pooling="mean", places=True), vocab_size=VOCABULARY, labels=LABELS, seed=7)
+    return build_model(ENCODER, HeadConfig(pooling="mean", token_classifier=True), vocab_size=VOCABULARY, labels=LABELS, seed=7)
 
 
 def pool_of_words(sequences: int = 24) -> TokenPool:

@@ -110,7 +110,7 @@ def run_phase(
         precision=precision,  # type: ignore[arg-type]
         emit=emit,
         evaluate=evaluate,
-        choose_by="accuracy",
+        metric="accuracy",
         incoming=incoming,
         stop=stop,
         fingerprint=fingerprint,

@@ -140,7 +140,7 @@ def config(
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Print every knob as TOML; `cramlm fit --config` takes it back."""
+    """Print every setting as TOML; `cramlm fit --config` takes it back."""
     from cramlm.config.run import to_toml
 
     task = {"train": train or "", "dev": dev, "test": test}

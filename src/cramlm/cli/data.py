@@ -105,7 +105,7 @@ def select(
     test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
     max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,
     select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One knob, like retriever.k1=1.5; may be repeated.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting, like retriever.k1=1.5; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
     ray: RayOption = None,

@@ -79,14 +79,14 @@ def recipe_data(name: str, given: Mapping[str, Any], overrides: Sequence[str]) -
 
 
 def resolve_retriever(given: Mapping[str, Any], overrides: list[str] | None) -> Any:
-    """The retriever that the flags mean: BM25, changed by what was given, then by every --set retriever.KNOB=VALUE."""
+    """The retriever that the flags mean: BM25, changed by what was given, then by every --set retriever.SETTING=VALUE."""
     from cramlm.config.retriever import RETRIEVER
     from cramlm.config.run import apply_overrides
 
     table = {"kind": "bm25"} | {name: value for name, value in given.items() if value is not None}
     data = apply_overrides({"retriever": table}, overrides or [])
     if strange := sorted(set(data) - {"retriever"}):
-        raise UsageError(f"--set {strange[0]}: select knows the knobs of retriever only, like retriever.k1=1.5")
+        raise UsageError(f"--set {strange[0]}: select knows the settings of retriever only, like retriever.k1=1.5")
     return checked(lambda: RETRIEVER.validate_python(data["retriever"]))
 
 
@@ -145,7 +145,7 @@ OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at
 GivenOnBadRow = Annotated[
     str | None, typer.Option("--on-bad-row", help="fail (default): stop at the first bad row; skip: list it in rejected.jsonl.")
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="One knob, like phases[0].steps=500; may be repeated.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="One setting, like phases[0].steps=500; may be repeated.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")

@@ -1,4 +1,4 @@
-"""The knobs of what gives labels their scores: a classifier, or a prompt, which is patterns around a text with places for words and the
+"""The settings of what gives labels their scores: a classifier, or a prompt, which is patterns around a text with places for words and the
 words that stand for each label (docs/prompts.md).
 """
 
@@ -78,7 +78,7 @@ class PromptConfig(FrozenModel):
         description="for each label the words that stand for it, each one token of the vocabulary; with several {mask} in a pattern, one "
         "entry (a word or a list of words) for each, in order. Empty = chosen from the training texts",
     )
-    chosen: int = Field(3, ge=1, description="words for each label, where they are chosen")
+    words_per_label: int = Field(3, ge=1, description="words to choose for each label, where `words` is empty")
     markers: tuple[tuple[str, str], tuple[str, str]] = Field(
         (("[[", "]]"), ("<<", ">>")), description="what stands around the first and the second entity in a text"
     )
@@ -136,7 +136,9 @@ class HeadConfig(FrozenModel):
     kind: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
     prompt: PromptConfig = PromptConfig()
     pooling: Literal["cls", "mean"] = "mean"
-    places: bool = Field(False, description="a head that says yes or no of every token, for the term important_tokens; it is not exported")
+    token_classifier: bool = Field(
+        False, description="a binary classifier of every token, for the terms important_tokens and shuffled_tokens; it is not exported"
+    )
     generator: int | None = Field(
         None,
         ge=8,
@@ -145,9 +147,9 @@ class HeadConfig(FrozenModel):
     )
 
     @property
-    def has_places(self) -> bool:
-        """Whether a head says yes or no of every token: for important_tokens, or for replaced_tokens."""
-        return self.places or self.generator is not None
+    def has_token_classifier(self) -> bool:
+        """True if there is a binary classifier of every token; the generator's term, replaced_tokens, has one as well."""
+        return self.token_classifier or self.generator is not None
 
     @property
     def fills_masks(self) -> bool:
@@ -169,8 +171,8 @@ def check_head(head: HeadConfig, phases: Sequence[PhaseConfig], *, pairs: bool) 
             raise ValueError(f"phase {phase.name!r}: the term {others[0]!r} does not go with a prompt; use mlm or causal")
     if not head.fills_masks:
         return
-    if head.has_places:
-        raise ValueError(f"head.places and head.generator are of no use to head.kind {head.kind!r}; unset them")
+    if head.has_token_classifier:
+        raise ValueError(f"head.token_classifier and head.generator are of no use to head.kind {head.kind!r}; unset them")
     if head.prompt.reads_pairs != pairs:
         asked, given = ("{text_a} and {text_b}", "pairs of texts") if pairs else ("{text}", "single texts")
         raise ValueError(f"head.prompt.patterns must read {asked}, as the task has {given}")

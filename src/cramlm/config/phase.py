@@ -50,7 +50,7 @@ class PhaseConfig(FrozenModel):
         gt=0,
         description="passes over the task's training texts (over the external text if no task text is drawn); used when steps is None",
     )
-    most_passes: float | None = Field(
+    max_passes: float | None = Field(
         None,
         gt=0,
         description="where the planner sets the steps: at most so many passes over the same; None = what the budget gives, and of phases "

@@ -1,4 +1,4 @@
-"""The knobs of what is retrieved, one model per retriever; `config.RunConfig` holds one of them.
+"""The settings of what is retrieved, one model per retriever; `config.RunConfig` holds one of them.
 
 bm25    every training text asks, the best documents of each      dense   the same by the inner product of sentence embeddings
 dsir    importance resampling towards the task's n-grams          random  the control
@@ -8,15 +8,24 @@ union   several of them in turn                                   elasticsearch 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 
 class FrozenModel(BaseModel):
-    """A table of knobs: frozen, no unknown names, finite numbers."""
+    """A table of settings: frozen, no unknown names, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_may_be_a_word(cls, data: Any) -> Any:
+        """Read None as "none" where that is one of a setting's words: `--set logit_adjustment=none` reads it as unset."""
+        if not isinstance(data, dict):
+            return data
+        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
+        return {name: "none" if value is None and name in words else value for name, value in data.items()}
 
 
 def parse_count(value: Any) -> Any:
@@ -195,7 +204,7 @@ def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
 
 
 def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """A retriever's plain data changed to another kind: the knobs that the new kind has too stay, the others go."""
+    """A retriever's plain data changed to another kind: the settings that the new kind has too stay, the others go."""
     kinds = (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig)
     models = {model.model_fields["kind"].default: model for model in kinds}
     known = models[kind].model_fields if kind in models else table

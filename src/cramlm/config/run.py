@@ -1,4 +1,4 @@
-"""Every knob once: frozen models with unit, range and source; TOML in and out.
+"""Every setting once: frozen models with unit, range and source; TOML in and out.
 
 Numbers come from the literature where a source is named, from experiments in docs/log.md otherwise. A recipe (recipes.py) is a
 function that returns a complete `RunConfig`; nothing else invents defaults.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -41,7 +41,7 @@ CHOOSING: Final[dict[TaskKind, tuple[Metric, ...]]] = {
     "multi-label": ("macro_f1", "micro_f1", "subset_accuracy"),
     "regression": ("pearson", "spearman", "r2"),
 }
-"""The dev scores that may choose, by kind of task; the first does unless `choose_by` says otherwise. Higher is better in all of them."""
+"""The dev scores that may choose, by kind of task; the first does unless `RunConfig.dev_metric` is set. Higher is better in all of them."""
 
 
 class CorpusConfig(FrozenModel):
@@ -114,8 +114,8 @@ class EncoderConfig(FrozenModel):
     balance_weight: float = Field(0.01, ge=0, description="moe only: weight of the loss that keeps experts in use; 0.01: Switch")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
-    embedding_init: Literal["drawn", "cooccurrence"] = Field(
-        "drawn", description="token embeddings to start from: drawn at random, or from which tokens stand near which in the text at hand"
+    embedding_init: Literal["random", "cooccurrence"] = Field(
+        "random", description="initial token embeddings: random, or from token co-occurrence (PPMI and truncated SVD)"
     )
     embedding_std: float = Field(0.04, gt=0, description="of embeddings from co-occurrence")
 
@@ -201,22 +201,22 @@ class RunConfig(FrozenModel):
     phases: tuple[PhaseConfig, ...] = ()
     baseline: BaselineConfig = BaselineConfig()
     teacher: TeacherConfig = TeacherConfig()
-    choose_by: Metric | None = Field(
+    dev_metric: Metric | None = Field(
         None,
-        description="dev score that picks the checkpoint, with the label_prior that suits it; None = macro_f1, or pearson in a regression. "
+        description="dev score that selects the checkpoint and the logit adjustment; None = macro_f1, or pearson in a regression. "
         "A classification also has micro_f1 and accuracy, a multi-label task micro_f1 and subset_accuracy, a regression spearman and r2",
     )
-    label_prior: Literal["dev", "trained"] = Field(
+    logit_adjustment: Literal["dev", "none"] = Field(
         "dev",
-        description="how much the frequency of labels counts in answers, at every look at dev and of the finished model. dev: what scores "
-        "best there (choose_by), from as trained to not at all; trained: as trained",
+        description="logit adjustment (Menon et al. 2021): tau times a label's log frequency in training is subtracted from its logit, at "
+        "every evaluation on dev and in the finished model. dev: the tau in [0, 1] with the highest dev_metric; none: tau = 0",
     )
     distributed: DistributedConfig = DistributedConfig()
 
     @property
-    def dev_metric(self) -> Metric:
-        """The dev score that chooses."""
-        return self.choose_by or CHOOSING[self.task.kind][0]
+    def metric(self) -> Metric:
+        """`dev_metric`, or the default of the kind of task."""
+        return self.dev_metric or CHOOSING[self.task.kind][0]
 
     @model_validator(mode="after")
     def _model_agrees(self) -> RunConfig:
@@ -237,8 +237,8 @@ class RunConfig(FrozenModel):
     @model_validator(mode="after")
     def _kind_agrees(self) -> RunConfig:
         kind = self.task.kind
-        if self.dev_metric not in CHOOSING[kind]:
-            raise ValueError(f"choose_by {self.choose_by!r} is no score of task.kind {kind!r}; take one of {', '.join(CHOOSING[kind])}")
+        if self.metric not in CHOOSING[kind]:
+            raise ValueError(f"dev_metric {self.dev_metric!r} is no score of task.kind {kind!r}; take one of {', '.join(CHOOSING[kind])}")
         if kind != "classification" and self.head.kind != "classifier":
             raise ValueError(f"head.kind {self.head.kind!r} gives a text one label; with task.kind {kind!r} set head.kind = 'classifier'")
         for phase in self.phases if kind != "classification" else ():
@@ -271,8 +271,8 @@ class RunConfig(FrozenModel):
             )
         check_order(self.phases)
         for term in (term for phase in self.phases for term in phase.terms):
-            if term.needs_token_head and not self.head.has_places:
-                raise ValueError(f"the term {term.kind!r} needs a head for every token; set head.places = true")
+            if term.needs_token_head and not self.head.has_token_classifier:
+                raise ValueError(f"the term {term.kind!r} needs a head for every token; set head.token_classifier = true")
             if term.needs_generator and self.head.generator is None:
                 raise ValueError(f"the term {term.kind!r} needs a generator; set head.generator, like {max(8, self.encoder.hidden // 4)}")
         width = self.encoder.hidden // self.encoder.heads
@@ -289,16 +289,59 @@ _TERMS: Final = frozenset(term.model_fields["kind"].default for term in get_args
 """By which pydantic names the classes of a union; not part of a setting's path."""
 
 
+RENAMED: Final[dict[str, str]] = {
+    "label_prior": "logit_adjustment (dev|none)",
+    "choose_by": "dev_metric",
+    "encoder.embedding_init = drawn": "encoder.embedding_init = random",
+    "head.places": "head.token_classifier",
+    "head.prompt.chosen": "head.prompt.words_per_label",
+    "phases[].most_passes": "phases[].max_passes",
+}
+"""Settings of earlier versions, and values written `setting = value`, with what they are called now. [] stands for any index."""
+
+REPLACED: Final[dict[str, str]] = {
+    "distributed.parallel": "DistributedDataParallel, always (docs/distributed.md); remove it",
+    "phases[].objective": "phases[].terms, like terms = [{kind = 'mlm', on = 'external'}] (docs/objectives.md)",
+    "phases[].mlm_weight": "the weight of the term 'mlm' on task text in phases[].terms (docs/objectives.md)",
+    "phases[].task_weight": "the weight of the term 'classify' in phases[].terms (docs/objectives.md)",
+    "phases[].teacher_weight": "the weight of the term 'distil' in phases[].terms (docs/objectives.md)",
+    "phases[].teacher_from": "the teacher of the term 'distil' in phases[].terms (docs/objectives.md)",
+    "phases[].label_smoothing": "the label_smoothing of the term 'classify' in phases[].terms (docs/objectives.md)",
+    "phases[].causal_share": "the share of the term 'causal' in phases[].terms (docs/objectives.md)",
+    "phases[].rtd_weight": "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/objectives.md)",
+    "phases[].marks": "the term 'important_tokens' in phases[].terms (docs/objectives.md)",
+}
+"""Settings of earlier versions with what takes their place; each can be written only in another form."""
+
+
 def load_config(data: dict[str, Any], *, origin: str = "config") -> RunConfig:
-    """Check plain data against the knobs.
+    """Validate plain data.
 
     Raises:
-        UsageError: naming the first field that is unknown or out of range.
+        UsageError: naming the settings of an earlier version and what they are called now, else the first setting that is unknown or
+            out of range.
     """
+    if old := list(_of_earlier_versions(data, "", "")):
+        raise UsageError(f"{origin}: {old[0]}{f', and {len(old) - 1} more' if old[1:] else ''}; `cramlm config` prints every setting")
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         raise UsageError(f"{origin}: {explain_validation_error(error)}") from error
+
+
+def _of_earlier_versions(data: Any, path: str, pattern: str) -> Iterator[str]:
+    """Yield what to say about each setting at or below `path` that an earlier version had. `pattern`: `path` with [] for each index."""
+    for value in ("", f" = {data}"):
+        if new := RENAMED.get(pattern + value):
+            yield f"{path}{value} was renamed {new}"
+        elif new := REPLACED.get(pattern + value):
+            yield f"{path}{value} was replaced by {new}"
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _of_earlier_versions(value, f"{path}.{key}".lstrip("."), f"{pattern}.{key}".lstrip("."))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _of_earlier_versions(value, f"{path}[{index}]", f"{pattern}[]")
 
 
 def explain_validation_error(error: ValidationError) -> str:
@@ -311,7 +354,7 @@ def explain_validation_error(error: ValidationError) -> str:
     got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
     message = first["msg"].removeprefix("Value error, ")
     more = f"; and {len(others)} more" if others else ""
-    return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every knob{more}"
+    return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every setting{more}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -329,7 +372,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The resolved config as TOML that `load_config(tomllib.loads(...))` turns into an equal config. Unset knobs become comments."""
+    """The resolved config as TOML that `load_config(tomllib.loads(...))` turns into an equal config. Unset settings become comments."""
     lines: list[str] = []
     _write_table(config.model_dump(mode="json"), (), lines)
     return "\n".join(lines).strip() + "\n"
@@ -366,7 +409,7 @@ def _toml_value(value: Any) -> str:
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Set `phases[0].steps=500`-like assignments in plain config data; values are read as TOML, else taken as strings; `none` unsets.
-    Another `retriever.kind` takes the knobs with it that only the former kind has.
+    Another `retriever.kind` takes the settings with it that only the former kind has.
 
     Raises:
         UsageError: if an assignment has no `=`, or its path leads into something that is not a table.
@@ -380,7 +423,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         place: Any = result
         for key, following in zip(keys, [*keys[1:], None], strict=True):
             if isinstance(key, int) != isinstance(place, list) or (isinstance(key, int) and key >= len(place)):
-                raise UsageError(f"--set {override!r}: the config has no place {path!r}; `cramlm config` prints every knob")
+                raise UsageError(f"--set {override!r}: the config has no place {path!r}; `cramlm config` prints every setting")
             if following is None:
                 place[key] = _override_value(raw.strip())
                 if keys == ["retriever", "kind"]:
@@ -390,7 +433,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
                     place[key] = {}
                 place = place[key]
                 if not isinstance(place, dict | list):
-                    raise UsageError(f"--set {override!r}: {key!r} holds a value, not a table; `cramlm config` prints every knob")
+                    raise UsageError(f"--set {override!r}: {key!r} holds a value, not a table; `cramlm config` prints every setting")
     return result
 
 

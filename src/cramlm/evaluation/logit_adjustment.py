@@ -52,7 +52,7 @@ def adjust_on_dev(
     *,
     max_length: int,
     precision: Precision,
-    choose_by: str,
+    metric: str,
     taus: Sequence[float] = TAUS,
     scale: Scale = Scale(),  # noqa: B008 - immutable
 ) -> Adjustment:
@@ -66,7 +66,7 @@ def adjust_on_dev(
     logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
     logits = logits * np.float32(scale.spread) + np.float32(scale.mean)
     true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
-    return choose_adjustment(logits, true, task.labels, trained_on=trained_on, choose_by=choose_by, kind=task.kind, taus=taus)
+    return choose_adjustment(logits, true, task.labels, trained_on=trained_on, metric=metric, kind=task.kind, taus=taus)
 
 
 def choose_adjustment(
@@ -75,15 +75,15 @@ def choose_adjustment(
     labels: Sequence[str],
     *,
     trained_on: Sequence[str],
-    choose_by: str,
+    metric: str,
     kind: TaskKind = "classification",
     taus: Sequence[float] = TAUS,
 ) -> Adjustment:
-    """The tau that gives dev's highest `choose_by`.
+    """The tau that gives dev's highest `metric`.
 
     logits: (n, labels) of dev, whose labels are `true`. trained_on: the labels of the training texts; one more of each label is counted.
     """
-    judge, scorer = KINDS[kind], DevScorer.of(kind, true, labels, choose_by)
+    judge, scorer = KINDS[kind], DevScorer.of(kind, true, labels, metric)
     adjustments = logit_adjustments(kind, trained_on, labels, taus)
     predictions = np.stack([scorer.predictions(logits + values) for values in adjustments.values()])
     scores = scorer.scores(predictions)

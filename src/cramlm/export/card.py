@@ -229,7 +229,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     if smoothed:
         text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)
         parts.append(Part("label smoothing", f"Label smoothing: {text}."))
-    if config.get("label_prior") == "dev" and KINDS[_kind(facts)].has_prior and any(phase.learns_labels for phase in phases):
+    if config.get("logit_adjustment") == "dev" and KINDS[_kind(facts)].has_prior and any(phase.learns_labels for phase in phases):
         text = "Logit adjustment: part of the label frequencies is taken out of the logits; the share was chosen on dev."
         parts.append(Part("logit adjustment", text))
     return parts
@@ -276,7 +276,7 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
     main = metric_of(kind)
     comparison = facts["scores"].get("comparison") or {}
     cross_fitted = comparison.get("cross_fitted", {})
-    choice = (facts.get("config") or {}).get("choose_by") or main
+    choice = (facts.get("config") or {}).get("dev_metric") or main
     columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].metrics[:-1]))][:_MOST_COLUMNS]
     header = ["model", *(f"{split} {NAMES[metric]}" for split, metric in columns)]
     if cross_fitted:

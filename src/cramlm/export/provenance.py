@@ -33,7 +33,7 @@ _RETRIEVER: Final[dict[str, Rule]] = {
 }
 _RETRIEVERS: Final[dict[str, Rule]] = {**_RETRIEVER, "retrievers": _RETRIEVER}
 _CONFIG: Final[dict[str, Rule]] = {
-    **_as_they_are("name", "seed", "budget", "tokens_per_second", "threads", "precision", "choose_by", "label_prior"),
+    **_as_they_are("name", "seed", "budget", "tokens_per_second", "threads", "precision", "dev_metric", "logit_adjustment"),
     **_as_they_are("model", "tokenizer", "encoder", "head", "phases", "baseline", "teacher", "distributed"),
     "init": file_name,
     "task": {

@@ -116,7 +116,7 @@ class Model(nn.Module):
             self.classifier = build_classifier(encoder, labels)
         if head.generator is not None:
             self.generator = Generator(encoder, head.generator, vocab_size, pad_id=pad_id)
-        if head.has_places:
+        if head.has_token_classifier:
             self.place_head = PlaceHead(encoder)
 
     def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:

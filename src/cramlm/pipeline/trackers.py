@@ -212,7 +212,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every knob by its path, like phases.0.steps."""
+    """Every setting by its path, like phases.0.steps."""
     inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
     if inside is None:
         yield prefix, value

@@ -78,7 +78,7 @@ def plan_selection(
 
 def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
     """How often the selection is to be read: what a phase that draws from it asks for at most, where one does."""
-    return min((phase.most_passes for phase in phases if phase.external and phase.most_passes), default=PASSES_OVER_SELECTION)
+    return min((phase.max_passes for phase in phases if phase.external and phase.max_passes), default=PASSES_OVER_SELECTION)
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:
@@ -107,7 +107,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.text_terms]
     text_phases = [phase for phase in open_phases if phase.text_terms]
-    boundless = [phase.name for phase in text_phases if phase.most_passes is None]
+    boundless = [phase.name for phase in text_phases if phase.max_passes is None]
     if boundless and amount is None:
         raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
     fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if phase not in open_phases}
@@ -245,7 +245,7 @@ def _fixed_steps(phase: PhaseConfig, sizes: Sizes) -> int:
 
 
 def _most_steps(phase: PhaseConfig, sizes: Sizes) -> int | None:
-    return None if phase.most_passes is None else max(FEWEST_STEPS, _steps_for_passes(phase, sizes, phase.most_passes))
+    return None if phase.max_passes is None else max(FEWEST_STEPS, _steps_for_passes(phase, sizes, phase.max_passes))
 
 
 def _tokens_per_step(phase: PhaseConfig, sizes: Sizes) -> float:

@@ -18,8 +18,8 @@ from cramlm.recipes.phases import (
 )
 from cramlm.recipes.recipe import Recipe
 
-_DAPT: Final = text_phase("dapt", external=1, task=0, terms=(Mlm(on="external"),), most_passes=1.0)
-_TAPT: Final = text_phase("tapt", external=0, task=1, terms=(Mlm(on="task"),), most_passes=TAPT_PASSES)
+_DAPT: Final = text_phase("dapt", external=1, task=0, terms=(Mlm(on="external"),), max_passes=1.0)
+_TAPT: Final = text_phase("tapt", external=0, task=1, terms=(Mlm(on="task"),), max_passes=TAPT_PASSES)
 
 tlm = Recipe(
     "tlm",
@@ -32,8 +32,8 @@ tlm_plain = Recipe(
     "tlm with what the paper has alone: no teacher, no co-occurrence embeddings, no label smoothing, no logit adjustment",
     (without_teacher(joint_phase()), without_teacher(finetune_phase())),
     Bm25Config(),
-    embedding_init="drawn",
-    label_prior="trained",
+    embedding_init="random",
+    logit_adjustment="none",
 )
 # The controls: one change each from tlm (docs/recipes.md).
 random_retrieval = Recipe(

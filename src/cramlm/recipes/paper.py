@@ -131,8 +131,8 @@ class PaperRecipe:
             encoder=BERT_LARGE if self.scale == "large" else BERT_BASE,
             head=HeadConfig(pooling="cls"),
             phases=(stage_1(settings, self.scale), stage_2(settings, self.scale)),
-            choose_by=settings.score,
-            label_prior="trained",
+            dev_metric=settings.score,
+            logit_adjustment="none",
         )
         return whole if shrink == 1.0 else twin(whole, shrink)
 

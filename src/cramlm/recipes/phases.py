@@ -99,7 +99,7 @@ def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseCon
 
 def vectors_phase() -> PhaseConfig:
     """The vectors of a soft prompt, on labels only; AdamW at a rate that would be ruinous for weights (Lester et al. 2021: 0.3)."""
-    tuned = {"name": "tune", "terms": (Classify(),), "trains": "vectors", "dropout": 0.0, "most_passes": None}
+    tuned = {"name": "tune", "terms": (Classify(),), "trains": "vectors", "dropout": 0.0, "max_passes": None}
     optimizer = OptimizerConfig(kind="adamw", learning_rate=1e-2, weight_decay=0.0)
     return finetune_phase().model_copy(update={**tuned, "optimizer": optimizer})
 
@@ -110,9 +110,9 @@ def distil_phase(*, teacher: str, start: str) -> PhaseConfig:
     return joint_phase().model_copy(update={"name": "distil", "terms": terms, "start_from": start, "keep": "best"})
 
 
-def text_phase(name: str, *, external: int, task: int, terms: tuple[Mlm, ...], most_passes: float | None = None) -> PhaseConfig:
+def text_phase(name: str, *, external: int, task: int, terms: tuple[Mlm, ...], max_passes: float | None = None) -> PhaseConfig:
     """Masked language modeling alone, with the masks, batches and rates of `joint_phase`: no labels, no teacher."""
-    text = {"name": name, "terms": terms, "external": external, "task": task, "most_passes": most_passes}
+    text = {"name": name, "terms": terms, "external": external, "task": task, "max_passes": max_passes}
     return joint_phase().model_copy(update=text)
 
 
@@ -131,5 +131,5 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
         masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
         return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
     rate = 2e-5 if encoder.hidden >= 768 else 1e-4
-    tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "most_passes": TUNING_PASSES}
+    tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "max_passes": TUNING_PASSES}
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})

@@ -24,7 +24,7 @@ Start: TypeAlias = Literal["drawn", "either", "pretrained"]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A method. start: the weights that it can start from; pretrained ones come with `init`, and run the same phases at the rates that suit
-    them (phases.from_checkpoint). embedding_init, label_prior: as in `EncoderConfig` and `RunConfig`.
+    them (phases.from_checkpoint). embedding_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Recipe:
     start: Start = "either"
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None  # None = the same
     head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
-    embedding_init: Literal["drawn", "cooccurrence"] = "cooccurrence"
-    label_prior: Literal["dev", "trained"] = "dev"
+    embedding_init: Literal["random", "cooccurrence"] = "cooccurrence"
+    logit_adjustment: Literal["dev", "none"] = "dev"
 
     @property
     def retrieves(self) -> bool:
@@ -82,10 +82,10 @@ class Recipe:
             corpus=None if retriever is None else corpus_config(corpus or ()),
             retriever=retriever,
             encoder=encoder_for(budget).model_copy(update={"embedding_init": self.embedding_init}),
-            head=HeadConfig(kind=self.head, places=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
+            head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
             teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size)),
-            label_prior=self.label_prior,
+            logit_adjustment=self.logit_adjustment,
         )
         return drawn if init is None else on_checkpoint(drawn, init)
 

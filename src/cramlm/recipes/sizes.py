@@ -55,7 +55,7 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
     if config.init is not None:
         raise UsageError(f"--preset {name} and --init exclude each other: the weights in {config.init} have a size; drop one")
     encoder = PRESETS[name]
-    if config.encoder.embedding_init == "drawn":
-        encoder = encoder.model_copy(update={"embedding_init": "drawn"})
+    if config.encoder.embedding_init == "random":
+        encoder = encoder.model_copy(update={"embedding_init": "random"})
     head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
     return config.model_copy(update={"encoder": encoder, "head": head})

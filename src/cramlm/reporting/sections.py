@@ -286,7 +286,7 @@ def _scores(run: RunRecord) -> Scores:
     charts = [_score_chart(run, split, main, f"{capital(NAMES[main])} on {split}, with 95 % intervals")]
     if leak_free := run.own_scores.get("test_leak_free"):
         charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
-    return Scores(main, KINDS[kind].metrics, run.config.dev_metric, charts)
+    return Scores(main, KINDS[kind].metrics, run.config.metric, charts)
 
 
 def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
@@ -472,9 +472,9 @@ def _curves(run: RunRecord, stage: str) -> PhaseCurves:
     charts = [
         *(_loss_chart(title, (f"{text}_external", f"{text}_task"), steps) for text, title in _LOSS_CHARTS.items()),
         _loss_chart("Labels", ("classify_task",), steps),
-        _dev_chart(run.config.dev_metric, evaluations),
+        _dev_chart(run.config.metric, evaluations),
     ]
-    shown = partial(figure, run.config.dev_metric)
+    shown = partial(figure, run.config.metric)
     report = run.phases.get(stage)
     return PhaseCurves(
         stage=stage,
@@ -482,7 +482,7 @@ def _curves(run: RunRecord, stage: str) -> PhaseCurves:
         charts=[chart for chart in charts if chart is not None],
         report=report,
         best_score=None if report is None or report["best_step"] is None else shown(report["best_score"]),
-        only_score=shown(evaluations[0]["scores"][run.config.dev_metric]) if len(evaluations) == 1 else None,
+        only_score=shown(evaluations[0]["scores"][run.config.metric]) if len(evaluations) == 1 else None,
     )
 
 

@@ -24,7 +24,7 @@ _RECALL: Final = 0.999
 def require_datasketch() -> None:
     """Raises EnvironmentFault, with the command that helps, if the package is missing."""
     if importlib.util.find_spec("datasketch") is None:
-        raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset the knob")
+        raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset the setting")
 
 
 class NearDuplicates:

@@ -238,7 +238,7 @@ def train_phase(
     precision: Precision,
     emit: Emit,
     evaluate: Evaluate | None,
-    choose_by: str,
+    metric: str,
     incoming: float | None = None,
     stop: Callable[[], int | None] = never,
     fingerprint: Mapping[str, Any],
@@ -248,7 +248,7 @@ def train_phase(
     """Train `model` in place for `phase.steps` steps, going on from the newest whole checkpoint under `work` if there is one.
 
     Afterwards the model holds the weights that the phase hands on: with `keep = "best"`, labels learnt and an `evaluate` given,
-    those with the highest `evaluate(model, step)[choose_by]` (of equal ones the earliest), else the last. The caller resets the task head
+    those with the highest `evaluate(model, step)[metric]` (of equal ones the earliest), else the last. The caller resets the task head
     where the phase asks for it, before.
 
     incoming: that score of the weights that the phase starts from, if they have learnt the task already; then they compete, since with few
@@ -270,7 +270,7 @@ def train_phase(
     run.resume(strict=strict)
     trim()  # what the stages before training have freed
     with deterministic():
-        run.train(evaluate if phase.learns_labels else None, choose_by=choose_by, incoming=ranks.told(lambda: incoming), stop=stop)
+        run.train(evaluate if phase.learns_labels else None, metric=metric, incoming=ranks.told(lambda: incoming), stop=stop)
     return run.finish()
 
 
@@ -332,14 +332,14 @@ class _Phase:
         if checkpoint is not None:
             self.emit(Event("note", self.stage, f"goes on from step {self.progress.step} of {self.steps}", data={"checkpoint": origin}))
 
-    def train(self, evaluate: Evaluate | None, *, choose_by: str, incoming: float | None, stop: Callable[[], int | None]) -> None:
+    def train(self, evaluate: Evaluate | None, *, metric: str, incoming: float | None, stop: Callable[[], int | None]) -> None:
         """All the steps that are left."""
         evaluate_every = self.phase.evaluate_every or max(1, self.steps // _TIMES)
         checkpoint_every = self.phase.checkpoint_every or max(1, self.steps // _TIMES)
         monitor = Monitor(self.stage, self.steps, emit=self.emit)
         clock = time.perf_counter()
         if incoming is not None and self.phase.keep == "best" and self.progress.step == 0:
-            self.remember({choose_by: incoming}, choose_by=choose_by)
+            self.remember({metric: incoming}, metric=metric)
         while self.progress.step < self.steps:
             if (exit_code := self.ranks.agreed(stop())) is not None:
                 self.save()
@@ -351,7 +351,7 @@ class _Phase:
             self.step(monitor)
             done, last = self.progress.step, self.progress.step == self.steps
             if evaluate is not None and (last or done % evaluate_every == 0):
-                self.look_at_dev(evaluate, choose_by=choose_by)
+                self.look_at_dev(evaluate, metric=metric)
             now = time.perf_counter()
             self.progress.seconds, clock = self.progress.seconds + now - clock, now
             if last or done % checkpoint_every == 0:
@@ -387,16 +387,16 @@ class _Phase:
         self.progress.executed_flops += executed_flops(self.model, batch, self.phase)
         monitor.saw(step, result, tokens=batch.tokens, learning_rates=self.optimizer.learning_rates)
 
-    def look_at_dev(self, evaluate: Evaluate, *, choose_by: str) -> None:
+    def look_at_dev(self, evaluate: Evaluate, *, metric: str) -> None:
         """Score the weights at hand."""
         self.check_weights()
         scores = self.ranks.told(lambda: {name: float(value) for name, value in evaluate(self.model, self.progress.step).items()})
-        self.remember(scores, choose_by=choose_by)
+        self.remember(scores, metric=metric)
 
-    def remember(self, scores: Mapping[str, float], *, choose_by: str) -> None:
+    def remember(self, scores: Mapping[str, float], *, metric: str) -> None:
         """The scores of the weights at hand; these too, if they are the best so far and the phase keeps the best."""
-        score, progress = scores[choose_by], self.progress
-        assert score - score == 0, f"{choose_by} is {score}"
+        score, progress = scores[metric], self.progress
+        assert score - score == 0, f"{metric} is {score}"
         better = progress.best_score is None or score > progress.best_score
         if better:
             progress.best_step, progress.best_score = progress.step, score
@@ -406,7 +406,7 @@ class _Phase:
             Event(
                 "evaluation",
                 self.stage,
-                f"step {progress.step}: dev {choose_by} {score:.4f}" + (", the best so far" if better else ""),
+                f"step {progress.step}: dev {metric} {score:.4f}" + (", the best so far" if better else ""),
                 data={"step": progress.step, "best": better, "scores": dict(scores)},
             )
         )

@@ -67,7 +67,7 @@ def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Toke
         "task": task_fingerprint(run.task),
         "name": run.config.name,
         "seed": run.config.seed,
-        "metric": run.config.dev_metric,
+        "metric": run.config.metric,
     }
     inputs["rungs"] = {name: artifact.fingerprint for name, artifact in rungs.items()}
     key = {"format": 2, **inputs, "precision": plan.precision}
@@ -83,7 +83,7 @@ def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Token
         predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
         return predictions
     # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
-    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "metric": run.config.metric}
     return adjust_on_dev(trained.model, tokenizer, run.task, taus=(0.0,), **options).predictions
 
 
@@ -134,20 +134,20 @@ def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokeniz
 
     def write(target: Path) -> None:
         run.emit(Event("start", "logit-adjustment"))
-        options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+        options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "metric": run.config.metric}
         chosen = adjust_on_dev(trained.model, tokenizer, run.task, **options)
         values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
         facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
-        write_json(target / "logit-adjustment.json", {**facts, "choose_by": run.config.dev_metric, "values": values})
+        write_json(target / "logit-adjustment.json", {**facts, "dev_metric": run.config.metric, "values": values})
         name, before, after = (
-            NAMES[run.config.dev_metric],
-            *(figure(run.config.dev_metric, score) for score in (chosen.before, chosen.after)),
+            NAMES[run.config.metric],
+            *(figure(run.config.metric, score) for score in (chosen.before, chosen.after)),
         )
         change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
         run.emit(Event("done", "logit-adjustment", f"logit adjustment: tau = {chosen.tau:.1f} (dev {name} {change})", data=facts))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
-    key = {"format": 2, **inputs, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    key = {"format": 3, **inputs, "precision": plan.precision, "metric": run.config.metric}
     artifact = run.stage("logit-adjustment", key=key, write=write)
     values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
     trained.model.shift_labels(np.array([values[label] for label in run.task.labels], dtype=np.float32))
@@ -176,7 +176,7 @@ def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: T
         own = figure(metric, scores[run.config.model]["dev"][metric])
         run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {own}; test scored once"))
 
-    inputs = {"task": task_fingerprint(run.task), "seed": run.config.seed, "metric": run.config.dev_metric, "name": run.config.name}
+    inputs = {"task": task_fingerprint(run.task), "seed": run.config.seed, "metric": run.config.metric, "name": run.config.name}
     key = {"format": 2, **inputs, "rungs": {name: artifact.fingerprint for name, artifact in rungs.items()}}
     return run.stage("evaluation", key=key, write=write)
 
@@ -204,7 +204,7 @@ def export_fitted(run: Context, fitted: Artifact, corpus: Corpus | None, selecti
 
 def dev_scorer(config: RunConfig, task: Task) -> DevScorer:
     """Scores of predictions on the task's dev texts by the metric that chooses."""
-    return DevScorer.of(task.kind, [str(example.label) for example in task.dev], task.labels, config.dev_metric)
+    return DevScorer.of(task.kind, [str(example.label) for example in task.dev], task.labels, config.metric)
 
 
 def score_rungs(

@@ -71,14 +71,12 @@ def fit_baseline(run: Context) -> Artifact | None:
 
     def write(target: Path) -> None:
         _save(
-            fit_linear(
-                run.task, c=run.config.baseline.c, metric=run.config.dev_metric, seed=run.config.seed, stage="baseline", emit=run.emit
-            ),
+            fit_linear(run.task, c=run.config.baseline.c, metric=run.config.metric, seed=run.config.seed, stage="baseline", emit=run.emit),
             target,
         )
 
     key = {"format": _FORMAT, "task": _task(run.task), "config": run.config.baseline.model_dump(mode="json"), "seed": run.config.seed}
-    return run.stage("baseline", key={**key, "metric": run.config.dev_metric}, write=write)
+    return run.stage("baseline", key={**key, "metric": run.config.metric}, write=write)
 
 
 def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact | None) -> Artifact:
@@ -99,7 +97,7 @@ def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
             variants = (LinearModel.load(baseline.path).tfidf.variant,)
         vectors = TextVectors(space, text.tokenizer)
-        options: dict[str, Any] = {"c": run.config.baseline.c, "metric": run.config.dev_metric, "seed": run.config.seed}
+        options: dict[str, Any] = {"c": run.config.baseline.c, "metric": run.config.metric, "seed": run.config.seed}
         _save(fit_linear(run.task, **options, stage="static", vectors=vectors, variants=variants, emit=run.emit), target)
 
     inputs = {
@@ -113,7 +111,7 @@ def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact
         "format": _FORMAT,
         "config": run.config.baseline.model_dump(mode="json"),
         "seed": run.config.seed,
-        "metric": run.config.dev_metric,
+        "metric": run.config.metric,
         **inputs,
     }
     return run.stage("static", key=key, write=write)

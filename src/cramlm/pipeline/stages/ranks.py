@@ -54,7 +54,7 @@ class Order:
     seed: int
     precision: Precision
     threads: int
-    choose_by: str
+    metric: str
     work: Path
 
 
@@ -98,7 +98,7 @@ def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
             precision=order.precision,
             emit=silent,
             evaluate=_unasked,
-            choose_by=order.choose_by,
+            metric=order.metric,
             stop=stop,
             fingerprint={},
             ranks=ranks,

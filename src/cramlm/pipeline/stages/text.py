@@ -207,7 +207,7 @@ def _chosen(config: RunConfig, task: Task, tokenizer: Tokenizer) -> list[Slots]:
     tokens = sequences_of(tokenizer, task.train, max_length=UNCUT)
     numbers = {label: number for number, label in enumerate(task.labels)}
     label_ids = np.array([numbers[example.label or ""] for example in task.train], np.int64)
-    return [(words,) for words in choose_words(tokens, label_ids, task.labels, tokenizer, count=config.head.prompt.chosen)]
+    return [(words,) for words in choose_words(tokens, label_ids, task.labels, tokenizer, count=config.head.prompt.words_per_label)]
 
 
 def _resolved(config: RunConfig, words: Sequence[Slots], tokenizer: Tokenizer) -> Prompt:

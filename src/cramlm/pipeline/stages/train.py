@@ -105,8 +105,8 @@ class _Training:
         self.size = Size(config.encoder, config.head, self.special, len(run.task.labels), text.prompt, run.task.kind)
         self.model = self.size.build(config.seed)
         self.place_embeddings()
-        self.sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "label_prior")}
-        self.sections["choose_by"] = config.dev_metric
+        self.sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
+        self.sections["dev_metric"] = config.metric
         self.inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
         self.ended: dict[str, Ended] = {}
         self.answers: dict[str, Artifact] = {}
@@ -228,7 +228,7 @@ class _Training:
         drawn = with_importance(self.pools(phase), importance)
         # Of every evaluation so far: a phase that is resumed keeps them. Another key has another folder.
         candidates = work / "dev-predictions" / hash_json(key)
-        order = Order(phase, number, self.size, config.seed, plan.precision, plan.threads, config.dev_metric, work)
+        order = Order(phase, number, self.size, config.seed, plan.precision, plan.threads, config.metric, work)
         known = None if before is None else known_score(phase, before)
         with training_together(run.ranks, order, *drawn):
             result = train_phase(
@@ -243,7 +243,7 @@ class _Training:
                 evaluate=lambda model, step: _evaluate_on_dev(
                     run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=candidates / f"{step:09d}.npy"
                 ),
-                choose_by=config.dev_metric,
+                metric=config.metric,
                 incoming=known,
                 stop=run.stop,
                 fingerprint=key,
@@ -283,12 +283,12 @@ def load_weights(model: Model, folder: Path) -> None:
 
 def adjusts_logits(config: RunConfig) -> bool:
     """Return True if dev chooses a logit adjustment."""
-    return config.label_prior == "dev" and KINDS[config.task.kind].has_prior
+    return config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior
 
 
 def _evaluate_on_dev(run: Context, plan: Plan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path) -> Mapping[str, float]:
     """Scores of the weights as they would be handed on; the dev predictions of all candidates go to `file`."""
-    options: dict[str, Any] = {"max_length": max_length, "precision": plan.precision, "choose_by": run.config.dev_metric}
+    options: dict[str, Any] = {"max_length": max_length, "precision": plan.precision, "metric": run.config.metric}
     taus = TAUS if adjusts_logits(run.config) else (0.0,)
     chosen = adjust_on_dev(model, tokenizer, run.task, taus=taus, scale=run.task.scale, **options)
     publish_file(file, array_bytes(chosen.predictions))  # as durable as the checkpoints beside it
