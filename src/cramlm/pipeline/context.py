@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.config.amounts import Budget
-from cramlm.config.run import EncoderConfig, PhaseConfig, RetrieverConfig, RunConfig, load_config
-from cramlm.errors import UsageError
+from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
 from cramlm.model.device import Precision
-from cramlm.model.huggingface.pretrained import Pretrained, open_pretrained
+from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
@@ -153,35 +152,3 @@ def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Readable JSON; numbers must be finite."""
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-
-
-def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
-    """The config with the encoder of its `init`, and what that folder is; with its own and None where there is none.
-
-    Raises:
-        ArtifactError: if the folder cannot be used. UsageError: if the config asks for another encoder than the folder's, or for longer
-        sequences than it reads.
-    """
-    if config.init is None:
-        return config, None
-    pretrained = open_pretrained(Path(config.init))
-    return with_encoder_of(pretrained, config), pretrained
-
-
-def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
-    """The config with the folder as `init`, its encoder, and the size of its vocabulary; an encoder set by hand must be that one.
-
-    Raises:
-        UsageError: as `start_from`.
-    """
-    own = pretrained.encoder
-    if config.encoder not in (EncoderConfig(), own):
-        asked, there = (encoder.model_dump() for encoder in (config.encoder, own))
-        field = next(name for name, value in asked.items() if value != there[name])
-        raise UsageError(
-            f"encoder.{field} is {asked[field]!r}, the weights in {pretrained.folder} have {there[field]!r}; drop that setting or --init"
-        )
-    head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
-    tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
-    changed: dict[str, Any] = {"init": str(pretrained.folder), "encoder": own, "head": head, "tokenizer": tokenizer}
-    return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--init {pretrained.folder}")

@@ -27,9 +27,10 @@ from cramlm.config.amounts import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
+from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline import trackers
-from cramlm.pipeline.context import Clock, Context, start_from
+from cramlm.pipeline.context import Clock, Context
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.ranks import dismiss, follow

@@ -17,8 +17,9 @@ from cramlm.data.task import read_task
 from cramlm.errors import UsageError
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
+from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import empty_model
-from cramlm.pipeline.context import Context, Plan, phases_by_name, start_from, write_json
+from cramlm.pipeline.context import Context, Plan, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
 from cramlm.planning.speed import Measurement, count_step, measure

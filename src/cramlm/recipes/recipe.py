@@ -11,8 +11,7 @@ from cramlm.config.phase import linear_teachers
 from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, RetrieverConfig, RunConfig, TaskConfig, TeacherConfig
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
-from cramlm.model.huggingface.pretrained import open_pretrained
-from cramlm.pipeline.context import with_encoder_of
+from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
 from cramlm.recipes.phases import for_task, from_checkpoint, is_few
 from cramlm.recipes.sizes import DEFAULT_BUDGET, encoder_for

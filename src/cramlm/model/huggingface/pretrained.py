@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.errors import ArtifactError
+from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, load_config
+from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.huggingface.checks import CONFIG_FILE, WEIGHTS_FILE, read_json, refuse_pickles
 from cramlm.model.huggingface.config import DEFAULTS, pretrained_encoder
 from cramlm.model.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -76,3 +76,35 @@ def _check_tokenizer(settings: dict[str, Any], encoder: EncoderConfig, tokenizer
             f"{folder / CONFIG_FILE}: pad_token_id is {settings['pad_token_id']!r}, the tokenizer's is {tokenizer.pad_id}, and positions "
             "are counted from it; pass both of one model to --init"
         )
+
+
+def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
+    """The config with the encoder of its `init`, and what that folder is; with its own and None where there is none.
+
+    Raises:
+        ArtifactError: if the folder cannot be used. UsageError: if the config asks for another encoder than the folder's, or for longer
+        sequences than it reads.
+    """
+    if config.init is None:
+        return config, None
+    pretrained = open_pretrained(Path(config.init))
+    return with_encoder_of(pretrained, config), pretrained
+
+
+def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
+    """The config with the folder as `init`, its encoder, and the size of its vocabulary; an encoder set by hand must be that one.
+
+    Raises:
+        UsageError: as `start_from`.
+    """
+    own = pretrained.encoder
+    if config.encoder not in (EncoderConfig(), own):
+        asked, there = (encoder.model_dump() for encoder in (config.encoder, own))
+        field = next(name for name, value in asked.items() if value != there[name])
+        raise UsageError(
+            f"encoder.{field} is {asked[field]!r}, the weights in {pretrained.folder} have {there[field]!r}; drop that setting or --init"
+        )
+    head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
+    tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
+    changed: dict[str, Any] = {"init": str(pretrained.folder), "encoder": own, "head": head, "tokenizer": tokenizer}
+    return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--init {pretrained.folder}")
