@@ -41,10 +41,9 @@ from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.training.batching import Batches
 from cramlm.training.flops import executed_flops
-from cramlm.training.gradients import in_parts
 from cramlm.training.loop import deterministic, update
 from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import in_parts, objective_of
 from cramlm.training.optimizers import build_optimizer
 from cramlm.training.packing import pack
 from cramlm.training.pools import TokenPool

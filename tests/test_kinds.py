@@ -19,7 +19,7 @@ from cramlm.config.run import RunConfig, TaskConfig, load_config, to_toml
 from cramlm.config.terms import Classify
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.estimator import CramClassifier
-from cramlm.model.huggingface.checks import CONFIG_FILE
+from cramlm.model.huggingface.config import CONFIG_FILE
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
 from cramlm.reporting.page import comparison_page, report_page

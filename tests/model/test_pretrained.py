@@ -20,7 +20,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.huggingface.pretrained import open_pretrained
-from cramlm.model.huggingface.starting_weights import Taken, take_weights
+from cramlm.model.huggingface.weights import Taken, take_weights
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenizer import Tokenizer
 

@@ -21,9 +21,8 @@ from cramlm.model.model import Model, build_model
 from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.training.flops import executed_flops
-from cramlm.training.gradients import gradients, in_parts
 from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.packing import pack
 
 LONG = "aspirin reduces pain of rats " * 30

@@ -7,8 +7,7 @@ from training_fixtures import make_batches, make_model, make_phase
 
 from cramlm.config.run import PhaseConfig
 from cramlm.model.device import Precision
-from cramlm.training.gradients import gradients, in_parts
-from cramlm.training.objective import Losses, objective_of
+from cramlm.training.objective import Losses, gradients, in_parts, objective_of
 
 
 def computed(count: int, phase: PhaseConfig, *, precision: Precision = "fp32", seed: int = 3) -> tuple[Losses, dict[str, Tensor]]:

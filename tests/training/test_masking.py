@@ -10,9 +10,9 @@ from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, mak
 
 from cramlm.config.run import MaskingConfig
 from cramlm.records import Batch
+from cramlm.training.batching import derived_key, generator, torch_seed
 from cramlm.training.masking import LONGEST_SPAN, mask
 from cramlm.training.packing import pack
-from cramlm.training.randomness import derived_key, generator, torch_seed
 
 
 def make_batch(sequences: int = 30, *, shortest: int = 3) -> Batch:

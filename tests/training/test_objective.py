@@ -13,10 +13,10 @@ from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_m
 
 from cramlm.config.run import HeadConfig, PhaseConfig
 from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
-from cramlm.training.cross_entropy import weighted_cross_entropy
 from cramlm.training.objective import Losses, objective_of
 from cramlm.training.packing import share
 
@@ -145,7 +145,7 @@ def test_vocabulary_loss_of_even_logits_is_the_log_of_the_vocabulary() -> None:
 def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
     kind: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cramlm.training.cross_entropy._BLOCK", 700)
+    monkeypatch.setattr("cramlm.model.kernels.torch._BLOCK", 700)
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(45, 100, generator=generator) * 8).to(kind).requires_grad_()
     targets = torch.randint(0, 100, (45,), generator=generator)

@@ -28,8 +28,7 @@ from cramlm.errors import Stopped
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
-from cramlm.training.gradients import gradients, in_parts
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.packing import share
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import _IMPLEMENTATIONS

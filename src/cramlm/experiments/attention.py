@@ -10,7 +10,7 @@ from typing import Any
 from cramlm.evaluation.attention import HeadShares, head_shares
 from cramlm.inference.runs import model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
-from cramlm.model.huggingface.starting_weights import take_weights
+from cramlm.model.huggingface.weights import take_weights
 from cramlm.model.model import build_model
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import Bars, bar_panels

@@ -18,11 +18,11 @@ their own in each row: they attend to one another, give finite numbers, and nobo
     albert       word + position + type embedding of width E, norm; a linear map to width D; one layer of bert, `layers` times
     modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end;
                  in layers that `global_every` leaves out, attention reaches half a window to either side
-    moe          modernbert with experts in place of the feed-forward part (moe.py); no native class
+    moe          modernbert with experts in place of the feed-forward part (`Experts`); no native class
 
 BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
 
-What lies between the linear layers is in kernels.py; on CUDA attention is PyTorch's SDPA.
+What lies between the linear layers is in kernels/torch.py; on CUDA attention is PyTorch's SDPA.
 Initial weights are a function of (seed, name of the parameter) alone: normal(0, init_std), norms 1, biases 0, and in the modernbert shape
 the matrices that end a residual branch are smaller by sqrt(2 x layers), as transformers' ModernBert does.
 """
@@ -254,7 +254,7 @@ class ModernBertLayer(nn.Module):
 
 
 class ModernBertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm; with experts also their balance (moe.py), a mean
+    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm; with experts also their balance (`Experts`), a mean
     over layers and a sum over sequences.
     """
 

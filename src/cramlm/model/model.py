@@ -2,7 +2,7 @@
 
     hidden = model.hidden(batch)                          # (R * L, D), once
     model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked places
-    model.task_logits(hidden, batch)                      # (S, labels), by a classifier or by the vocabulary head (prompt_head.py)
+    model.task_logits(hidden, batch)                      # (S, labels), by a classifier or by the vocabulary head
 
 Dropout is an argument, not a state: `train()` and `eval()` change nothing. Precision is the caller's: inside `torch.autocast` products are
 bf16, while weights, norms and the residual stream stay float32.
@@ -124,7 +124,7 @@ class Model(nn.Module):
         return self.hidden_and_balance(batch, dropout=dropout)[0]
 
     def hidden_and_balance(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
-        """Hidden states; and how evenly the sequences used the experts, summed over them (moe.py), None without experts."""
+        """Hidden states; and how evenly the sequences used the experts, summed over them (`Experts`), None without experts."""
         causal_from = batch.causal_from if len(batch.causal_from) else None
         rows = (batch.token_ids, batch.sequence, batch.position)
         words = None if self.prompt_head is None else self.prompt_head.words(self.encoder.word_embeddings)

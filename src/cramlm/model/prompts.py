@@ -33,7 +33,7 @@ import numpy as np
 
 from cramlm.config.head import HeadConfig, Part, PromptConfig, Slots, parse_pattern
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.model.huggingface.checks import read_json
+from cramlm.model.huggingface.config import read_json
 from cramlm.model.tokenizer import IdArray, Tokenizer, Tokens, longest_first, split_evenly
 from cramlm.records import FloatArray, IntArray
 

@@ -24,15 +24,13 @@ from cramlm.model.device import Precision
 from cramlm.model.model import build_model
 from cramlm.records import Batch, IntArray
 from cramlm.training import memory
-from cramlm.training.batching import Batches
+from cramlm.training.batching import Batches, generator
 from cramlm.training.flops import executed_flops
-from cramlm.training.gradients import in_parts
 from cramlm.training.loop import deterministic, update
 from cramlm.training.masking import SpecialIds
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import in_parts, objective_of
 from cramlm.training.optimizers import build_optimizer
 from cramlm.training.pools import TokenPool
-from cramlm.training.randomness import generator
 
 STARVED = 0.7  # share of the CPU time that the threads could have had; two undisturbed threads get 0.7 to 1
 _WORTH_IT = 1.15  # what more threads must gain in the chain of small operations to be tried on updates

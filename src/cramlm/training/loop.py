@@ -35,16 +35,14 @@ from cramlm.errors import DivergedError, Stopped
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Emit, Event
-from cramlm.training.batching import Batches
+from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import ALONE, Ranks, over_all
 from cramlm.training.flops import count_parameters, executed_flops, paper_flops
-from cramlm.training.gradients import gradients, in_parts
 from cramlm.training.memory import trim
-from cramlm.training.objective import Losses, objective_of
+from cramlm.training.objective import Losses, gradients, in_parts, objective_of
 from cramlm.training.optimizers import JointOptimizer, build_optimizer, learning_rate_factor
 from cramlm.training.packing import share
-from cramlm.training.randomness import torch_seed
 from cramlm.training.terms.base import Counts
 
 REPORTS = 100  # "step" events in a phase

@@ -1,4 +1,4 @@
-"""The loss of a step: the weighted sum of the terms of its phase.
+"""The loss of a step, the weighted sum of the terms of its phase, and its gradient.
 
     sum over terms and origins of  weight * mean over the term's positions or sequences of that origin
 
@@ -6,12 +6,18 @@ In `tlm` that is the paper's objective (Yao et al. 2022, equation 1: `mlm` on ex
 the soft labels of a linear teacher (`distil`). rho_1 is how often external text is drawn, see batching.py. Each mean is over its own
 positions or sequences, so that a term does not fade when a batch holds few of its kind. An encoder with experts adds balance_weight times
 their balance, a mean over sequences (model/encoder.py), whatever `loss_scale`.
+
+On a CPU a batch is split into as many parts as there are threads, and each part runs forward and backward in a thread of its own: most
+operations are too small to be split over cores, and the loops of model/kernels/cpu.py are single-threaded (figures: docs/log.md). The
+gradients are summed in the order of the parts, so that the same number of threads gives the same bits.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,11 +25,13 @@ from torch import Tensor
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin
+from cramlm.model.device import Precision
 from cramlm.model.kernels.dropout import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds
+from cramlm.training.packing import share
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import Counts, LabelTerm, Random, Sampled, TextTerm, terms_of
 
@@ -130,3 +138,57 @@ class Objective:
 def objective_of(phase: PhaseConfig) -> Objective:
     """The terms of a phase; one object for equal phases."""
     return Objective(phase)
+
+
+def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:
+    """The batch on its device, its rows dealt over at most `count` parts."""
+    count = min(count, len(batch.token_ids))
+    return [PackedBatch.of(share(batch, number, count), device) for number in range(count)]
+
+
+def gradients(
+    model: Model, parts: Sequence[PackedBatch], phase: PhaseConfig, counts: Counts, *, precision: Precision, dropout_seed: int
+) -> Losses:
+    """The losses of the parts together, detached; their gradient is afterwards in every parameter's `grad`.
+
+    counts: of the whole step. Dropout is a function of `dropout_seed` and the part.
+    """
+    if len(parts) == 1:
+        computed = _losses(model, parts[0], phase, counts, precision, _dropout(phase, dropout_seed, part=0))
+        computed.total.backward()  # type: ignore[no-untyped-call]
+        return Losses(computed.total.detach(), computed.means)
+    named = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def one(number: int) -> tuple[Losses, Sequence[Tensor | None]]:
+        part_losses = _losses(model, parts[number], phase, counts, precision, _dropout(phase, dropout_seed, part=number))
+        return part_losses, torch.autograd.grad(part_losses.total, named, allow_unused=True)
+
+    answers = list(_threads(len(parts), os.getpid()).map(one, range(len(parts))))
+    for parameter, *found in zip(named, *(gradient for _, gradient in answers), strict=True):
+        for gradient in found:
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    return _summed([part_losses for part_losses, _ in answers])
+
+
+def _dropout(phase: PhaseConfig, seed: int, *, part: int) -> Dropout:
+    return Dropout(phase.dropout or 0.0, seed, attention_rate=phase.attention_dropout, part=part)
+
+
+def _losses(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
+    # PyTorch's cache of cast weights is shared by all threads, and nothing here is cast twice.
+    with torch.autocast(part.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+        return objective_of(phase).losses(model, part, counts, dropout=dropout)
+
+
+def _summed(parts: Sequence[Losses]) -> Losses:
+    names = dict.fromkeys(name for part in parts for name in part.means)
+    means = {name: torch.stack([part.means[name] for part in parts if name in part.means]).sum() for name in names}
+    return Losses(torch.stack([part.total.detach() for part in parts]).sum(), means)
+
+
+@functools.cache
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """Threads whose operations run on one core each; `process`, because a forked process inherits none."""
+    del process
+    return ThreadPoolExecutor(count, "gradients", initializer=torch.set_num_threads, initargs=(1,))

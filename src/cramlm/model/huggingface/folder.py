@@ -26,12 +26,22 @@ from torch import Tensor
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
-from cramlm.model.huggingface.checks import CONFIG_FILE as CONFIG_FILE
-from cramlm.model.huggingface.checks import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
-from cramlm.model.huggingface.checks import WEIGHTS_FILE as WEIGHTS_FILE
-from cramlm.model.huggingface.checks import more, open_weights, read_json, refuse_pickles
-from cramlm.model.huggingface.config import Ids, Task, compare, exported_encoder, kind_of, native_config
-from cramlm.model.huggingface.names import tensor_names
+from cramlm.model.huggingface.config import CONFIG_FILE as CONFIG_FILE
+from cramlm.model.huggingface.config import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
+from cramlm.model.huggingface.config import WEIGHTS_FILE as WEIGHTS_FILE
+from cramlm.model.huggingface.config import (
+    Ids,
+    Task,
+    compare,
+    exported_encoder,
+    kind_of,
+    more,
+    native_config,
+    open_weights,
+    read_json,
+    refuse_pickles,
+)
+from cramlm.model.huggingface.weights import tensor_names
 from cramlm.model.model import Model, empty_model, initialise_all
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, load_config
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.model.huggingface.checks import CONFIG_FILE, WEIGHTS_FILE, read_json, refuse_pickles
-from cramlm.model.huggingface.config import DEFAULTS, pretrained_encoder
+from cramlm.model.huggingface.config import CONFIG_FILE, DEFAULTS, WEIGHTS_FILE, pretrained_encoder, read_json, refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE, Tokenizer
 from cramlm.storage.artifacts import hash_file, hash_json
 

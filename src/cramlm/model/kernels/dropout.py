@@ -1,7 +1,7 @@
 """Dropout without a global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index).
 
 So the parts of a batch can be computed side by side in threads, and the backward pass recomputes the mask instead of storing it. On a CPU
-the element's index is hashed under a 64-bit key (numba_kernels.py); elsewhere PyTorch samples, from a generator seeded with that key. The
+the element's index is hashed under a 64-bit key (cpu.py); elsewhere PyTorch samples, from a generator seeded with that key. The
 key is seed, part and call mixed by splitmix64, because two keys that differ in few bits may give the same mask in another order.
 """
 

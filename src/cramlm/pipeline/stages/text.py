@@ -19,7 +19,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.data.validation import COUNTED, check_files, labelled_of, short_form
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import sequences_of
-from cramlm.model.huggingface.checks import more
+from cramlm.model.huggingface.config import more
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
 from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer

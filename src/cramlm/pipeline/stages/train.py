@@ -22,9 +22,9 @@ from cramlm.evaluation.evaluate import sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import adjust_on_dev
 from cramlm.model.device import Precision
-from cramlm.model.huggingface.checks import more
+from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
-from cramlm.model.huggingface.starting_weights import take_weights
+from cramlm.model.huggingface.weights import take_weights
 from cramlm.model.model import Model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool, with_words
 
 if TYPE_CHECKING:
-    from cramlm.model.huggingface.starting_weights import Taken
+    from cramlm.model.huggingface.weights import Taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from torch import Tensor
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin, TermConfig
 from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
-from cramlm.training.cross_entropy import weighted_cross_entropy
 from cramlm.training.masking import SpecialIds
 from cramlm.training.packing import beside, pack
 from cramlm.training.pools import TokenPool

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from cramlm.config.terms import Origin, ReplacedTokens
 from cramlm.model.kernels.dropout import Dropout, no_dropout
+from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
-from cramlm.training.cross_entropy import weighted_cross_entropy
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
 
