@@ -42,8 +42,7 @@ from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.retrieval.selection import select_documents
-from cramlm.retrieval.selection_table import SELECTION_FILE, SelectionTable
+from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable, select_documents
 from cramlm.training.batching import Batches
 from cramlm.training.loop import train_phase
 from cramlm.training.packing import pack

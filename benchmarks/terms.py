@@ -19,7 +19,7 @@ from numba import njit
 
 from cramlm.data.corpus import Corpus
 from cramlm.retrieval.bm25.analysis import Vocabulary
-from cramlm.retrieval.bm25.lucene_norm import lucene_lengths
+from cramlm.retrieval.bm25.search import lucene_lengths
 
 Norm: TypeAlias = Literal["exact", "lucene"]
 Integers: TypeAlias = npt.NDArray[np.int64]

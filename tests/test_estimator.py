@@ -18,7 +18,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import cramlm
-from cramlm.data.kept_task import load_task
+from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.inference.predictor import Predictor

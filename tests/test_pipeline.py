@@ -15,14 +15,14 @@ from safetensors.numpy import load_file
 
 from cramlm import recipes
 from cramlm.config.run import RunConfig, load_config, to_toml
-from cramlm.data.kept_task import load_task
+from cramlm.data.task import load_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.run import run
 from cramlm.records import Event
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
 from cramlm.storage.counts import counting
 from tiny_task import TOPICS, tiny_config, write_task

@@ -23,7 +23,7 @@ from cramlm.inference.explain import explain_at
 from cramlm.model.encoder import initialise
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.models import load_model
 from tiny_task import COMMON, TOPICS, write_task
 

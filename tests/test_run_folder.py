@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cramlm.cli.app import app
 from cramlm.config.run import RunConfig, load_config
-from cramlm.data.kept_task import keep_task, load_task
-from cramlm.data.task import read_task
+from cramlm.data.task import keep_task, load_task, read_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import Recorder, folder_for, is_up_to_date, name_of_task, read_record, refuse_other_task

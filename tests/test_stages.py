@@ -22,7 +22,7 @@ from cramlm.pipeline.stages.train import external_pool, known_score
 from cramlm.recipes.phases import finetune_phase, joint_phase
 from cramlm.records import Example, Task
 from cramlm.retrieval.ranking import one_each
-from cramlm.retrieval.selection_table import SelectionTable, save_selection
+from cramlm.retrieval.selection import SelectionTable, save_selection
 from cramlm.storage.artifacts import publish
 from cramlm.storage.counts import counting
 from tiny_task import tiny_config, write_task

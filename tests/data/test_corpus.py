@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from cramlm.cli.app import app
 from cramlm.config.run import CorpusConfig
-from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.merge import MOST_SOURCES
+from cramlm.data.corpus import MOST_SOURCES, Corpus, build_corpus
 from cramlm.data.parts import PartColumns, check_offsets
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.run import CorpusConfig
-from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
-from cramlm.data.merge import repetitions
-from cramlm.data.reading import group_files, plan_parts, read_part
+from cramlm.data.corpus import Corpus, build_corpus, repetitions, verify_corpora
+from cramlm.data.parts import group_files, plan_parts, read_part
 from cramlm.errors import ArtifactError, DataError, LockedError
 from cramlm.io.streams import FileStamp
 from cramlm.records import Document, Event

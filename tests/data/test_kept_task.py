@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.data.kept_task import keep_task, load_task
+from cramlm.data.task import keep_task, load_task
 from cramlm.errors import ArtifactError
 from cramlm.records import Event, Example, Scale, Task, silent
 

@@ -18,7 +18,7 @@ from cramlm.inference.runs import held_out, model_of, run_of
 from cramlm.inference.texts import word_spans
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.run import run
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from tiny_task import TOPICS, tiny_config, write_task
 
 TEXT = "The old ship was near the harbour, and a Sailor on the path to the island"

@@ -10,7 +10,7 @@ from typing import Any
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.records import Example, Task
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Corpus:

@@ -19,7 +19,7 @@ from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25 import segment as build
 from cramlm.retrieval.bm25.analysis import analyze
 from cramlm.retrieval.bm25.index import Index, build_index
-from cramlm.retrieval.bm25.index_kernels import BLOCK
+from cramlm.retrieval.bm25.kernels import BLOCK
 from cramlm.retrieval.bm25.search import Scoring
 
 with warnings.catch_warnings():

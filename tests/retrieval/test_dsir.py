@@ -21,8 +21,7 @@ from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import Event, silent
-from cramlm.retrieval.dsir import DsirRetriever, resample
-from cramlm.retrieval.ngrams import corpus_ngrams, in_order
+from cramlm.retrieval.dsir import DsirRetriever, corpus_ngrams, in_order, resample
 from cramlm.retrieval.ranking import Ranking
 from cramlm.storage.artifacts import verify
 from cramlm.text.ngrams import count, divergence, hash_texts

@@ -22,8 +22,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.retrieval.bm25.analysis import analyze
 from cramlm.retrieval.bm25.index import Index
-from cramlm.retrieval.bm25.lucene_norm import LENGTHS, lucene_lengths
-from cramlm.retrieval.bm25.search import Scoring
+from cramlm.retrieval.bm25.search import LENGTHS, Scoring, lucene_lengths
 from lucene_peer import Lucene
 
 RELATIVE = 1e-6

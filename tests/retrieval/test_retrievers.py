@@ -15,11 +15,8 @@ from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, Retrie
 from cramlm.data.corpus import Corpus
 from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Index, build_index
-from cramlm.retrieval.filters import Bound, estimate_tokens, within_bound
-from cramlm.retrieval.ranking import Proposal, Ranking, cap_per_query, one_each
-from cramlm.retrieval.retrievers import Means, build_retriever
-from cramlm.retrieval.union import take_turns
-from cramlm.retrieval.widening import widen
+from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, widen, within_bound
+from cramlm.retrieval.retrievers import Means, build_retriever, take_turns
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
 RETRIEVERS: list[RetrieverConfig] = [

@@ -17,9 +17,8 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Event, Selection, Task
 from cramlm.retrieval.bm25.index import Index, build_index
-from cramlm.retrieval.filters import CHARACTERS_PER_TOKEN
-from cramlm.retrieval.random import draw_documents
-from cramlm.retrieval.ranking import QueryCounts
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, QueryCounts
+from cramlm.retrieval.retrievers import draw_documents
 from cramlm.retrieval.selection import read_selection, select_documents
 from cramlm.storage.artifacts import verify
 

@@ -19,9 +19,9 @@ from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.pipeline.context import Clock, Context
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event
+from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import Means, build_retriever
 from cramlm.retrieval.selection import select_documents
-from cramlm.retrieval.server_corpus import server_corpus
 from tiny_task import tiny_config, write_task
 
 pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")

@@ -122,8 +122,7 @@ def select(
     from cramlm.io.executors import executor_for
     from cramlm.retrieval.catalog import open_catalog
     from cramlm.retrieval.retrievers import Spread
-    from cramlm.retrieval.selection import KIND, select_documents
-    from cramlm.retrieval.selection_table import SELECTION_FILE
+    from cramlm.retrieval.selection import KIND, SELECTION_FILE, select_documents
     from cramlm.storage.artifacts import refuse_foreign
 
     refuse_foreign(out, kind=KIND)
@@ -151,7 +150,7 @@ def passages(
     out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
 ) -> None:
     """Write the selected passages as JSON lines, best rank first."""
-    from cramlm.retrieval.selection_table import SelectionTable
+    from cramlm.retrieval.selection import SelectionTable
     from cramlm.storage.artifacts import MANIFEST, publish_file
 
     of_a_run = not (selection / MANIFEST).exists() and (selection / "selection" / MANIFEST).exists()

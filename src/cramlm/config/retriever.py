@@ -56,7 +56,7 @@ class _Retriever(FrozenModel):
     kind: str
     max_documents: Count | None = Field(None, ge=1, description="keep only the best-ranked so many; like 500 or 20k")
     max_tokens: Count | None = Field(
-        None, ge=1, description="keep the best-ranked up to so many tokens, like 50M; estimated from characters (retrieval/filters.py)"
+        None, ge=1, description="keep the best-ranked up to so many tokens, like 50M; estimated from characters (retrieval/ranking.py)"
     )
 
     rank_decay: float = Field(

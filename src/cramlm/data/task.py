@@ -6,23 +6,25 @@ for dev keeps its "train:" id. Labels are strings; their ids are places in the s
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import floor
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from cramlm.config.run import OnBadRow, TaskConfig
 from cramlm.data.labels import RULES
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.io.paths import stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column
 from cramlm.io.streams import STDIN, brief
-from cramlm.records import Emit, Event, Example, Split, Task, TaskKind, silent
-from cramlm.storage.artifacts import hash_json
+from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
+from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
 
 STAGE = "task"
 _SPLIT_STREAM = 0x5D17  # keeps the draw apart from others made with the same seed
@@ -265,3 +267,49 @@ def _check_unseen(split: str, path: str | None, examples: Sequence[Example], lab
 def _label(example: Example) -> str:
     assert example.label is not None
     return example.label
+
+
+KIND: Final = "task"
+_SPLITS: Final[tuple[Split, ...]] = ("train", "dev", "test")
+_FACTS: Final = "task.json"
+
+
+def keep_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
+    """Publish the task at RUN/task."""
+
+    facts = {"kind": task.kind, "labels": list(task.labels), "scale": asdict(task.scale), "dev_is_split": task.dev_is_split_from_train}
+
+    def write(folder: Path) -> None:
+        for split in _SPLITS:
+            with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in getattr(task, split))
+        (folder / _FACTS).write_text(json.dumps(facts, ensure_ascii=False) + "\n", "utf-8")
+
+    key = {"format": 1, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), facts])}
+    return stage(run / KIND, kind=KIND, key=key, write=write, emit=emit)
+
+
+def load_task(run: Path) -> Task:
+    """Return the task that `keep_task` published for a run.
+
+    Raises:
+        ArtifactError: if there is none, or it is damaged.
+    """
+    folder = open_artifact(run / KIND, kind=KIND).path
+    verify(folder)
+    try:
+        facts = json.loads((folder / _FACTS).read_bytes())
+        train, dev, test = (tuple(_read(folder / f"{split}.jsonl")) for split in _SPLITS)
+        labels, scale = tuple(facts["labels"]), Scale(**facts["scale"])
+        return Task(train, dev, test, labels, bool(facts["dev_is_split"]), facts["kind"], scale)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and run `cramlm fit` again") from error
+
+
+def _row(example: Example) -> dict[str, Any]:
+    return {name: value for name, value in asdict(example).items() if value is not None}
+
+
+def _read(path: Path) -> list[Example]:
+    with path.open(encoding="utf-8") as file:
+        return [Example(row["id"], row["text"], row.get("text_pair"), row.get("label")) for row in map(json.loads, file)]

@@ -27,7 +27,7 @@ from cramlm.evaluation.kinds import only_one_label
 from cramlm.inference.runs import run_of
 from cramlm.records import FloatArray, TaskKind
 from cramlm.retrieval.catalog import CATALOG, Found, build_catalog, search_catalog
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
 PASSAGES_FOLDER = "selection-index"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cramlm.data.kept_task import KIND as TASK
-from cramlm.data.kept_task import load_task
+from cramlm.data.task import KIND as TASK
+from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.kinds import only_one_label
 from cramlm.linear.files import is_linear

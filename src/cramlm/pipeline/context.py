@@ -17,7 +17,7 @@ from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
 from cramlm.records import Emit, FloatArray, Task, silent
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import Artifact, borrowed_seconds, stage
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cramlm.config.run import RunConfig, TaskConfig, load_config, read_toml, to_toml
-from cramlm.data.kept_task import KIND as TASK
-from cramlm.data.kept_task import load_task
-from cramlm.data.task import task_fingerprint
+from cramlm.data.task import KIND as TASK
+from cramlm.data.task import load_task, task_fingerprint
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.remote import is_remote
 from cramlm.io.streams import brief

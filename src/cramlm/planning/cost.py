@@ -20,7 +20,7 @@ from cramlm.errors import EnvironmentFault
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
 from cramlm.records import Example, IntArray, Task
-from cramlm.retrieval.filters import CHARACTERS_PER_TOKEN
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 
 GROWTH = {".zst": 3.0, ".gz": 3.0, ".parquet": 2.0}  # text in a compressed file, per byte of it
 _SECONDS_PER_BYTE = 5e-8  # to read, index and search raw text, one core: 24 s for 482 MB (README)

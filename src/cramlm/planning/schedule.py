@@ -20,7 +20,7 @@ from cramlm.planning import budget
 from cramlm.planning.cost import finishing_seconds
 from cramlm.planning.speed import count_step, measure
 from cramlm.records import Event, Example, IntArray
-from cramlm.retrieval.filters import CHARACTERS_PER_TOKEN
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, stage
 
 LATENESS = 0.05  # of the budget, that phases to come may take beyond it where earlier ones took too long

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cramlm.config.run import RunConfig, load_config, read_toml
-from cramlm.data.kept_task import KIND as TASK
-from cramlm.data.kept_task import load_task
+from cramlm.data.task import KIND as TASK
+from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.pipeline.run_folder import EVENTS, RECORD, Record, read_record
 from cramlm.records import Example, Task
-from cramlm.retrieval.selection_table import SelectionTable
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
 
 LINEAR_STAGES: Final = {"static": "static", "tfidf": "baseline"}

@@ -24,8 +24,7 @@ from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import texts_to_ask
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query
-from cramlm.retrieval.widening import widen
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, widen
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
 

@@ -27,17 +27,82 @@ from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.distributed import Passes, publish_passes, search_in_passes
 from cramlm.retrieval.bm25.index import Index
-from cramlm.retrieval.bm25.queries import Queries
-from cramlm.retrieval.bm25.search import Scoring
+from cramlm.retrieval.bm25.search import Queries, Scoring
 from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
 from cramlm.retrieval.dsir import DsirRetriever
-from cramlm.retrieval.filters import bound_of
+from cramlm.retrieval.elasticsearch import ElasticsearchRetriever
 from cramlm.retrieval.phrases import texts_to_ask
-from cramlm.retrieval.random import RandomRetriever
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, Retriever, best_of_hits, cap_per_query
-from cramlm.retrieval.server_corpus import ElasticsearchRetriever
-from cramlm.retrieval.union import UnionRetriever
-from cramlm.retrieval.widening import widen
+from cramlm.retrieval.ranking import (
+    NOT_ASKED,
+    STAGE,
+    Bound,
+    Proposal,
+    QueryCounts,
+    Ranking,
+    Retriever,
+    best_of_hits,
+    bound_of,
+    cap_per_query,
+    one_each,
+    widen,
+    within_bound,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnionRetriever:
+    """members: each with its own bound. shares: as many positive numbers."""
+
+    members: tuple[tuple[Retriever, Bound], ...]
+    shares: tuple[float, ...]
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        return {f"member {number}": dict(member.key) for number, (member, _) in enumerate(self.members)}
+
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+        proposals = []
+        for retriever, bound in self.members:
+            proposal = retriever.propose(corpus, texts, emit=emit)
+            ranking = proposal.ranking.take(slice(within_bound(proposal.ranking, corpus, bound)))
+            proposals.append(Proposal(ranking, proposal.queries, proposal.capped))
+        ranking = take_turns([proposal.ranking for proposal in proposals], self.shares)
+        asked = next((proposal.queries for proposal in proposals if proposal.queries.texts), NOT_ASKED)
+        return Proposal(ranking, asked, sum(proposal.capped for proposal in proposals), tuple(proposals))
+
+
+def take_turns(rankings: Sequence[Ranking], shares: Sequence[float]) -> Ranking:
+    """One ranking of all documents, a rank each; query and score are the naming member's."""
+    turn = np.concatenate([(np.arange(len(ranking)) + 1) / share for ranking, share in zip(rankings, shares, strict=True)])
+    member = np.concatenate([np.full(len(ranking), number, np.int32) for number, ranking in enumerate(rankings)])
+    position: IntArray = np.concatenate([ranking.position for ranking in rankings])
+    order = np.lexsort((member, turn))
+    _, first = np.unique(position[order], return_index=True)
+    chosen = order[np.sort(first)]
+    query = np.concatenate([ranking.query for ranking in rankings])
+    score = np.concatenate([ranking.score for ranking in rankings])
+    return Ranking(position[chosen], np.arange(len(chosen), dtype=np.int32), query[chosen], score[chosen], member[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRetriever:
+    """All documents of the corpus in an order that the seed draws."""
+
+    seed: int
+
+    @property
+    def key(self) -> Mapping[str, Any]:
+        return {"seed": self.seed}
+
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+        return Proposal(one_each(draw_documents(len(corpus), len(corpus), seed=self.seed)))
+
+
+def draw_documents(documents: int, count: int, *, seed: int) -> IntArray:
+    """Positions of min(count, documents) different documents in the order drawn; a shorter draw is the beginning of a longer one."""
+    generator = np.random.default_rng([seed, 0x52414E44])  # the stream is this purpose's own
+    return generator.permutation(documents)[:count].astype(np.int64)
+
 
 Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
 """For each distinct query its number, positions and scores."""

@@ -14,8 +14,7 @@ from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import check_task
-from cramlm.data.kept_task import keep_task
-from cramlm.data.task import task_fingerprint
+from cramlm.data.task import keep_task, task_fingerprint
 from cramlm.data.validation import COUNTED, check_files, labelled_of, short_form
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import sequences_of
@@ -27,9 +26,8 @@ from cramlm.pipeline.context import Chosen, Context, Plan, Text, fingerprint, wr
 from cramlm.pipeline.stages.teacher import needs_linear_teacher
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.retrieval.selection import select_documents
-from cramlm.retrieval.selection_table import SelectionTable
-from cramlm.retrieval.server_corpus import server_corpus
+from cramlm.retrieval.elasticsearch import server_corpus
+from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.artifacts import environment_faults
 

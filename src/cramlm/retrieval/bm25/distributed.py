@@ -33,9 +33,19 @@ from cramlm.io.executors import Executor, Processes, Tally
 from cramlm.records import Emit, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.index import Index
-from cramlm.retrieval.bm25.index_kernels import BLOCK
-from cramlm.retrieval.bm25.queries import Queries, Tokens, count_in_shards, make_queries, tokenise_texts
-from cramlm.retrieval.bm25.search import Keys, Scoring, Statistics, search_keys, unpack
+from cramlm.retrieval.bm25.kernels import BLOCK
+from cramlm.retrieval.bm25.search import (
+    Keys,
+    Queries,
+    Scoring,
+    Statistics,
+    Tokens,
+    count_in_shards,
+    make_queries,
+    search_keys,
+    tokenise_texts,
+    unpack,
+)
 from cramlm.retrieval.bm25.segment import ArrayFile, Shard, load_array
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify, wait_while_locked

@@ -26,8 +26,7 @@ from cramlm.io.executors import Executor, Processes, Tally
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import ANALYZER
-from cramlm.retrieval.bm25.queries import Queries, count_in_shards, make_queries, tokenise_texts
-from cramlm.retrieval.bm25.search import Scoring, Statistics
+from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_shards, make_queries, tokenise_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Run, Shard, build_shard, plan_runs, shard_task
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, shared_stage, verify
 

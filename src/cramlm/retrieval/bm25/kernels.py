@@ -1,4 +1,4 @@
-"""Scoring a batch of queries block by block, compiled. bm25.py explains the search, index_kernels.py the arrays.
+"""Scoring a batch of queries block by block, compiled. bm25.py explains the search, Blocks the arrays.
 
 Scores are whole numbers: what a term adds to a passage is rounded once, to a unit of about 2e-7, and everything after that is integer
 addition, so that neither the order of the terms nor the cut of the corpus into blocks, shards and processes can change a score.
@@ -12,11 +12,313 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
+from numba.extending import intrinsic
 
-from cramlm.records import BoolArray, IntArray
-from cramlm.retrieval.bm25.index_kernels import BLOCK, MANY, PLACE, large_frequency, read_number
-from cramlm.retrieval.bm25.vector_kernels import CHUNK, clear, lowest_bit, reaching, reaching_with, reaching_with_many
+from cramlm.records import BoolArray, Int32Array, IntArray
 from cramlm.storage.compiled import jit
+
+BLOCK = 4096  # passages
+PLACE = np.uint16(BLOCK - 1)  # low bits of a posting: the passage's place in its block; the high 4 bits are the term frequency
+MANY = 15  # a frequency of this or more is spelt out in `large_frequencies` only
+MOST_ENTRY_BYTES = 8  # of a dictionary: the step to the next term in up to 5 bytes, its postings in up to 2
+
+
+class Blocks(NamedTuple):
+    """A shard's postings, within blocks of BLOCK documents.
+
+    Block i's dictionary is dictionary[dictionary_offsets[i]:dictionary_offsets[i + 1]]: for each of its terms, ascending, the step from
+    the term before (the first: from -1) and the number of postings, as variable-length integers (7 bits a byte, lowest first, the high
+    bit: goes on). Its postings begin at posting_offsets[i], in the order of the dictionary, each term's by document: uint16, see PLACE
+    and MANY. Where a posting says MANY, `large_places` (ascending) holds its place in `postings`, `large_frequencies` the frequency.
+    """
+
+    dictionary_offsets: IntArray
+    dictionary: npt.NDArray[np.uint8]
+    posting_offsets: IntArray
+    postings: npt.NDArray[np.uint16]
+    large_places: IntArray
+    large_frequencies: Int32Array
+
+
+@jit
+def count_rows(tokens, starts, seen, row_term, row_frequency, row_offsets):
+    """Distinct terms of each document with their frequency, in order of occurrence; returns how many.
+
+    `seen` (terms,) is -1 throughout, before and after.
+    """
+    size = 0
+    for document in range(len(starts) - 1):
+        first = size
+        for i in range(starts[document], starts[document + 1]):
+            term = tokens[i]
+            place = seen[term]
+            if place < 0:
+                seen[term] = size
+                row_term[size] = term
+                row_frequency[size] = 1
+                size += 1
+            else:
+                row_frequency[place] += 1
+        for i in range(first, size):
+            seen[row_term[i]] = -1
+        row_offsets[document + 1] = size
+    return size
+
+
+@jit
+def collect_terms(row_term, counts, terms):
+    """Count postings per term in `counts` (all 0 before), list the distinct terms; returns how many."""
+    size = 0
+    for i in range(len(row_term)):
+        term = row_term[i]
+        if counts[term] == 0:
+            terms[size] = term
+            size += 1
+        counts[term] += 1
+    return size
+
+
+@jit
+def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictionary, large_places, large_frequencies):
+    """Postings of a block by (term, document), and its dictionary; returns (bytes of the dictionary, how many large frequencies, unsorted).
+
+    terms: ascending. `counts` (all terms,) is as `collect_terms` left it, and 0 afterwards.
+    """
+    place = 0
+    size = 0
+    before = -1
+    for i in range(len(terms)):
+        count = counts[terms[i]]
+        size = _write_number(dictionary, size, terms[i] - before)
+        size = _write_number(dictionary, size, count)
+        before = terms[i]
+        counts[terms[i]] = place
+        place += count
+    large = 0
+    for document in range(len(row_offsets) - 1):
+        for i in range(row_offsets[document], row_offsets[document + 1]):
+            place = counts[row_term[i]]
+            counts[row_term[i]] = place + 1
+            postings[place] = document | (min(row_frequency[i], MANY) << 12)
+            if row_frequency[i] >= MANY:
+                large_places[large] = place
+                large_frequencies[large] = row_frequency[i]
+                large += 1
+    for i in range(len(terms)):
+        counts[terms[i]] = 0
+    return size, large
+
+
+@jit
+def _write_number(target, place, value):
+    while value >= 128:
+        target[place] = (value & 127) | 128
+        value >>= 7
+        place += 1
+    target[place] = value
+    return place + 1
+
+
+@jit
+def read_number(source, place):
+    """(the variable-length integer at `place`, the place after it)."""
+    value = np.int64(source[place])
+    place += 1
+    if value < 128:
+        return value, place
+    value &= 127
+    shift = 7
+    while True:
+        byte = np.int64(source[place])
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+        shift += 7
+
+
+@jit
+def large_frequency(place, large_places, large_frequencies):
+    """Frequency of the posting at `place`, which says MANY."""
+    return np.int64(large_frequencies[np.searchsorted(large_places, place)])
+
+
+@jit
+def frequencies_in(block, document, terms, blocks, found):
+    """How often each of `terms` (ascending) stands in the document at a place of a block, into `found`."""
+    found[:] = 0
+    place, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
+    start = blocks.posting_offsets[block]
+    term = -1
+    i = 0
+    while place < end and i < len(terms):
+        step, place = read_number(blocks.dictionary, place)
+        count, place = read_number(blocks.dictionary, place)
+        term += step
+        while i < len(terms) and terms[i] < term:
+            i += 1
+        if i < len(terms) and terms[i] == term:
+            for j in range(start, start + count):
+                if np.int64(blocks.postings[j] & PLACE) == document:
+                    frequency = np.int64(blocks.postings[j] >> 12)
+                    found[i] = frequency if frequency < MANY else large_frequency(j, blocks.large_places, blocks.large_frequencies)
+        start += count
+
+
+@jit
+def find_keys(keys, ids, term_offsets, term_bytes, wanted_keys, wanted_offsets, wanted_bytes, result):
+    """For each wanted term its number in `ids`, -1 if it is not there. keys: ascending, equal ones next to each other.
+
+    Terms are compared byte by byte, so that a shared key is never an error.
+    """
+    for i in range(len(wanted_keys)):
+        result[i] = -1
+        place = np.searchsorted(keys, wanted_keys[i])
+        size = wanted_offsets[i + 1] - wanted_offsets[i]
+        while place < len(keys) and keys[place] == wanted_keys[i]:
+            start = term_offsets[ids[place]]
+            if term_offsets[ids[place] + 1] - start == size:
+                same = True
+                for j in range(size):
+                    if term_bytes[start + j] != wanted_bytes[wanted_offsets[i] + j]:
+                        same = False
+                        break
+                if same:
+                    result[i] = ids[place]
+                    break
+            place += 1
+
+
+CHUNK = 64
+GROUP = 256  # rows whose sum fits 16 bits
+assert GROUP * (2**8 - 1) < 2**16
+
+_MASK = ir.IntType(CHUNK)
+_WORD, _BYTE, _PLACE = ir.IntType(32), ir.IntType(8), ir.IntType(64)
+_HALVES = ir.VectorType(ir.IntType(16), CHUNK)
+_WORDS, _BYTES = ir.VectorType(_WORD, CHUNK), ir.VectorType(_BYTE, CHUNK)
+
+
+@intrinsic
+def reaching(typing, sums, place, least):
+    """Bit i of the result (uint64): whether sums[place + i] >= least, for 64 of them (uint32)."""
+
+    def build(context, builder, signature, arguments):
+        pointer = _at(context, builder, signature.args[0], arguments[0], arguments[1])
+        return _compare(builder, _load(builder, pointer, _WORDS), arguments[2])
+
+    return types.uint64(sums, types.intp, types.uint32), build
+
+
+@intrinsic
+def reaching_with(typing, sums, place, coarse, first_row, rows, start, end, shift, least):
+    """As `reaching`, for the sums plus rows of `coarse` (uint8, 64 a row, counted from first_row), each sum of rows shifted left.
+
+    The rows are rows[start:end]. Where their sum leaves 8 bits the bit is set, whatever it is. The sums stay as they are.
+    """
+
+    def build(context, builder, signature, arguments):
+        add = get_or_insert_function(builder.module, ir.FunctionType(_BYTES, (_BYTES, _BYTES)), f"llvm.uadd.sat.v{CHUNK}i8")
+        total = _sum_rows(context, builder, signature, arguments, _BYTES, lambda before, row: builder.call(add, [before, row]))
+        full = builder.icmp_unsigned("==", total, ir.Constant(_BYTES, [255] * CHUNK))
+        reached = _reaching_with(context, builder, signature, arguments, builder.zext(total, _WORDS))
+        return builder.or_(reached, builder.bitcast(full, _MASK))
+
+    return types.uint64(*_with_rows(sums, coarse, rows)), build
+
+
+@intrinsic
+def reaching_with_many(typing, sums, place, coarse, first_row, rows, start, end, shift, least):
+    """As `reaching_with`, for any number of rows: GROUP rows are added in 16 bits, groups in 32; half as fast.
+
+    sums[place + i] plus the shifted sum of the rows must be under 2 ** 32.
+    """
+
+    def build(context, builder, signature, arguments):
+        *_, start, end, _, _ = arguments
+        group = ir.Constant(_PLACE, GROUP)
+        total = alloca_once_value(builder, ir.Constant(_WORDS, None))
+        with for_range_slice(builder, start, end, group) as (first, _):
+            last = builder.add(first, group)
+            last = builder.select(builder.icmp_signed("<", last, end), last, end)
+            within = (*arguments[:5], first, last, *arguments[7:])
+            halves = _sum_rows(
+                context, builder, signature, within, _HALVES, lambda before, row: builder.add(before, builder.zext(row, _HALVES))
+            )
+            builder.store(builder.add(builder.load(total), builder.zext(halves, _WORDS)), total)
+        return _reaching_with(context, builder, signature, arguments, builder.load(total))
+
+    return types.uint64(*_with_rows(sums, coarse, rows)), build
+
+
+def _with_rows(sums, coarse, rows):
+    return sums, types.intp, coarse, types.intp, rows, types.intp, types.intp, types.uint32, types.uint32
+
+
+def _sum_rows(context, builder, signature, arguments, vector, add):
+    _, _, coarse, first_row, row_numbers, start, end, _, _ = arguments
+    total = alloca_once_value(builder, ir.Constant(vector, None))
+    with for_range_slice(builder, start, end, ir.Constant(_PLACE, 1)) as (j, _):
+        row = builder.load(_at(context, builder, signature.args[4], row_numbers, j))
+        where = builder.mul(builder.add(first_row, row), ir.Constant(_PLACE, CHUNK))
+        addend = _load(builder, _at(context, builder, signature.args[2], coarse, where), _BYTES)
+        builder.store(add(builder.load(total), addend), total)
+    return builder.load(total)
+
+
+def _reaching_with(context, builder, signature, arguments, total):
+    sums, place, *_, shift, least = arguments
+    pointer = _at(context, builder, signature.args[0], sums, place)
+    units = builder.shl(total, _spread(builder, shift))
+    return _compare(builder, builder.add(_load(builder, pointer, _WORDS), units), least)
+
+
+@intrinsic
+def clear(typing, sums, place):
+    """Set 64 sums to 0."""
+
+    def build(context, builder, signature, arguments):
+        pointer = _at(context, builder, signature.args[0], arguments[0], arguments[1])
+        stored = builder.store(ir.Constant(_WORDS, None), builder.bitcast(pointer, _WORDS.as_pointer()))
+        stored.align = 4
+        return context.get_dummy_value()
+
+    return types.void(sums, types.intp), build
+
+
+@intrinsic
+def lowest_bit(typing, mask):
+    """Number of the lowest bit that is set; undefined for 0."""
+
+    def build(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), build
+
+
+def _at(context, builder, array_type, array, place):
+    """Pointer to an element of a C-contiguous array."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [place])
+
+
+def _load(builder, pointer, vector):
+    loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+    loaded.align = vector.element.width // 8
+    return loaded
+
+
+def _spread(builder, word):
+    """A 32-bit number in every lane."""
+    lane = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), word, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(lane, ir.Constant(_WORDS, ir.Undefined), ir.Constant(_WORDS, None))
+
+
+def _compare(builder, values, least):
+    return builder.bitcast(builder.icmp_unsigned(">=", values, _spread(builder, least)), _MASK)
+
 
 UNROLLED = 4  # postings added per turn
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)  # places of unsigned type, so that numba does not ask whether they count from the end

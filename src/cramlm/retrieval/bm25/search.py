@@ -29,12 +29,119 @@ import numpy.typing as npt
 from cramlm.errors import UsageError
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
-from cramlm.retrieval.bm25.index_kernels import BLOCK
-from cramlm.retrieval.bm25.kernels import Found, Plan, Room
-from cramlm.retrieval.bm25.lucene_norm import lucene_lengths
-from cramlm.retrieval.bm25.queries import Float64Array, Queries
+from cramlm.retrieval.bm25.analysis import Vocabulary
+from cramlm.retrieval.bm25.kernels import BLOCK, CHUNK, Found, Plan, Room
 from cramlm.retrieval.bm25.segment import Shard
-from cramlm.retrieval.bm25.vector_kernels import CHUNK
+
+_EXACT: Final = 24  # the bytes 0..23 stand for themselves
+_LEADING: Final = 3  # bits kept after the first one
+
+
+def _table() -> IntArray:
+    code = np.arange(256 - _EXACT, dtype=np.int64)
+    exponent, fraction = code >> _LEADING, code & ((1 << _LEADING) - 1)
+    above = np.where(exponent == 0, fraction, (fraction | 1 << _LEADING) << np.maximum(exponent - 1, 0))
+    return np.concatenate((np.arange(_EXACT), _EXACT + above))
+
+
+# int64 (256,), ascending: the length that each byte stands for. Source: Lucene 9, SmallFloat.byte4ToInt.
+LENGTHS: Final = _table()
+
+
+def lucene_lengths(lengths: npt.NDArray[np.integer]) -> IntArray:
+    """Each length (>= 0) rounded down to one that a byte can hold; int64, the shape of `lengths`."""
+    return LENGTHS[np.searchsorted(LENGTHS, lengths, side="right") - 1]
+
+
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Distinct queries: query q has term[offsets[q]:offsets[q + 1]] (numbers of `vocabulary`, ascending) with `count` in the query.
+
+    document_frequencies: int64 (terms of the vocabulary,), over all shards; 0 = unknown, and in no query. owner: int64 (texts,), the
+    distinct query that each text became; -1 if no term of it is in the index.
+    """
+
+    vocabulary: Vocabulary
+    document_frequencies: IntArray
+    offsets: IntArray
+    term: Int32Array
+    count: IntArray
+    owner: IntArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, chosen: IntArray) -> Queries:
+        """Some of the queries, in the order given; each is its own owner."""
+        sizes = np.diff(self.offsets)[chosen]
+        offsets = np.concatenate(([0], np.cumsum(sizes)))
+        place = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][chosen] - offsets[:-1], sizes)
+        return Queries(self.vocabulary, self.document_frequencies, offsets, self.term[place], self.count[place], np.arange(len(chosen)))
+
+    def sums(self, values: Float64Array) -> Float64Array:
+        """Per query, the sum of `values` (one per term)."""
+        return np.add.reduceat(values, self.offsets[:-1]) if len(self) else np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Texts as term numbers: text i has token[starts[i]:starts[i + 1]]."""
+
+    vocabulary: Vocabulary
+    token: Int32Array
+    starts: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+
+def tokenise_texts(texts: Sequence[str]) -> Tokens:
+    """A vocabulary of these texts' terms alone, numbered in the order of their first occurrence; equal for equal texts."""
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    vocabulary = Vocabulary()
+    return Tokens(vocabulary, *vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), ends))
+
+
+def count_documents(vocabulary: Vocabulary, shard: Shard) -> IntArray:
+    """In how many of a shard's documents each term of a batch stands, int64 (terms,)."""
+    numbers = shard.find_terms(vocabulary)
+    return np.where(numbers >= 0, shard.document_frequencies[numbers] if shard.terms else 0, 0).astype(np.int64)
+
+
+def count_in_shards(tokens: Tokens, shards: Sequence[Shard]) -> IntArray:
+    """The sum of `count_documents` over some shards, int64 (terms,)."""
+    frequencies = np.zeros(len(tokens.vocabulary), np.int64)
+    for shard in shards:
+        frequencies += count_documents(tokens.vocabulary, shard)
+    return frequencies
+
+
+def make_queries(tokens: Tokens, frequencies: IntArray) -> Queries:
+    """The distinct queries, in the order of their first text. frequencies: those of the terms in the whole index."""
+    terms = max(1, len(frequencies))
+    text_of = np.repeat(np.arange(len(tokens)), np.diff(tokens.starts))
+    known = frequencies[tokens.token] > 0
+    pairs, counts = np.unique(text_of[known] * terms + tokens.token[known], return_counts=True)
+    term = (pairs % terms).astype(np.int32)
+    bounds = np.searchsorted(pairs, np.arange(len(tokens) + 1) * terms)
+    owner = np.full(len(tokens), -1, np.int64)
+    first: dict[bytes, int] = {}
+    chosen: list[int] = []
+    for text in range(len(tokens)):
+        part = slice(bounds[text], bounds[text + 1])
+        if content := term[part].tobytes() + counts[part].tobytes():
+            if content not in first:
+                first[content] = len(chosen)
+                chosen.append(text)
+            owner[text] = first[content]
+    every = Queries(tokens.vocabulary, frequencies, bounds, term, counts.astype(np.int64), owner)
+    distinct = every.take(np.array(chosen, np.int64))
+    return Queries(tokens.vocabulary, frequencies, distinct.offsets, distinct.term, distinct.count, owner)
+
 
 DENSE_SHARE: Final = 1 / 16  # a term in more than this share of the passages is added as rows of numbers, not posting by posting
 MOST_DENSE: Final = 1000
@@ -47,7 +154,7 @@ MOST_SHIFT: Final = 18  # of coarse units
 MOST_WORDS: Final = 2000  # in other queries: rounding up to coarse units may raise a sum by one for each
 MOST_UNITS: Final = 2**32 - (MOST_WORDS << MOST_SHIFT)
 # `Batch` asserts what the kernels assume: an impact fits 32 bits (of postings) and 8 bits (of a row, in coarse units); a query's sum, with
-# each of its words rounded up to coarse units, fits 32 bits. Rows are added in 16 bits, vector_kernels.GROUP at a time.
+# each of its words rounded up to coarse units, fits 32 bits. Rows are added in 16 bits, kernels.GROUP at a time.
 KEPT_BYTES: Final = 1 << 30  # postings of a larger index are not held in memory until the next search
 CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per pass over the index
 SAMPLE: Final = 256  # documents

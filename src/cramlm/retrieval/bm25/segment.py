@@ -3,7 +3,7 @@
 A published shard folder (N passages, arrays as .npy):
     order.npy         int32 (N,), which passage of the run lies in each slot: they are shuffled, so that every block is a fair sample
     lengths.npy       int32 (N,), terms of the passage in each slot
-    dictionary_offsets, dictionary, posting_offsets, postings, large_places, large_frequencies    see index_kernels.Blocks
+    dictionary_offsets, dictionary, posting_offsets, postings, large_places, large_frequencies    see kernels.Blocks
     document_frequencies.npy          int32 (terms,)
     term_keys, term_ids, term_sizes, term_bytes    the terms by hash key; sizes and bytes in the order of their numbers
     statistics.json   how many documents, terms, postings, tokens; the analyzer
@@ -35,9 +35,9 @@ import numpy.typing as npt
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
-from cramlm.retrieval.bm25 import index_kernels
+from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import ANALYZER, Vocabulary
-from cramlm.retrieval.bm25.index_kernels import BLOCK, MANY, MOST_ENTRY_BYTES, Blocks
+from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MOST_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, environment_faults, hash_json, open_artifact, stage, wait_while_locked
 
@@ -117,7 +117,7 @@ class Shard:
     def find_terms(self, vocabulary: Vocabulary) -> Int32Array:
         """This shard's number of every term of another vocabulary; -1 where the shard does not know it."""
         result = np.empty(len(vocabulary), np.int32)
-        index_kernels.find_keys(
+        kernels.find_keys(
             self.term_keys, self.term_ids, self.term_offsets, self.term_bytes,
             vocabulary.keys(), vocabulary.term_offsets, vocabulary.term_bytes, result,
         )  # fmt: skip
@@ -127,7 +127,7 @@ class Shard:
         """How often each of `terms` (this shard's numbers, -1 for none) stands in the passage in a slot."""
         order = np.argsort(terms, kind="stable")
         found = np.zeros(len(terms), np.int64)
-        index_kernels.frequencies_in(slot // BLOCK, slot % BLOCK, terms[order], self.blocks, found)
+        kernels.frequencies_in(slot // BLOCK, slot % BLOCK, terms[order], self.blocks, found)
         result = np.empty_like(found)
         result[order] = found
         return result
@@ -329,17 +329,15 @@ class _Builder:
         self._grow()
         row_terms, row_frequencies = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.int32)
         row_offsets = np.zeros(len(positions) + 1, np.int64)
-        size = index_kernels.count_rows(tokens, starts, self._seen, row_terms, row_frequencies, row_offsets)
+        size = kernels.count_rows(tokens, starts, self._seen, row_terms, row_frequencies, row_offsets)
         row_terms, row_frequencies = row_terms[:size], row_frequencies[:size]
         terms = np.empty(size, np.int32)
-        terms = np.sort(terms[: index_kernels.collect_terms(row_terms, self._counts, terms)])
+        terms = np.sort(terms[: kernels.collect_terms(row_terms, self._counts, terms)])
         self._document_frequencies[terms] += self._counts[terms]
         postings, dictionary = np.empty(size, np.uint16), np.empty(MOST_ENTRY_BYTES * len(terms), np.uint8)
         room = int((row_frequencies >= MANY).sum())
         places, frequencies = np.empty(room, np.int64), np.empty(room, np.int32)
-        written, _ = index_kernels.invert(
-            row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, places, frequencies
-        )
+        written, _ = kernels.invert(row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, places, frequencies)
         by_place = np.argsort(places)
         files["large_places"].append(self._postings + places[by_place])
         files["large_frequencies"].append(frequencies[by_place])
