@@ -33,7 +33,7 @@ import zstandard
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.task import read_examples
+from cramlm.data.task import RowFormat, read_examples
 from cramlm.records import Event
 from retrieval_tables import print_tables
 from synthetic import Bootstrap, Invented, write_corpus
@@ -227,7 +227,7 @@ def compare(terms: TermCorpus, queries: Queries, chosen: Integers, ours: Path, p
 def task_texts(arguments: argparse.Namespace) -> list[str]:
     """The task's training texts; without data as many invented ones, as often repeated as ChemProt's."""
     if arguments.data:
-        examples = read_examples(str(arguments.data / "tasks" / arguments.task / "train.jsonl"), label_column="label")
+        examples = read_examples(str(arguments.data / "tasks" / arguments.task / "train.jsonl"), RowFormat())
         return [example.whole_text for example in examples]
     texts, _ = Invented(seed=2).passages(np.arange(1659), 1659)
     return [" ".join(texts[number % 1659].decode().split()[:31]) for number in range(4169)]

@@ -34,7 +34,7 @@ import torch
 from cramlm import recipes
 from cramlm.config.run import EncoderConfig, HeadConfig, MaskingConfig, OptimizerConfig, PhaseConfig, TokenizerConfig
 from cramlm.config.terms import Classify, Mlm
-from cramlm.data.task import read_examples
+from cramlm.data.task import RowFormat, read_examples
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
@@ -128,8 +128,8 @@ def main() -> None:
 def read_text(data: Path) -> Text:
     """Some thousand passages of the general corpus, and ChemProt's training texts."""
     first = min((data / "corpus").glob("*.jsonl.zst"))
-    passages = [example.text for example in read_examples(str(first), label_column=None)[:PASSAGES]]
-    examples = read_examples(str(data / "tasks" / "chemprot" / "train.jsonl"), label_column="label")
+    passages = [example.text for example in read_examples(str(first), RowFormat(label_column=None))[:PASSAGES]]
+    examples = read_examples(str(data / "tasks" / "chemprot" / "train.jsonl"), RowFormat())
     names = sorted({str(example.label) for example in examples})
     labels = np.asarray([names.index(str(example.label)) for example in examples], dtype=np.int64)
     return Text(passages, [example.text for example in examples], labels, len(names))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cramlm.cli.app import app
 from cramlm.config.run import RunConfig, load_config
-from cramlm.data.task import keep_task, load_task, read_task
+from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import Recorder, folder_for, is_up_to_date, name_of_task, read_record, refuse_other_task
@@ -84,7 +84,7 @@ def test_of_equal_runs_the_newest_goes_on(place: Path) -> None:
 def test_a_file_that_holds_other_texts_than_before_gets_a_new_folder(place: Path) -> None:
     config = config_of()
     first = folder_of(config)
-    keep_task(read_task(config.task, seed=config.seed), first, emit=silent)
+    save_task(read_task(config.task, seed=config.seed), first, emit=silent)
     assert folder_of(config) == first
     with Path("sea/test.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"text": "wave ship", "label": "sea"}) + "\n")
@@ -102,7 +102,7 @@ def test_what_is_no_run_or_cannot_be_read_keeps_its_number(place: Path) -> None:
 
 def kept(folder: Path, config: RunConfig) -> Path:
     """A run's folder as far as it says whose it is."""
-    keep_task(read_task(config.task, seed=config.seed), folder, emit=silent)
+    save_task(read_task(config.task, seed=config.seed), folder, emit=silent)
     Recorder.begin(folder, config)
     return folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
+from cramlm.data.task import RowFormat
 from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, short_form
 from cramlm.text.scripts import count_scripts, main_script
 
@@ -39,7 +40,7 @@ def test_every_kind_of_finding_is_told_at_its_file_and_line(tmp_path: Path) -> N
     with Path(train).open("a", encoding="utf-8") as file:
         file.write('{"text": "no label here"}\n')
     test = write(tmp_path / "test.jsonl", TEST)
-    findings = list(check_files(read_labelled(train), [read_labelled(test)]))
+    findings = list(check_files(read_labelled(train, RowFormat()), [read_labelled(test, RowFormat())]))
     found = {(finding.rule, finding.severity, finding.place.removeprefix(f"{tmp_path}/")) for finding in findings}
     assert found == {
         ("bad-row", "problem", "train.jsonl:72"),
@@ -61,7 +62,9 @@ def test_every_kind_of_finding_is_told_at_its_file_and_line(tmp_path: Path) -> N
 
 
 def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp_path: Path) -> None:
-    train, test = (read_labelled(write(tmp_path / name, rows)) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST)))
+    train, test = (
+        read_labelled(write(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))
+    )
     texts = ["Заметки о погоде и о дороге", f"so it is: {LONG}, they said"]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts), "utf-8")
     corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store", workers=1)
@@ -96,7 +99,7 @@ def test_check_exits_with_3_where_there_is_a_problem_and_0_where_there_is_none(t
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     told = json.loads(result.stdout)
     assert (result.returncode, told["problems"]) == (3, 1)
-    assert told["files"][0]["labels"] == describe(read_labelled(train)).labels
+    assert told["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
     clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
     shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=600)
     assert (shown.returncode, shown.stderr) == (0, "")

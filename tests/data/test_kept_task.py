@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cramlm.data.task import keep_task, load_task
+from cramlm.data.task import load_task, save_task
 from cramlm.errors import ArtifactError
 from cramlm.records import Event, Example, Scale, Task, silent
 
@@ -29,7 +29,7 @@ def test_what_is_kept_is_read_back_as_it_was(
     mean: float,
 ) -> None:
     task = Task(train, dev, test, labels, split, kind="regression", scale=Scale(mean, 0.1))
-    keep_task(task, tmp_path, emit=silent)
+    save_task(task, tmp_path, emit=silent)
     assert load_task(tmp_path) == task
 
 
@@ -37,7 +37,7 @@ def test_it_is_written_again_when_a_row_changes_and_not_otherwise(tmp_path: Path
     events: list[Event] = []
     for text in ("one", "one", "two"):
         task = Task((Example("train:1", text, None, "a"),), (), (), ("a",), dev_is_split_from_train=True)
-        keep_task(task, tmp_path, emit=events.append)
+        save_task(task, tmp_path, emit=events.append)
     assert [event.kind for event in events] == ["fresh", "stale"]
     assert load_task(tmp_path).train[0].text == "two"
 
@@ -45,7 +45,7 @@ def test_it_is_written_again_when_a_row_changes_and_not_otherwise(tmp_path: Path
 def test_a_damaged_or_missing_copy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such folder"):
         load_task(tmp_path)
-    keep_task(Task((Example("train:1", "one", None, "a"),), (), (), ("a",), dev_is_split_from_train=True), tmp_path, emit=silent)
+    save_task(Task((Example("train:1", "one", None, "a"),), (), (), ("a",), dev_is_split_from_train=True), tmp_path, emit=silent)
     (tmp_path / "task/train.jsonl").write_text("{}\n", "utf-8")
     with pytest.raises(ArtifactError, match=r"train\.jsonl: damaged"):
         load_task(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 from cramlm.config.run import TaskConfig, load_config
 from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES
-from cramlm.data.task import read_examples, read_task, split_dev
+from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
 from cramlm.data.validation import check_files, describe, labelled_of, read_labelled
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Scale
@@ -26,7 +26,7 @@ def jsonl(path: Path, labels: list[Any]) -> str:
 
 
 def labels_of(path: str | Path, kind: str, **options: Any) -> list[str | None]:
-    return [example.label for example in read_examples(str(path), label_column="label", kind=kind, **options)]  # type: ignore[arg-type]
+    return [example.label for example in read_examples(str(path), RowFormat(kind=kind, **options))]  # type: ignore[arg-type]
 
 
 def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_numbers_are_learnt_in_spreads_of_the_training_rows_alone(tmp_path: Path
 
 
 def test_without_strata_a_dev_split_is_a_plain_seeded_draw_that_keeps_equal_texts_together(tmp_path: Path) -> None:
-    examples = read_examples(jsonl(tmp_path / "a.jsonl", [number / 7 for number in range(40)]), label_column="label", kind="regression")
+    examples = read_examples(jsonl(tmp_path / "a.jsonl", [number / 7 for number in range(40)]), RowFormat(kind="regression"))
     twice = [*examples, *examples]
     train, dev = split_dev(twice, fraction=0.2, seed=1, stratum=RULES["regression"].stratum)
     assert len(dev) == 16
@@ -131,13 +131,13 @@ def test_without_strata_a_dev_split_is_a_plain_seeded_draw_that_keeps_equal_text
 
 
 def test_check_tells_what_is_odd_about_labels_and_numbers(tmp_path: Path) -> None:
-    train = read_labelled(jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["b"], ["b"], ["b"]]), kind="multi-label")
-    test = read_labelled(jsonl(tmp_path / "test.jsonl", [["c"]]), kind="multi-label")
+    train = read_labelled(jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["b"], ["b"], ["b"]]), RowFormat(kind="multi-label"))
+    test = read_labelled(jsonl(tmp_path / "test.jsonl", [["c"]]), RowFormat(kind="multi-label"))
     assert describe(train).labels == {"b": 5, "a": 1}
     rules = {finding.rule for finding in check_files(train, [test])}
     assert rules >= {"rare-label", "unseen-label", "missing-label", "leak"}
-    numbers = read_labelled(jsonl(tmp_path / "numbers.jsonl", [1, 2, 4]), kind="regression")
-    far = read_labelled(jsonl(tmp_path / "far.jsonl", [9]), kind="regression")
+    numbers = read_labelled(jsonl(tmp_path / "numbers.jsonl", [1, 2, 4]), RowFormat(kind="regression"))
+    far = read_labelled(jsonl(tmp_path / "far.jsonl", [9]), RowFormat(kind="regression"))
     assert (describe(numbers).labels, describe(numbers).numbers) == ({}, (1.0, 2.0, 4.0))
     assert "number 9.0 is outside those of the training rows (1 to 4)" in [finding.message for finding in check_files(numbers, [far])]
 

@@ -17,7 +17,7 @@ import pytest
 
 from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.task import read_examples, read_task
+from cramlm.data.task import RowFormat, read_examples, read_task
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Event
 from hub_stand_in import Hub, running_hub
@@ -238,4 +238,4 @@ def test_the_labelled_rows_of_a_task_come_from_the_hub_too(hub: Hub) -> None:
     assert len({example.id for example in (*task.train, *task.dev)}) == 120
     assert task.test[0].text == ROWS[0]
     with pytest.raises(DataError, match="no column 'text'"):
-        read_examples("hf://owner/task/train", label_column="label")
+        read_examples("hf://owner/task/train", RowFormat())

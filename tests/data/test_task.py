@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import TaskConfig
-from cramlm.data.task import read_examples, read_task, split_dev, split_rows, task_fingerprint, text_key
+from cramlm.data.task import RowFormat, read_examples, read_task, split_dev, split_rows, task_fingerprint, text_key
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Event, Example, Task
 
@@ -159,19 +159,19 @@ def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:
 
 def test_texts_to_predict_keep_order_and_need_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    assert [(e.id, e.text, e.label) for e in read_examples(str(tmp_path / "a.txt"), label_column=None)] == [
+    assert [(e.id, e.text, e.label) for e in read_examples(str(tmp_path / "a.txt"), RowFormat(label_column=None))] == [
         ("1", "one", None),
         ("2", "two", None),
     ]
     (tmp_path / "b.txt").write_text("one\n\ntwo\n")
     with pytest.raises(DataError, match=r"b.txt:2: 'text' is blank"):
-        read_examples(str(tmp_path / "b.txt"), label_column=None)
+        read_examples(str(tmp_path / "b.txt"), RowFormat(label_column=None))
     with pytest.raises(DataError, match="no rows left"):
-        read_examples(write(tmp_path / "c.jsonl", [(" ", "a")]), label_column=None, on_bad_row="skip")
+        read_examples(write(tmp_path / "c.jsonl", [(" ", "a")]), RowFormat(label_column=None), on_bad_row="skip")
     with pytest.raises(DataError, match=r"d.jsonl: no rows; pass a file with data"):
-        read_examples(write(tmp_path / "d.jsonl", []), label_column=None, on_bad_row="skip")
+        read_examples(write(tmp_path / "d.jsonl", []), RowFormat(label_column=None), on_bad_row="skip")
     with pytest.raises(UsageError, match="a text file has no column"):
-        read_examples(str(tmp_path / "a.txt"), label_column="label")
+        read_examples(str(tmp_path / "a.txt"), RowFormat())
 
 
 SHARED = Path(__file__).parents[3] / "shared/data/tasks"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cramlm.config.run import CHOOSING
-from cramlm.data.labels import spell_labels, spell_number
+from cramlm.data.labels import format_labels, format_number
 from cramlm.evaluation import choice
 from cramlm.evaluation.choice import TAUS, DevScorer, cross_fitted, logit_adjustments
 from cramlm.evaluation.kinds import KINDS
@@ -28,9 +28,9 @@ def spelled(kind: TaskKind) -> st.SearchStrategy[str]:
         case "classification":
             return st.sampled_from(UNSEEN)
         case "multi-label":
-            return st.lists(st.sampled_from(UNSEEN), unique=True).map(lambda names: spell_labels(sorted(names)))
+            return st.lists(st.sampled_from(UNSEEN), unique=True).map(lambda names: format_labels(sorted(names)))
         case "regression":
-            return st.sampled_from([1.0, 2.0, 2.5, 2000.0]).map(spell_number)
+            return st.sampled_from([1.0, 2.0, 2.5, 2000.0]).map(format_number)
 
 
 @pytest.mark.parametrize(("kind", "metric"), METRICS)
@@ -59,8 +59,8 @@ def test_scores_of_some_rows_are_those_of_these_rows_however_many_candidates_the
     random = np.random.default_rng(3)
     spell: dict[TaskKind, Any] = {
         "classification": lambda: str(random.choice(UNSEEN)),
-        "multi-label": lambda: spell_labels([name for name in UNSEEN if random.random() < 0.4]),
-        "regression": lambda: spell_number(float(random.normal())),
+        "multi-label": lambda: format_labels([name for name in UNSEEN if random.random() < 0.4]),
+        "regression": lambda: format_number(float(random.normal())),
     }
     true, labels = [spell[kind]() for _ in range(30)], ("value",) if kind == "regression" else LABELS
     scorer = DevScorer.of(kind, true, labels, metric)
@@ -77,7 +77,7 @@ def test_scores_of_some_rows_are_those_of_these_rows_however_many_candidates_the
 def test_the_best_of_many_random_candidates_has_its_true_score_when_cross_fitted(kind: TaskKind) -> None:
     """Random predictions of three even labels are right once in three times; the best of 300 on 90 dev texts seems better by far."""
     random = np.random.default_rng(5)
-    true = [LABELS[number % 3] if kind == "classification" else spell_labels([LABELS[number % 3]]) for number in range(90)]
+    true = [LABELS[number % 3] if kind == "classification" else format_labels([LABELS[number % 3]]) for number in range(90)]
     metric = "accuracy" if kind == "classification" else "micro_f1"
     scorer = DevScorer.of(kind, true, LABELS, metric)
     shape = (300, 90) if kind == "classification" else (300, 90, 3)

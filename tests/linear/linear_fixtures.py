@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cramlm.data.labels import spell_labels
+from cramlm.data.labels import format_labels
 from cramlm.records import Example, Scale, Task
 
 TOPICS = {
@@ -40,7 +40,7 @@ def topic_task(**rows: int) -> Task:
 
 def several_labels_task() -> Task:
     """Words w0, w1, w2 stand for the labels a, b, c; a text has any of them."""
-    labels = [spell_labels([name for place, name in enumerate("abc") if number >> place & 1]) for number in range(48)]
+    labels = [format_labels([name for place, name in enumerate("abc") if number >> place & 1]) for number in range(48)]
     texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
     rows = tuple(map(example, range(48), texts, labels))
     return Task(rows[:32], rows[32:40], rows[40:], ("a", "b", "c"), False, kind="multi-label", scale=Scale())

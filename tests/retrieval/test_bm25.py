@@ -13,7 +13,7 @@ from retrieval_fixtures import TextCorpus, index_texts, invented_texts, referenc
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
-from cramlm.data.task import read_examples
+from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25 import segment as build
@@ -92,7 +92,7 @@ def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, 
 def test_scores_and_sets_equal_those_of_bm25s_on_real_english(tmp_path: Path) -> None:
     corpus = build_corpus(CorpusConfig(files=(str(SHARED / "corpus/general-0001.jsonl.zst"),)), tmp_path)
     texts = [corpus.text(position) for position in range(10_000)]
-    task = read_examples(str(SHARED / "tasks/chemprot/train.jsonl"), label_column="label")
+    task = read_examples(str(SHARED / "tasks/chemprot/train.jsonl"), RowFormat())
     assert_equal_to_bm25s(texts, [example.text for example in task[:500]], tmp_path)
 
 

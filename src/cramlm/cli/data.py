@@ -46,17 +46,17 @@ def check(
     from cramlm.cli.console import console_events, show_findings
     from cramlm.cli.options import checked_kind, resolve_corpus
     from cramlm.data.corpus import build_corpus
+    from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe, read_labelled
     from cramlm.retrieval.catalog import open_catalog
     from cramlm.storage.artifacts import default_store
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index name the same thing twice; drop one")
-    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     task_kind = checked_kind(kind)
-    columns |= {"kind": task_kind} | ({} if label_separator is None else {"label_separator": label_separator})
+    row_format = RowFormat(text_column, label_column, text_pair_column, task_kind, label_separator or "|")
     with console_events() as emit:
-        train, *held_out = (read_labelled(file, **columns) for file in files)
+        train, *held_out = (read_labelled(file, row_format) for file in files)
         findings = list(check_files(train, held_out))
         if corpus:
             config = resolve_corpus(corpus, text_column=text_column, on_bad_row="skip")

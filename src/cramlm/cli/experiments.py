@@ -114,10 +114,10 @@ def attention(
 ) -> None:
     """How many heads look at neighbours and how many at [CLS], [SEP] and full stops, layer by layer."""
     from cramlm.cli.console import console_events
-    from cramlm.data.task import read_examples
+    from cramlm.data.task import RowFormat, read_examples
     from cramlm.experiments.attention import look_at, markdown, write
 
-    examples = read_examples(file, text_column=text_column, label_column=None)
+    examples = read_examples(file, RowFormat(text_column, label_column=None))
     texts = [example.text for example in examples[:limit]]
     with console_events() as emit:
         found = look_at([model, *(others or ())], texts, max_length=max_length, emit=emit)

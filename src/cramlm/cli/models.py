@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,14 +31,13 @@ def evaluate(
     """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class; of numbers RMSE and correlations."""
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
-    from cramlm.data.task import read_examples
+    from cramlm.data.task import RowFormat, read_examples
     from cramlm.evaluation.kinds import KINDS, NAMES, figure
     from cramlm.inference.onnx import load_predictor
     from cramlm.inference.runs import model_of
 
     predictor = load_predictor(model_of(model))
-    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    examples = read_examples(file, **columns, kind=predictor.kind, label_separator=label_separator or "|")
+    examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
     scores = predictor.score(examples)
@@ -67,13 +66,13 @@ def predict(
 ) -> None:
     """Label texts: a JSON line each with label (or labels) and probabilities, or with a value, in the order of the input."""
     check_address_space_of_model(model, "predict")
-    from cramlm.data.task import read_examples
+    from cramlm.data.task import RowFormat, read_examples
     from cramlm.inference.onnx import load_predictor
     from cramlm.inference.runs import model_of
     from cramlm.storage.artifacts import publish_file
 
     folder = model_of(model)
-    examples = read_examples(file, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
+    examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
     predictor = load_predictor(folder, precision=precision)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
@@ -134,12 +133,12 @@ def export(
     if form != "onnx":
         raise UsageError(f"--format {form!r} is not known; onnx is")
     from cramlm.cli.console import console_events
-    from cramlm.data.task import read_examples
+    from cramlm.data.task import RowFormat, read_examples
     from cramlm.export.onnx import export_onnx
 
     examples = None
     if texts is not None:
-        examples = read_examples(texts, text_column=text_column, label_column=None, text_pair_column=text_pair_column)
+        examples = read_examples(texts, RowFormat(text_column, None, text_pair_column))
     with console_events() as emit:
         artifact = export_onnx(path, int8=int8, out=out, texts=examples, emit=emit)
     print(artifact.path)

@@ -1,12 +1,12 @@
-"""What a label is, by kind of task: how a file writes it, which labels it names, what a split keeps in proportion, what training is told.
+"""Labels by kind of task: how to read them from a file, check them, and turn them into training targets.
 
     classification    one label: any string                     "sport"
-    multi-label       any number of labels, none too            '["sport", "travel"]': a JSON list, sorted, each once
-    regression        a finite number                           "3.5": as Python spells it
+    multi-label       any number of labels, including none      '["sport", "travel"]': a JSON list, sorted, without repeats
+    regression        a finite number                           "3.5": its Python repr
 
-`Example.label` holds the string on the right, so that equal strings are equal answers and nothing else needs to know the kind. What the
-kinds differ in later on: their answers and scores (evaluation/kinds.py), their loss (training/terms/classify.py), their baseline
-(evaluation/linear.py), and what config.json calls them (model/huggingface/config.py).
+`Example.label` holds the canonical string on the right, so that equal labels are equal strings. Other code that depends on the kind:
+predictions and scores (evaluation/kinds.py), loss (training/terms/classify.py), linear models (linear/solvers.py), config.json
+(model/huggingface/config.py).
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from cramlm.io.streams import brief
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_LARGEST: Final = 1e30  # beyond, squares do not fit into single precision
+_LARGEST: Final = 1e30  # squares of larger numbers overflow single precision
 
 
 class LabelRules(Protocol):
-    """What the kinds of task differ in before a model sees them. `labels` are always those of `Example`, `names` those of `Task`."""
+    """Label handling of one kind of task. `labels` are strings of `Example.label`, `names` are `Task.labels`."""
 
     column: ColumnKind
 
     def read(self, value: str | None, column: str) -> str:
-        """The label that a reader found in a column; ValueError with the reason if it is none."""
+        """Return the canonical label of a column's value; raise ValueError with the reason if the value is invalid."""
 
     def plain(self, label: str) -> Any:
-        """As a JSON value: a string, a list of strings, or a number."""
+        """Return the label as a JSON value: a string, a list of strings, or a number."""
 
     def names(self, label: str) -> tuple[str, ...]:
-        """The labels that it names; a number names none."""
+        """Return the label names in a label; none for a number."""
 
     def stratum(self, label: str) -> str:
-        """What a dev split keeps in proportion."""
+        """Return the stratum of a label for a stratified split."""
 
     def check(self, labels: Sequence[str], path: str) -> None:
-        """DataError if there is nothing to learn from training rows with these labels."""
+        """Raise DataError if no model can be trained on rows with these labels."""
 
-    def all_names(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
-        """What a model of these training rows answers with, in the order of its logits."""
+    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
+        """Return `Task.labels` for these training rows, in the order of the logits."""
 
     def scale(self, labels: Sequence[str]) -> Scale:
-        """That of the training rows."""
+        """Return the scale of the training rows' numbers."""
 
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
-        """`task_labels` and `targets` of a batch (records.Batch), for rows with these labels."""
+        """Return `task_labels` and `targets` of a batch (records.Batch) for rows with these labels."""
 
-    def sum_up(self, labels: Sequence[str], names: Sequence[str]) -> str:
-        """The labels of the training rows in a few words."""
+    def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
+        """Describe the labels of the training rows in a few words."""
 
 
-class OneLabel:
+class SingleLabel:
     """A text has exactly one label."""
 
     column: ColumnKind = "label"
@@ -95,7 +95,7 @@ class OneLabel:
                 "numbers or ids, not classes: pass another --label-column, bin the values, or learn numbers with --set task.kind=regression"
             )
 
-    def all_names(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
+    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         return tuple(sorted(set(labels)))
 
     def scale(self, labels: Sequence[str]) -> Scale:
@@ -105,36 +105,36 @@ class OneLabel:
         ids = {name: number for number, name in enumerate(names)}
         return np.array([ids[label] for label in labels], dtype=np.int64), np.zeros((len(labels), 0), dtype=np.float32)
 
-    def sum_up(self, labels: Sequence[str], names: Sequence[str]) -> str:
+    def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
         return f"{len(names)} labels"
 
 
-class SeveralLabels:
-    """A text has any number of labels, none too."""
+class MultiLabel:
+    """A text has any number of labels, including none."""
 
     column: ColumnKind = "labels"
 
     def read(self, value: str | None, column: str) -> str:
         if value is None:
             raise ValueError(f"{column!r} is null; write an empty list for a text without labels")
-        found: list[str] = json.loads(value)
-        if not all(name.strip() for name in found):
-            raise ValueError(f"{column!r} holds an empty label among {brief(', '.join(found), 40)}")
-        if twice := [name for name, count in Counter(found).items() if count > 1]:
-            raise ValueError(f"{column!r} holds the label {brief(twice[0], 30)} twice")
-        return spell_labels(found)
+        names: list[str] = json.loads(value)
+        if not all(name.strip() for name in names):
+            raise ValueError(f"{column!r} holds an empty label among {brief(', '.join(names), 40)}")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"{column!r} holds the label {brief(repeated[0], 30)} twice")
+        return format_labels(names)
 
     def plain(self, label: str) -> list[str]:
-        return list(_listed(label))
+        return list(_parse_labels(label))
 
     def names(self, label: str) -> tuple[str, ...]:
-        return _listed(label)
+        return _parse_labels(label)
 
     def stratum(self, label: str) -> str:
         return ""
 
     def check(self, labels: Sequence[str], path: str) -> None:
-        counts = Counter(name for label in labels for name in _listed(label))
+        counts = Counter(name for label in labels for name in _parse_labels(label))
         if len(labels) == 1:
             raise DataError(f"{path}: 1 training row; a classifier needs more")
         if not counts:
@@ -152,8 +152,8 @@ class SeveralLabels:
                 "task.label_separator the file's, and --label-column the right one?"
             )
 
-    def all_names(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
-        return tuple(sorted({name for label in labels for name in _listed(label)}))
+    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
+        return tuple(sorted({name for label in labels for name in _parse_labels(label)}))
 
     def scale(self, labels: Sequence[str]) -> Scale:
         return Scale()
@@ -162,27 +162,27 @@ class SeveralLabels:
         ids = {name: number for number, name in enumerate(names)}
         targets = np.zeros((len(labels), len(names)), dtype=np.float32)
         for row, label in enumerate(labels):
-            targets[row, [ids[name] for name in _listed(label) if name in ids]] = 1
+            targets[row, [ids[name] for name in _parse_labels(label) if name in ids]] = 1
         return np.zeros(len(labels), dtype=np.int64), targets
 
-    def sum_up(self, labels: Sequence[str], names: Sequence[str]) -> str:
-        mean = sum(len(_listed(label)) for label in labels) / len(labels)
+    def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
+        mean = sum(len(_parse_labels(label)) for label in labels) / len(labels)
         return f"{len(names)} labels, {mean:.1f} a text"
 
 
-class Number:
+class NumberLabel:
     """A text has a number."""
 
     column: ColumnKind = "number"
 
     def read(self, value: str | None, column: str) -> str:
-        spelled = (value or "").strip()
-        if not _NUMBER.fullmatch(spelled):
+        stripped = (value or "").strip()
+        if not _NUMBER.fullmatch(stripped):
             raise ValueError(f"{column!r} is not a number ({brief(value, 30)}); write it like 3.5 or -1e3")
-        number = float(spelled)
+        number = float(stripped)
         if not abs(number) <= _LARGEST:
-            raise ValueError(f"{column!r} is not a number that can be learnt ({brief(value, 30)}): its size is over {_LARGEST:.0e}")
-        return spell_number(number)
+            raise ValueError(f"{column!r} is too large a number ({brief(value, 30)}): its absolute value is over {_LARGEST:.0e}")
+        return format_number(number)
 
     def plain(self, label: str) -> float:
         return float(label)
@@ -199,7 +199,7 @@ class Number:
         if len(set(labels)) == 1:
             raise DataError(f"{path}: every row has the number {labels[0]}; there is nothing to learn")
 
-    def all_names(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
+    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         return (column,)
 
     def scale(self, labels: Sequence[str]) -> Scale:
@@ -210,27 +210,27 @@ class Number:
         numbers = (np.array([float(label) for label in labels]).reshape(-1, 1) - scale.mean) / scale.spread
         return np.zeros(len(labels), dtype=np.int64), numbers.astype(np.float32)
 
-    def sum_up(self, labels: Sequence[str], names: Sequence[str]) -> str:
+    def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
         numbers = [float(label) for label in labels]
         scale = self.scale(labels)
         return f"numbers from {min(numbers):g} to {max(numbers):g}, mean {scale.mean:.4g}, spread {scale.spread:.4g}"
 
 
-RULES: Final[dict[TaskKind, LabelRules]] = {"classification": OneLabel(), "multi-label": SeveralLabels(), "regression": Number()}
+RULES: Final[dict[TaskKind, LabelRules]] = {"classification": SingleLabel(), "multi-label": MultiLabel(), "regression": NumberLabel()}
 
 
-def spell_labels(names: Sequence[str]) -> str:
-    """Several labels as `Example.label` holds them."""
+def format_labels(names: Sequence[str]) -> str:
+    """Return `Example.label` for several labels."""
     return json.dumps(sorted(names), ensure_ascii=False)
 
 
-def spell_number(number: float) -> str:
-    """A number as `Example.label` holds it."""
+def format_number(number: float) -> str:
+    """Return `Example.label` for a number; raise ValueError if it is not finite."""
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
-    return repr(float(number) + 0.0)  # so that -0.0 is 0.0
+    return repr(float(number) + 0.0)  # -0.0 becomes 0.0
 
 
 @functools.lru_cache(maxsize=65_536)
-def _listed(label: str) -> tuple[str, ...]:
+def _parse_labels(label: str) -> tuple[str, ...]:
     return tuple(json.loads(label))

@@ -20,7 +20,7 @@ import numpy as np
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
 from cramlm.data.labels import RULES
-from cramlm.data.task import read_examples, text_key
+from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.io.rows import Rejected
 from cramlm.io.streams import brief
 from cramlm.records import Event, Example, Task, TaskKind
@@ -85,29 +85,20 @@ class Facts:
         return asdict(self)
 
 
-def read_labelled(
-    path: str,
-    *,
-    text_column: str = "text",
-    label_column: str = "label",
-    text_pair_column: str | None = None,
-    kind: TaskKind = "classification",
-    label_separator: str = "|",
-) -> Labelled:
-    """A file with its bad rows set aside.
+def read_labelled(path: str, row_format: RowFormat) -> Labelled:
+    """Read a file; its bad rows are kept apart.
 
     Raises:
         UsageError: the path is missing. DataError: no row can be used, or the file cannot be read on.
     """
     rejected: list[Rejected] = []
 
-    def listen(event: Event) -> None:
+    def collect(event: Event) -> None:
         rejected.extend(Rejected(**row) for row in event.data.get("rejected", ()))
 
-    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    examples = read_examples(path, **columns, kind=kind, label_separator=label_separator, on_bad_row="skip", emit=listen)
+    examples = read_examples(path, row_format, on_bad_row="skip", emit=collect)
     placed = (Example(f"{path}:{example.id}", example.text, example.text_pair, example.label) for example in examples)
-    return Labelled(path, tuple(placed), tuple(rejected), kind)
+    return Labelled(path, tuple(placed), tuple(rejected), row_format.kind)
 
 
 def labelled_of(task: Task) -> tuple[Labelled, list[Labelled]]:

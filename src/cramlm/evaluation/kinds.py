@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from cramlm.config.run import CHOOSING
 from cramlm.data.decontamination import check_task
-from cramlm.data.labels import RULES, spell_labels, spell_number
+from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.metrics import LabelScores, NumberScores, Scores, calibration_error, score, score_labels, score_numbers
 from cramlm.records import Answer, BoolArray, Example, FloatArray, LabelsPrediction, NumberPrediction, Prediction, Task, TaskKind
@@ -156,7 +156,7 @@ class SeveralLabelsKind:
         return [LabelsPrediction(_chosen(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
 
     def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
-        return [spell_labels(_chosen(row, names)) for row in outputs]
+        return [format_labels(_chosen(row, names)) for row in outputs]
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> LabelScores:
         rules = RULES["multi-label"]
@@ -180,7 +180,7 @@ class NumberKind:
         return [NumberPrediction(float(row[0])) for row in outputs]
 
     def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
-        return [spell_number(float(row[0])) for row in outputs]
+        return [format_number(float(row[0])) for row in outputs]
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> NumberScores:
         return score_numbers([float(label) for label in true], [float(label) for label in predicted])

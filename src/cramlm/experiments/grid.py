@@ -19,7 +19,7 @@ import numpy as np
 
 from cramlm.cli.options import resolve_run
 from cramlm.config.run import RunConfig, load_config, read_toml
-from cramlm.data.task import read_examples
+from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import only_one_label
 from cramlm.pipeline.run_folder import RUNS, name_of_task
@@ -233,13 +233,8 @@ def draw_labels(task: Mapping[str, Any], *, count: int, seed: int, folder: Path)
     """
     columns = {name: task.get(f"{name}_column") or default for name, default in (("text", "text"), ("label", "label"))}
     pair = task.get("text_pair_column")
-    examples = read_examples(
-        task["train"],
-        text_column=columns["text"],
-        label_column=columns["label"],
-        text_pair_column=pair,
-        on_bad_row=task.get("on_bad_row") or "fail",
-    )
+    row_format = RowFormat(columns["text"], columns["label"], pair)
+    examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
     rows = []
     for example in _drawn(examples, count, seed, str(task["train"])):
         halves = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}

@@ -26,7 +26,7 @@ from cramlm.config.run import (
     TokenizerConfig,
 )
 from cramlm.config.terms import Classify, Mlm
-from cramlm.data.task import read_examples
+from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.planning.budget import TYPICAL
 from cramlm.recipes.phases import BERT_MASKS
@@ -227,17 +227,7 @@ def _shrunk(phase: PhaseConfig, shrink: float) -> PhaseConfig:
 def _count(task: TaskConfig) -> int:
     if not task.train:
         return TYPICAL.train_examples
-    examples = read_examples(
-        task.train,
-        text_column=task.text_column,
-        label_column=task.label_column,
-        text_pair_column=task.text_pair_column,
-        max_record_bytes=task.max_record_bytes,
-        on_bad_row=task.on_bad_row,
-        kind=task.kind,
-        label_separator=task.label_separator,
-    )
-    return len(examples)
+    return len(read_examples(task.train, RowFormat.of(task), max_record_bytes=task.max_record_bytes, on_bad_row=task.on_bad_row))
 
 
 def paper_recipe(scale: Scale) -> PaperRecipe:

@@ -14,7 +14,7 @@ from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import check_task
-from cramlm.data.task import keep_task, task_fingerprint
+from cramlm.data.task import save_task, task_fingerprint
 from cramlm.data.validation import COUNTED, check_files, labelled_of, short_form
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import sequences_of
@@ -34,7 +34,7 @@ from cramlm.storage.artifacts import environment_faults
 
 def report_task(run: Context) -> None:
     """Keep the task in the run's folder, and warn of what would make scores dishonest."""
-    keep_task(run.task, run.folder, emit=run.emit)
+    save_task(run.task, run.folder, emit=run.emit)
     for warning in [*check_task(run.task).warnings, *short_form(check_files(*labelled_of(run.task)), without=COUNTED)]:
         run.emit(Event("warning", "task", warning))
 
