@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cramlm.config.run import TaskConfig, load_config
+from cramlm.config.run import OnBadRow, TaskConfig, load_config
 from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
 from cramlm.data.validation import check_files, describe, labelled_of, read_labelled
 from cramlm.errors import DataError, UsageError
-from cramlm.records import Scale
+from cramlm.records import Scale, TaskKind
 
 
 def jsonl(path: Path, labels: list[Any]) -> str:
@@ -25,8 +25,9 @@ def jsonl(path: Path, labels: list[Any]) -> str:
     return str(path)
 
 
-def labels_of(path: str | Path, kind: str, **options: Any) -> list[str | None]:
-    return [example.label for example in read_examples(str(path), RowFormat(kind=kind, **options))]  # type: ignore[arg-type]
+def labels_of(path: str | Path, kind: TaskKind, separator: str = "|", on_bad_row: OnBadRow = "fail") -> list[str | None]:
+    row_format = RowFormat(kind=kind, label_separator=separator)
+    return [example.label for example in read_examples(str(path), row_format, on_bad_row=on_bad_row)]
 
 
 def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -
     (tmp_path / "a.csv").write_text("text,label\none,ä | b\ntwo,\nthree,b\n", "utf-8")
     assert labels_of(tmp_path / "a.csv", "multi-label") == expected
     (tmp_path / "a.tsv").write_text("text\tlabel\none\tä;b\ntwo\t\nthree\tb\n", "utf-8")
-    assert labels_of(tmp_path / "a.tsv", "multi-label", label_separator=";") == expected
+    assert labels_of(tmp_path / "a.tsv", "multi-label", separator=";") == expected
     texts = ["one", "two", "three"]
     pq.write_table(pa.table({"text": texts, "label": [["ä", "b"], [], ["b"]]}), tmp_path / "lists.parquet")
     pq.write_table(pa.table({"text": texts, "label": ["b|ä", "", "b"]}), tmp_path / "cells.parquet")
@@ -62,10 +63,10 @@ def test_a_number_is_the_same_however_it_is_spelled(tmp_path: Path) -> None:
         ("regression", "3.5", r"'label' is not a number but a string \('3.5'\); write it like 3.5"),
         ("regression", ["3.5"], "not a number but a list"),
         ("regression", True, "not a number but a boolean"),
-        ("regression", 1e31, "its size is over 1e.30"),
+        ("regression", 1e31, "its absolute value is over 1e.30"),
     ],
 )
-def test_what_is_no_label_of_the_kind_is_refused_by_file_and_line(kind: str, label: Any, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_label_is_refused_with_file_and_line(kind: TaskKind, label: Any, reason: str, tmp_path: Path) -> None:
     good: Any = {"classification": "a", "multi-label": ["a"], "regression": 1.5}[kind]
     path = jsonl(tmp_path / "bad.jsonl", [good, label, good])
     with pytest.raises(DataError, match=rf"bad\.jsonl:2: .*{reason}"):
