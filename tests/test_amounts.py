@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cramlm.config.amounts import NOMINAL_FLOPS, Budget, parse_budget
+from cramlm.config.base import NOMINAL_FLOPS, Budget, parse_budget
 from cramlm.errors import UsageError
 
 

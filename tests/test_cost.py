@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cramlm.config.amounts import Budget
+from cramlm.config.base import Budget
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.planning.budget import Sizes
 from cramlm.planning.cost import Machine, Outlook, Texts, foresee, refuse_hopeless

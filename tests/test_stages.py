@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramlm.config.amounts import Budget
+from cramlm.config.base import Budget
 from cramlm.config.run import CorpusConfig, RunConfig, load_config
 from cramlm.config.terms import Mlm
 from cramlm.data.corpus import build_corpus

@@ -10,7 +10,7 @@ import pytest
 from search_server import SearchServer, serving
 from selection_fixtures import lines, make_task, selected
 
-from cramlm.config.amounts import Budget
+from cramlm.config.base import Budget
 from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.config.run import CorpusConfig, load_config
 from cramlm.data.corpus import build_corpus

@@ -11,8 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from cramlm.config.base import FrozenModel
 from cramlm.config.phase import PhaseConfig
-from cramlm.config.retriever import FrozenModel
 
 PartKind: TypeAlias = Literal["literal", "mask", "text", "text_a", "text_b", "entity_1", "entity_2"]
 Slots: TypeAlias = tuple[tuple[str, ...], ...]

@@ -7,9 +7,8 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from cramlm.config.masking import MaskingConfig
-from cramlm.config.retriever import FrozenModel
-from cramlm.config.terms import LINEAR_TEACHER, Causal, Classify, Distil, Origin, Term, TermConfig
+from cramlm.config.base import FrozenModel
+from cramlm.config.terms import LINEAR_TEACHER, Causal, Classify, Distil, MaskingConfig, Origin, Term, TermConfig
 
 _T = TypeVar("_T", bound=TermConfig)
 

@@ -7,45 +7,14 @@ union   several of them in turn                                   elasticsearch 
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
-
-class FrozenModel(BaseModel):
-    """A table of settings: frozen, no unknown names, finite numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none_may_be_a_word(cls, data: Any) -> Any:
-        """Read None as "none" where that is one of a setting's words: `--set logit_adjustment=none` reads it as unset."""
-        if not isinstance(data, dict):
-            return data
-        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
-        return {name: "none" if value is None and name in words else value for name, value in data.items()}
-
-
-def parse_count(value: Any) -> Any:
-    """Text like 50M, 1.5k or 2_000 as a whole number; anything else as it is, for the field's own check.
-
-    Raises:
-        ValueError: for text that is no count.
-    """
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)\s*([kMG]?)", value.strip())
-    count = None if match is None else float(match[1].replace("_", "")) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]]
-    if count is None or not count.is_integer():
-        raise ValueError("must be a count like 500000, 500k or 50M")
-    return int(count)
-
+from cramlm.config.base import Count, FrozenModel
 
 Pooling: TypeAlias = Literal["mean", "cls"]
 QueriesOf: TypeAlias = Literal["text", "phrases"]
-Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
 DEPTHS: Final = (50, 200, 800, 3200)  # documents per query, one after the other, where `top_k` is open
 

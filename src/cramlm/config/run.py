@@ -15,21 +15,22 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from cramlm.config.amounts import parse_budget as parse_budget
-from cramlm.config.amounts import parse_duration as parse_duration
+from cramlm.config.base import FrozenModel
+from cramlm.config.base import parse_budget as parse_budget
+from cramlm.config.base import parse_duration as parse_duration
 from cramlm.config.head import HeadConfig as HeadConfig
 from cramlm.config.head import PromptConfig as PromptConfig
 from cramlm.config.head import check_head
-from cramlm.config.masking import MaskingConfig as MaskingConfig
 from cramlm.config.phase import OptimizerConfig as OptimizerConfig
 from cramlm.config.phase import PhaseConfig as PhaseConfig
 from cramlm.config.phase import ScheduleConfig as ScheduleConfig
 from cramlm.config.phase import check_order
 from cramlm.config.retriever import Bm25Config as Bm25Config
-from cramlm.config.retriever import ElasticsearchConfig, FrozenModel, with_kind
+from cramlm.config.retriever import ElasticsearchConfig, with_kind
 from cramlm.config.retriever import RandomConfig as RandomConfig
 from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
 from cramlm.config.terms import Classify, Term
+from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
 from cramlm.records import TaskKind
 

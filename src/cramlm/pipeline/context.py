@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cramlm.config.amounts import Budget
+from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
 from cramlm.model.device import Precision
 from cramlm.model.huggingface.pretrained import Pretrained

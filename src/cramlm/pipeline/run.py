@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from cramlm.config.amounts import Budget, parse_budget
+from cramlm.config.base import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped

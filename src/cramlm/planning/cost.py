@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cramlm.config.amounts import Budget
+from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config.masking import MaskingConfig
+from cramlm.config.terms import MaskingConfig
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 
 LONGEST_SPAN = 10  # words

@@ -16,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config.masking import MaskingConfig
-from cramlm.config.terms import SpanInfilling
+from cramlm.config.terms import MaskingConfig, SpanInfilling
 from cramlm.records import Batch, BoolArray
 from cramlm.training.masking import SpecialIds, choose
 from cramlm.training.packing import beside

@@ -1,14 +1,50 @@
-"""Amounts as a user writes them: times like 20m, and budgets, which are a time or a number of floating-point operations."""
+"""The base class of all settings, and amounts as text: counts (50M), durations (20m), budgets (a duration, or 3e15flops)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from cramlm.errors import UsageError
 
 NOMINAL_FLOPS = 2e11
 """Operations per second that a budget in FLOPs is taken for where a time is wanted before anything is measured: two cores in bf16."""
+
+
+class FrozenModel(BaseModel):
+    """A table of settings: frozen, no unknown names, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_may_be_a_word(cls, data: Any) -> Any:
+        """Read None as "none" where that is one of a setting's words: `--set logit_adjustment=none` reads it as unset."""
+        if not isinstance(data, dict):
+            return data
+        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
+        return {name: "none" if value is None and name in words else value for name, value in data.items()}
+
+
+def parse_count(value: Any) -> Any:
+    """Text like 50M, 1.5k or 2_000 as a whole number; anything else as it is, for the field's own check.
+
+    Raises:
+        ValueError: for text that is no count.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)\s*([kMG]?)", value.strip())
+    count = None if match is None else float(match[1].replace("_", "")) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+    if count is None or not count.is_integer():
+        raise ValueError("must be a count like 500000, 500k or 50M")
+    return int(count)
+
+
+Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
 
 @dataclass(frozen=True, slots=True)
