@@ -20,11 +20,10 @@ from cramlm.pipeline.context import Chosen, Clock, Context, Ended
 from cramlm.pipeline.stages.text import tokens
 from cramlm.pipeline.stages.train import external_pool, known_score
 from cramlm.recipes.phases import finetune_phase, joint_phase
-from cramlm.records import Example, Task
+from cramlm.records import Example, Task, counting
 from cramlm.retrieval.ranking import one_each
 from cramlm.retrieval.selection import SelectionTable, save_selection
 from cramlm.storage.artifacts import publish
-from cramlm.storage.counts import counting
 from tiny_task import tiny_config, write_task
 
 

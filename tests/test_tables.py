@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cramlm.errors import ArtifactError
-from cramlm.storage.tables import check_column, open_table, save_table
+from cramlm.storage.arrays import check_column, open_table, save_table
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.large_string())])
 TEXTS = ["wave", "ilé \U0001f30a", "", "ship"]

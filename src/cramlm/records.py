@@ -7,9 +7,12 @@ into `Losses`; the finished model turns a new text into a `Prediction`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -188,3 +191,24 @@ Emit: TypeAlias = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """An `Emit` that tells nobody; the default for library use."""
+
+
+Work: TypeAlias = Literal["parsed", "decoded", "tokenized"]
+_COUNTS: Final[ContextVar[Counter[tuple[Work, str]] | None]] = ContextVar("counts", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[Counter[tuple[Work, str]]]:
+    """Count until the block ends, in this thread: how often each item (a file, a text) was worked on."""
+    counts: Counter[tuple[Work, str]] = Counter()
+    token = _COUNTS.set(counts)
+    try:
+        yield counts
+    finally:
+        _COUNTS.reset(token)
+
+
+def count(work: Work, items: Iterable[str]) -> None:
+    """Note that this was done to these items."""
+    if (counts := _COUNTS.get()) is not None:
+        counts.update((work, item) for item in items)

@@ -19,8 +19,7 @@ from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import stamp_input
 from cramlm.io.rows import Column, Rejected, Row, Tally
 from cramlm.io.streams import STDIN, ByteStream, FileStamp, Lines, brief, file_format
-from cramlm.records import Emit, Event, silent
-from cramlm.storage.counts import count
+from cramlm.records import Emit, Event, count, silent
 
 MAX_RECORD_BYTES = 16_000_000
 

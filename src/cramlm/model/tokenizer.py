@@ -33,9 +33,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.records import IntArray
+from cramlm.records import IntArray, count
 from cramlm.storage.artifacts import environment_faults
-from cramlm.storage.counts import count
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")
