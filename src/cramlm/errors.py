@@ -75,3 +75,9 @@ class Stopped(CramError):  # noqa: N818 - not a failure: the run is saved and co
     def __init__(self, message: str, *, exit_code: int = 75) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """A value as it appears in a one-line message."""
+    text = ascii(value) if isinstance(value, bytes) else repr(value)
+    return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]

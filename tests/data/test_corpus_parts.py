@@ -24,7 +24,7 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus, repetitions, verify_corpora
 from cramlm.data.parts import group_files, plan_parts, read_part
 from cramlm.errors import ArtifactError, DataError, LockedError
-from cramlm.io.streams import FileStamp
+from cramlm.io.paths import FileStamp
 from cramlm.records import Document, Event
 from cramlm.storage.artifacts import verify
 from cramlm.text.passages import cut_passages

@@ -11,7 +11,8 @@ import pytest
 import zstandard
 
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
-from cramlm.io.streams import ByteStream, Lines, expand_files, file_format, name_files, stamp_file
+from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
+from cramlm.io.streams import ByteStream, Lines
 
 TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
 
@@ -64,7 +65,8 @@ def test_zstd_with_a_window_over_the_memory_limit_is_no_damage(tmp_path: Path) -
     path.write_bytes(compressed_with_long_window())
     script = """
         import resource, sys
-        from cramlm.io.streams import ByteStream, stamp_file
+        from cramlm.io.paths import stamp_file
+        from cramlm.io.streams import ByteStream
         from cramlm.errors import EnvironmentFault
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

@@ -21,9 +21,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cramlm.errors import DataError
+from cramlm.errors import DataError, brief
 from cramlm.io.rows import ColumnKind
-from cramlm.io.streams import brief
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

@@ -21,7 +21,7 @@ from cramlm.export.card import model_card
 from cramlm.export.provenance import published
 from cramlm.inference.onnx import FACTS_FILE
 from cramlm.inference.runs import model_of
-from cramlm.io.remote import remote_faults
+from cramlm.io.paths import remote_faults
 from cramlm.records import Emit, Event, silent
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
 

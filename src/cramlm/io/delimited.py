@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cramlm.errors import DataError
+from cramlm.errors import DataError, brief
 from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell
-from cramlm.io.streams import Lines, brief
+from cramlm.io.streams import Lines
 
 
 def read_delimited(lines: Lines, columns: Sequence[Column], tally: Tally, *, separator: str, limit: int) -> Iterator[Row]:

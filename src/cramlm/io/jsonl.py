@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from cramlm.errors import DataError
+from cramlm.errors import DataError, brief
 from cramlm.io.rows import Column, Row, Tally, in_list, missing_column
-from cramlm.io.streams import Lines, brief
+from cramlm.io.streams import Lines
 
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.errors import DataError
-from cramlm.io.remote import RemoteFile
+from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
 from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell, in_list
-from cramlm.io.streams import FileStamp, check_unchanged, look_like
+from cramlm.io.streams import look_like
 from cramlm.storage.artifacts import environment_faults, hash_file, raise_if_refused
 
 _BATCH_ROWS = 1024

@@ -1,13 +1,62 @@
-"""From what users name as input to stamps of single files: paths, folders, globs and urls."""
+"""From what users name as input to stamps of single files: paths, folders, globs, URLs and data sets of the Hugging Face Hub.
+
+    name ─► stamp_inputs ─► FileStamp: path or RemoteFile, size, version
+
+    hf://NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN]    a split of a data set of the hub; NAME is OWNER/NAME or a bare name
+    hf://datasets/OWNER/NAME/path/to/file.parquet   a file, folder/ or glob of a repository, as huggingface_hub writes it
+    s3://, gs://, https:// and other schemes        what fsspec opens
+
+Remote files are read as a stream, never copied first. A version is what the server states about the content: a hash, an entity tag, a
+modification time. It is part of the key of what was read, as time and size are for a local file; a server that states none of them is
+refused, because a changed file could not be noticed.
+
+The files of a split are those that huggingface_hub's `datasets` would take: what the data set's card lists; else files or folders named
+after the split; else the parquet files that the hub made of it (branch refs/convert/parquet), unless those are incomplete. Their URLs hold
+the current commit. No code of a data set runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+import difflib
+import glob
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from cramlm.io.hub import find_hub_files
-from cramlm.io.remote import find_files, is_remote, scheme
-from cramlm.io.streams import STDIN, FileStamp, expand_files, is_data_file, stamp_file
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+from cramlm.storage.locks import environment_faults
+
+STDIN = "-"
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_NAMES = "use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet"
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_EXTRAS: Final = {"hf": "hub", "http": "cloud", "https": "cloud", "s3": "cloud", "s3a": "cloud", "gs": "cloud", "gcs": "cloud"}
+_LIBRARIES: Final = {"aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpx2", "huggingface_hub", "s3fs"}
+_VERSIONS: Final = (
+    *("ETag", "etag", "blob_id", "Content-MD5", "md5Hash", "Digest", "generation"),
+    *("LastModified", "Last-Modified", "updated", "mtime", "created"),
+)
+_AHEAD: Final = 1 << 20  # bytes fetched beyond those asked for: the library's 5 MB would fetch the columns that nobody wants
+_FRUGAL: Final = {"hf", "http", "https"}  # these can read one answer from beginning to end, and need not ask for a size that is known
+CONVERTED: Final = "refs/convert/parquet"
+_OWN_FORM: Final = re.compile(r"hf://(datasets|models|spaces|buckets)/")
+_NAMED: Final = re.compile(
+    r"hf://(?P<name>[\w.-]+(?:/[\w.-]+)??)(?:@(?P<revision>[^@:#]+?))?(?::(?P<config>[^/#]+))?/(?P<split>\w+(?:\.\w+)*)(?:#(?P<column>.+))?"
+)
+_SPLIT_WORDS: Final = {
+    "train": "train|training",
+    "validation": "validation|valid|val|dev",
+    "test": "test|testing|eval|evaluation",
+}
 
 
 def stamp_inputs(names: Iterable[str]) -> list[FileStamp]:
@@ -32,3 +81,490 @@ def stamp_input(name: str | Path) -> list[FileStamp]:
 def _stamp_remote(name: str) -> list[FileStamp]:
     files = find_hub_files(name) if scheme(name) == "hf" else find_files(name, is_data_file)
     return [FileStamp.of_remote(file) for file in files]
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What a file was when it was first looked at; reading it later checks that it still is. Of a remote file, `path` says it all."""
+
+    path: Path | RemoteFile
+    bytes: int
+    mtime_ns: int
+
+    @staticmethod
+    def of_remote(file: RemoteFile) -> FileStamp:
+        return FileStamp(file, file.bytes, 0)
+
+    @property
+    def text_column(self) -> str | None:
+        """The column that the user's url names behind its `#`."""
+        return self.path.text_column if isinstance(self.path, RemoteFile) else None
+
+    @property
+    def identity(self) -> list[str | int | None]:
+        """What a key holds of it: another value for other content, and plain JSON."""
+        if isinstance(self.path, RemoteFile):
+            return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
+        return [str(self.path.absolute()), self.bytes, self.mtime_ns]
+
+
+def stamp_file(name: str | Path) -> FileStamp:
+    """Look at an input file without reading it.
+
+    Raises:
+        UsageError: if it is missing (near names are listed), a folder, or not a regular file.
+        EnvironmentFault: if it may not be looked at.
+    """
+    path = Path(name).expanduser()
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: no such file{_near_names(path)}; check the path") from error
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise EnvironmentFault(f"{path}: {error.strerror}; give this user the right to read it") from error
+        raise UsageError(f"{path}: {error.strerror}; pass a regular file") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{path}: is a folder; pass a file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path}: not a regular file; write its content to a file first")
+    return FileStamp(path, status.st_size, status.st_mtime_ns)
+
+
+def expand_files(patterns: Iterable[str]) -> list[Path]:
+    """Every input file that the files, folders and globs name, each once, sorted by path; folders give the data files below them.
+
+    Raises:
+        UsageError: if something is missing, or a folder or glob holds no data file.
+    """
+    found: set[Path] = set()
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
+            if not inside:
+                raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
+            found |= inside
+        elif any(mark in pattern for mark in "*?[") and not os.path.lexists(path):
+            matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
+            if not matches:
+                raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
+            found |= {match for match in matches if not match.is_dir()}
+        else:
+            stamp_file(path)
+            found.add(path)
+    unique = {os.path.realpath(path): path for path in sorted(found, reverse=True)}
+    return sorted(unique.values())
+
+
+def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
+    """(jsonl | csv | tsv | txt | parquet, gzip | zstd | None), by the name.
+
+    Raises:
+        DataError: for archives. UsageError: for names that say nothing.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
+    suffix = "".join(suffixes[-2:-1] if compression else suffixes[-1:])
+    if suffix in _ARCHIVES:
+        raise DataError(f"{path}: archives are not opened; extract it and pass the files")
+    if suffix not in FORMATS or (suffix == ".parquet" and compression):
+        raise UsageError(f"{path}: cannot tell the format from the name {path.name!r}; {_NAMES}")
+    return FORMATS[suffix], compression
+
+
+def check_unchanged(stamp: FileStamp) -> None:
+    """Raises EnvironmentFault if size or time of the file are not those of the stamp."""
+    if str(stamp.path) == STDIN:
+        return
+    if isinstance(stamp.path, RemoteFile):
+        unchanged = stamp.path.now() == stamp.path
+    else:
+        with environment_faults(stamp.path):
+            now = stamp.path.stat()
+        unchanged = (now.st_size, now.st_mtime_ns) == (stamp.bytes, stamp.mtime_ns)
+    if not unchanged:
+        raise EnvironmentFault(f"{stamp.path}: changed during reading; run again when nothing writes to it")
+
+
+def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
+    """A short distinct name for each file: its own, or where names repeat the path below the common folder (the url of a remote one)."""
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    local = [path.absolute() for path in paths if isinstance(path, Path)]
+    folder = os.path.commonpath([path.parent for path in local]) if local else ""
+    return [path.absolute().relative_to(folder).as_posix() if isinstance(path, Path) else path.origin for path in paths]
+
+
+def is_data_file(path: PurePath) -> bool:
+    if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
+        return False  # a .json beside data is nearly always a description of it; name it to read it
+    try:
+        file_format(path)
+    except CramError:
+        return False
+    return True
+
+
+def _near_names(path: Path) -> str:
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=3)
+    return f" (near: {', '.join(near)})" if near else ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemoteFile:
+    """A file as its place described it. Stands where a local file's `Path` does.
+
+    url: what fsspec opens; of a hub repository with the commit, so that it cannot change. origin: the same without the commit.
+    version: changes when the content does. text_column: that the user named behind a `#`.
+    """
+
+    url: str
+    origin: str
+    bytes: int
+    version: str
+    text_column: str | None = None
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def _path(self) -> PurePosixPath:
+        return PurePosixPath(urlsplit(self.origin).path or self.origin)
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    @property
+    def suffixes(self) -> list[str]:
+        return self._path.suffixes
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the url itself says which version it gives."""
+        return self.url != self.origin
+
+    @property
+    def where(self) -> str:
+        """The folder that it lies in, with the commit where there is one: to be told, and kept in the log of a run."""
+        return self.url.rpartition("/")[0] + "/"
+
+    def open(self, mode: str = "rb") -> RemoteBytes:
+        """Its bytes, any range of them; for parquet. Raises as `find_files`."""
+        assert mode == "rb"
+        return self._open({"block_size": _AHEAD} if scheme(self.url) in _FRUGAL else {})
+
+    def stream(self) -> RemoteBytes:
+        """Its bytes from the beginning to the end, over one connection where the place can do that. Raises as `find_files`."""
+        return self._open({"block_size": 0} if scheme(self.url) in _FRUGAL else {})
+
+    def check_whole(self, read: int, sha256: str) -> None:
+        """Raises EnvironmentFault unless so many bytes with this hash are the file."""
+        if read != self.bytes:
+            raise EnvironmentFault(f"{self}: ended after {read:,} of {self.bytes:,} bytes; run again")
+        if self.version.startswith("sha256=") and self.version != f"sha256={sha256}":
+            raise EnvironmentFault(f"{self}: damaged on the way, its hash is not {self.version}; run again")
+
+    def now(self) -> RemoteFile:
+        """What the place says of it now. Raises as `find_files`."""
+        return self if self.pinned else describe(self.url, self.text_column)
+
+    def _open(self, options: dict[str, Any]) -> RemoteBytes:
+        with remote_faults(self.url):
+            system, path = open_system(self.url)
+            if scheme(self.url) in _FRUGAL:
+                options = {"size": self.bytes, **options}
+            return RemoteBytes(self.url, system.open(path, "rb", **options))
+
+
+class RemoteBytes:
+    """An open remote file whose every failure is one line."""
+
+    def __init__(self, url: str, file: Any) -> None:
+        self._url, self._file = url, file
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._call(lambda: self._file.read(size)))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._call(lambda: self._file.seek(offset, whence)))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._file.closed)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def __enter__(self) -> RemoteBytes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        with remote_faults(self._url):
+            return function()
+
+
+def is_remote(name: str) -> bool:
+    """Whether a user's name for a file is a url."""
+    return _SCHEME.match(name) is not None
+
+
+def scheme(url: str) -> str:
+    return url.partition("://")[0].lower()
+
+
+def split_column(url: str) -> tuple[str, str | None]:
+    """(url without it, what stands behind `#`)."""
+    bare, _, column = url.partition("#")
+    return bare, column or None
+
+
+def find_files(url: str, is_data: Callable[[PurePosixPath], bool]) -> list[RemoteFile]:
+    """The files that a url names: itself, or those below a folder (ends with `/`) or of a glob that `is_data` accepts; sorted.
+
+    Raises:
+        UsageError: there is no such file, none of a form that is read, or its place tells neither size nor version.
+        EnvironmentFault: a package is missing, the network or the place refuses.
+    """
+    bare, column = split_column(url)
+    parts = urlsplit(bare)
+    if parts.password is not None:
+        raise UsageError(f"{parts.scheme}://…@{parts.hostname}: a password in a url would be kept in the run; pass it by the environment")
+    many = bare.endswith("/") or any(mark in parts.path for mark in "*[")
+    if not many:
+        return [describe(bare, column)]
+    if scheme(bare) in ("http", "https"):
+        raise UsageError(f"{bare}: a web server lists no files; pass the url of each file")
+    with remote_faults(bare):
+        system, path = open_system(bare)
+        names = system.glob(path) if not bare.endswith("/") else system.find(path)
+    found = [system.unstrip_protocol(name) for name in names if is_data(PurePosixPath(name))]
+    if not found:
+        raise UsageError(f"{bare}: no data file there; use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet")
+    return [describe(name, column) for name in sorted(found)]
+
+
+def describe(url: str, column: str | None) -> RemoteFile:
+    """Size and version of one file, asked for now. Raises as `find_files`."""
+    with remote_faults(url):
+        system, path = open_system(url)
+        system.invalidate_cache()
+        info = system.info(path)
+    if info.get("type") == "directory":
+        raise UsageError(f"{url}: is a folder; end it with / to read the data files below it")
+    version = next((f"{name}={info[name]}" for name in _VERSIONS if info.get(name)), None)
+    if info.get("size") is None or version is None:
+        missing = "its size" if info.get("size") is None else "an entity tag or a time of change"
+        raise UsageError(f"{url}: the server does not tell {missing}, so a change could not be noticed; download it and pass the file")
+    return RemoteFile(url, url, int(info["size"]), version, column)
+
+
+def open_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a url, and the path in it; call it within `remote_faults`."""
+    from fsspec.core import url_to_fs  # 0.1 s, and most corpora are local
+
+    options = {"endpoint": os.environ["HF_ENDPOINT"]} if scheme(url) == "hf" and os.environ.get("HF_ENDPOINT") else {}
+    system, path = url_to_fs(url, **options)
+    return system, str(path)
+
+
+@contextmanager
+def remote_faults(url: str) -> Iterator[None]:
+    """What a place or its library refuses, as one line."""
+    try:
+        yield
+    except CramError:
+        raise
+    except Exception as error:
+        explained = _explain(url, error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explain(url: str, error: Exception) -> CramError | None:
+    kind = type(error).__name__
+    what = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)[:160]
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(scheme(url))
+        remedy = f"pip install 'cramlm[{extra}]'" if extra else what
+        return EnvironmentFault(f"{url}: reading {scheme(url)}:// needs a package that is not installed; {remedy}")
+    if isinstance(error, ValueError) and "rotocol not known" in str(error):
+        return UsageError(f"{url}: {scheme(url)}:// is not known; hf://, s3://, gs:// and https:// are")
+    if kind == "GatedRepoError":
+        return EnvironmentFault(f"{url}: asks for consent; give it on the page of the data set, then set HF_TOKEN")
+    if kind in ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "HFValidationError", "HfUriError"):
+        return UsageError(f"{url}: not on the hub, or not open to you; check the name, or set HF_TOKEN")
+    if kind == "OfflineModeIsEnabled":
+        return EnvironmentFault(f"{url}: the hub is switched off by HF_HUB_OFFLINE; unset it, or download the files and pass them")
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, FileNotFoundError | RuntimeError) and isinstance(error.__cause__, Exception):
+        return _explain(url, error.__cause__)  # fsspec calls every failure of a web server a missing file; the hub wraps those of uploads
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return UsageError(f"{url}: no such file; check the url")
+    if isinstance(error, PermissionError) or status in (401, 403) or kind in ("NoCredentialsError", "PartialCredentialsError"):
+        return EnvironmentFault(f"{url}: not open to you ({what}); set the credentials of the place in the environment")
+    if isinstance(error, ValueError) and "range" in str(error).lower():
+        return UsageError(f"{url}: the server does not give parts of a file, which parquet needs; download it and pass the file")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
+        reason = f"status {status}" if status else f"{kind}: {what}"
+        return EnvironmentFault(f"{url}: cannot be read ({reason}); check the network and run again, or download it and pass the file")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class HubSplit:
+    """What a user's url names. config, revision: None for the data set's own default."""
+
+    url: str
+    name: str
+    revision: str | None
+    config: str | None
+    split: str
+    column: str | None
+
+    @staticmethod
+    def parse(url: str) -> HubSplit:
+        """Raises UsageError if the url has not the form hf://NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN]."""
+        match = _NAMED.fullmatch(url)
+        if match is None:
+            raise UsageError(
+                f"{url}: write a data set of the hub as hf://OWNER/NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN], like hf://a/b/train#text"
+            )
+        return HubSplit(url, **match.groupdict())
+
+
+def find_hub_files(url: str) -> list[RemoteFile]:
+    """The files of a split, in the order in which the data set has them, with the blob of each as its version.
+
+    Raises:
+        UsageError: no such data set, config or split, or none of its files is of a form that is read.
+        EnvironmentFault: offline, or huggingface_hub is missing.
+    """
+    if _OWN_FORM.match(url):
+        return find_files(url, is_data_file)
+    wanted = HubSplit.parse(url)
+    info = _ask(wanted, wanted.revision)
+    files = _listed(wanted, info)
+    if not files and wanted.revision is None:
+        info, files = _converted(wanted, info)
+    if not files:
+        splits = sorted({name for name, words in _SPLIT_WORDS.items() if any(_names(path, words) for path in _data_files(info))})
+        raise UsageError(
+            f"{url}: {wanted.name} has no files for the split {wanted.split!r}" + (f"; it has {', '.join(splits)}" if splits else "")
+        )
+    blobs = {sibling.rfilename: sibling for sibling in info.siblings}
+    root = f"hf://datasets/{wanted.name}"
+    return [
+        RemoteFile(f"{root}@{info.sha}/{path}", f"{root}/{path}", int(blobs[path].size), _blob(blobs[path]), wanted.column)
+        for path in files
+    ]
+
+
+def _ask(wanted: HubSplit, revision: str | None) -> Any:
+    with remote_faults(wanted.url):
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(wanted.name, revision=revision, files_metadata=True, timeout=30)
+
+
+def _blob(sibling: Any) -> str:
+    return f"sha256={sibling.lfs.sha256}" if sibling.lfs is not None else f"blob={sibling.blob_id}"
+
+
+def _listed(wanted: HubSplit, info: Any) -> list[str]:
+    """By the card's `configs`, or by the names of files and folders."""
+    configs = ((info.card_data or {}).get("configs") or []) if info.card_data is not None else []
+    configs = [config for config in configs if isinstance(config, dict) and config.get("data_files")]
+    if configs:
+        return _of_card(wanted, _choose_config(wanted, configs), _data_files(info))
+    inside = [path for path in _data_files(info) if wanted.config in (None, "default") or wanted.config in PurePosixPath(path).parts[:-1]]
+    words = _SPLIT_WORDS.get(wanted.split, re.escape(wanted.split))
+    files = [path for path in inside if _names(path, words)]
+    if files or wanted.split != "train" or any(_names(path, other) for path in inside for other in _SPLIT_WORDS.values()):
+        return files
+    return inside  # no file speaks of a split: all of them are for training, as the hub's library has it
+
+
+def _choose_config(wanted: HubSplit, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    by_name = {str(config.get("config_name", "default")): config for config in configs}
+    if wanted.config is not None:
+        if wanted.config not in by_name:
+            raise UsageError(f"{wanted.url}: {wanted.name} has no config {wanted.config!r}; it has {', '.join(sorted(by_name)[:12])}")
+        return by_name[wanted.config]
+    if len(by_name) == 1:
+        return next(iter(by_name.values()))
+    chosen = next((config for config in configs if config.get("default")), by_name.get("default"))
+    if chosen is None:
+        shown = ", ".join(sorted(by_name)[:12])
+        raise UsageError(
+            f"{wanted.url}: {wanted.name} has several configs ({shown}); name one, as hf://{wanted.name}:CONFIG/{wanted.split}"
+        )
+    return chosen
+
+
+def _of_card(wanted: HubSplit, config: dict[str, Any], files: Sequence[str]) -> list[str]:
+    from fsspec.utils import glob_translate
+
+    data_files = config["data_files"]
+    entries = data_files if isinstance(data_files, list) and all(isinstance(entry, dict) for entry in data_files) else None
+    if entries is None:
+        entries = [{"split": "train", "path": data_files}]
+    patterns: list[str] = []
+    for entry in entries:
+        if entry.get("split") == wanted.split:
+            path = entry.get("path", [])
+            patterns += [path] if isinstance(path, str) else [str(one) for one in path]
+    if not patterns:
+        splits = ", ".join(sorted(str(entry.get("split")) for entry in entries))
+        raise UsageError(f"{wanted.url}: no split {wanted.split!r}; there is {splits}")
+    folder = str(config.get("data_dir", "")).strip("/")
+    matchers = [re.compile(glob_translate(f"{folder}/{pattern}".lstrip("/"))) for pattern in patterns]
+    return [path for path in files if any(matcher.match(path) for matcher in matchers)]
+
+
+def _converted(wanted: HubSplit, info: Any) -> tuple[Any, list[str]]:
+    try:
+        converted = _ask(wanted, CONVERTED)
+    except UsageError:
+        return info, []  # the hub made none
+    configs = sorted({PurePosixPath(path).parts[0] for path in _data_files(converted)})
+    config = wanted.config or ("default" if "default" in configs else configs[0] if len(configs) == 1 else None)
+    if config is None:
+        raise UsageError(
+            f"{wanted.url}: several configs ({', '.join(configs[:12])}); name one, as hf://{wanted.name}:CONFIG/{wanted.split}"
+        )
+    files = [path for path in _data_files(converted) if path.startswith(f"{config}/{wanted.split}/")]
+    if not files and any(path.startswith(f"{config}/partial-{wanted.split}/") for path in _data_files(converted)):
+        part = f"hf://datasets/{wanted.name}@{CONVERTED.replace('/', '%2F')}/{config}/partial-{wanted.split}/"
+        raise UsageError(f"{wanted.url}: the hub holds only a part of it as parquet; to read that part, pass {part}")
+    return converted, files
+
+
+def _data_files(info: Any) -> list[str]:
+    return sorted(sibling.rfilename for sibling in info.siblings or [] if is_data_file(PurePosixPath(sibling.rfilename)))
+
+
+def _names(path: str, words: str) -> bool:
+    return re.search(rf"(?:^|[/._ -])(?:{words})(?:[/._ 0-9-]|$)", path) is not None

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cramlm.config.run import OnBadRow
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import DataError, UsageError, brief
 from cramlm.io.delimited import read_delimited
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
-from cramlm.io.paths import stamp_input
+from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
 from cramlm.io.rows import Column, Rejected, Row, Tally
-from cramlm.io.streams import STDIN, ByteStream, FileStamp, Lines, brief, file_format
+from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
 MAX_RECORD_BYTES = 16_000_000

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from cramlm.config.run import OnBadRow
-from cramlm.errors import DataError
-from cramlm.io.remote import RemoteFile
-from cramlm.io.streams import brief
+from cramlm.errors import DataError, brief
+from cramlm.io.paths import RemoteFile
 
 ColumnKind: TypeAlias = Literal["text", "label", "labels", "number", "name"]
 

@@ -10,29 +10,19 @@ the window is filled.
 from __future__ import annotations
 
 import contextlib
-import difflib
-import glob
 import hashlib
-import os
-import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
 
-from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
-from cramlm.io.remote import RemoteBytes, RemoteFile
-from cramlm.storage.artifacts import environment_faults
+from cramlm.errors import DataError, EnvironmentFault
+from cramlm.io.paths import COMPRESSIONS, STDIN, FileStamp, RemoteBytes, RemoteFile, check_unchanged
+from cramlm.storage.locks import environment_faults
 
-STDIN = "-"
-FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_NAMES = "use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet"
-_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 _BLOCK = 1 << 20
 _FEED = 2048
 _LARGEST_WINDOW = 1 << 31  # bytes; the largest that zstd writes
@@ -55,96 +45,6 @@ _BOMS = (  # the longer first: UTF-32's begins with UTF-16's
 )
 _UTF8_BOM = b"\xef\xbb\xbf"
 _BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """What a file was when it was first looked at; reading it later checks that it still is. Of a remote file, `path` says it all."""
-
-    path: Path | RemoteFile
-    bytes: int
-    mtime_ns: int
-
-    @staticmethod
-    def of_remote(file: RemoteFile) -> FileStamp:
-        return FileStamp(file, file.bytes, 0)
-
-    @property
-    def text_column(self) -> str | None:
-        """The column that the user's url names behind its `#`."""
-        return self.path.text_column if isinstance(self.path, RemoteFile) else None
-
-    @property
-    def identity(self) -> list[str | int | None]:
-        """What a key holds of it: another value for other content, and plain JSON."""
-        if isinstance(self.path, RemoteFile):
-            return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
-        return [str(self.path.absolute()), self.bytes, self.mtime_ns]
-
-
-def stamp_file(name: str | Path) -> FileStamp:
-    """Look at an input file without reading it.
-
-    Raises:
-        UsageError: if it is missing (near names are listed), a folder, or not a regular file.
-        EnvironmentFault: if it may not be looked at.
-    """
-    path = Path(name).expanduser()
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{path}: no such file{_near_names(path)}; check the path") from error
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            raise EnvironmentFault(f"{path}: {error.strerror}; give this user the right to read it") from error
-        raise UsageError(f"{path}: {error.strerror}; pass a regular file") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{path}: is a folder; pass a file in it")
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{path}: not a regular file; write its content to a file first")
-    return FileStamp(path, status.st_size, status.st_mtime_ns)
-
-
-def expand_files(patterns: Iterable[str]) -> list[Path]:
-    """Every input file that the files, folders and globs name, each once, sorted by path; folders give the data files below them.
-
-    Raises:
-        UsageError: if something is missing, or a folder or glob holds no data file.
-    """
-    found: set[Path] = set()
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        if path.is_dir():
-            inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
-            if not inside:
-                raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
-            found |= inside
-        elif any(mark in pattern for mark in "*?[") and not os.path.lexists(path):
-            matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
-            if not matches:
-                raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
-            found |= {match for match in matches if not match.is_dir()}
-        else:
-            stamp_file(path)
-            found.add(path)
-    unique = {os.path.realpath(path): path for path in sorted(found, reverse=True)}
-    return sorted(unique.values())
-
-
-def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
-    """(jsonl | csv | tsv | txt | parquet, gzip | zstd | None), by the name.
-
-    Raises:
-        DataError: for archives. UsageError: for names that say nothing.
-    """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
-    suffix = "".join(suffixes[-2:-1] if compression else suffixes[-1:])
-    if suffix in _ARCHIVES:
-        raise DataError(f"{path}: archives are not opened; extract it and pass the files")
-    if suffix not in FORMATS or (suffix == ".parquet" and compression):
-        raise UsageError(f"{path}: cannot tell the format from the name {path.name!r}; {_NAMES}")
-    return FORMATS[suffix], compression
 
 
 class ByteStream:
@@ -314,20 +214,6 @@ class Lines:
             yield number + 1, offset, None if skipped else tail
 
 
-def check_unchanged(stamp: FileStamp) -> None:
-    """Raises EnvironmentFault if size or time of the file are not those of the stamp."""
-    if str(stamp.path) == STDIN:
-        return
-    if isinstance(stamp.path, RemoteFile):
-        unchanged = stamp.path.now() == stamp.path
-    else:
-        with environment_faults(stamp.path):
-            now = stamp.path.stat()
-        unchanged = (now.st_size, now.st_mtime_ns) == (stamp.bytes, stamp.mtime_ns)
-    if not unchanged:
-        raise EnvironmentFault(f"{stamp.path}: changed during reading; run again when nothing writes to it")
-
-
 @contextlib.contextmanager
 def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
     """A file from its beginning, wherever it lies; what goes wrong while it is open is one line."""
@@ -349,22 +235,6 @@ def look_like(head: bytes) -> str | None:
     return "a tar archive" if head[257:262] == b"ustar" else None
 
 
-def brief(value: object, limit: int = 60) -> str:
-    """A value as it appears in a one-line message."""
-    text = ascii(value) if isinstance(value, bytes) else repr(value)
-    return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]
-
-
-def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
-    """A short distinct name for each file: its own, or where names repeat the path below the common folder (the url of a remote one)."""
-    names = [path.name for path in paths]
-    if len(set(names)) == len(names):
-        return names
-    local = [path.absolute() for path in paths if isinstance(path, Path)]
-    folder = os.path.commonpath([path.parent for path in local]) if local else ""
-    return [path.absolute().relative_to(folder).as_posix() if isinstance(path, Path) else path.origin for path in paths]
-
-
 def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
     held: list[bytes] = []
     size = 0
@@ -378,27 +248,8 @@ def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def is_data_file(path: PurePath) -> bool:
-    if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
-        return False  # a .json beside data is nearly always a description of it; name it to read it
-    try:
-        file_format(path)
-    except CramError:
-        return False
-    return True
-
-
 def _rename(found: str) -> str:
     for suffix, compression in COMPRESSIONS.items():
         if found == compression:
             return f"add {suffix} to the name"
     return "rename it to .parquet" if found == "parquet" else "extract it and pass the files"
-
-
-def _near_names(path: Path) -> str:
-    try:
-        names = sorted(entry.name for entry in path.parent.iterdir())
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=3)
-    return f" (near: {', '.join(near)})" if near else ""
