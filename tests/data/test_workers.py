@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cramlm.errors import DataError, EnvironmentFault
-from cramlm.io.workers import run_tasks
+from cramlm.io.executors import run_tasks
 from cramlm.records import Emit, Event
 
 
@@ -98,7 +98,7 @@ def test_when_the_caller_fails_all_workers_end_at_once() -> None:
 SCRIPT = """
 import sys
 from test_workers import WORK
-from cramlm.io.workers import run_tasks
+from cramlm.io.executors import run_tasks
 tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
 run_tasks(WORK, tasks, workers=2, tell=lambda number, event: print(event.data["pid"], flush=True))
 """

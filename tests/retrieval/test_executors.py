@@ -20,8 +20,7 @@ from selection_fixtures import make_task, write_corpus
 from cramlm.config.retriever import Bm25Config, RandomConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
-from cramlm.io.executors import Executor, Processes, connect_ray
-from cramlm.io.workers import Tell, resolve
+from cramlm.io.executors import Executor, Processes, Tell, connect_ray, resolve
 from cramlm.records import Emit, Event
 from cramlm.retrieval.bm25 import distributed as passes_module
 from cramlm.retrieval.bm25 import segment as build

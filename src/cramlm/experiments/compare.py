@@ -21,7 +21,7 @@ from cramlm.data.corpus import build_corpus
 from cramlm.errors import CramError, Stopped
 from cramlm.experiments.grid import Cell, Question, cells_of
 from cramlm.experiments.results import CellResult, Pair, Row, draw, markdown, pairs_of, read_results, rows_of, spending, totals_of
-from cramlm.io.workers import available_cores, run_tasks
+from cramlm.io.executors import available_cores, run_tasks
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.index import build_index

@@ -13,8 +13,7 @@ from typing import Any
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError
-from cramlm.io.executors import Executor
-from cramlm.io.workers import available_cores
+from cramlm.io.executors import Executor, available_cores
 from cramlm.records import Emit, silent
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.storage.artifacts import environment_faults, publish_file

@@ -14,7 +14,7 @@ import numpy as np
 from cramlm.config.run import RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
-from cramlm.io.workers import available_cores
+from cramlm.io.executors import available_cores
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
 from cramlm.linear.features import VARIANTS, Variant
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, fit_linear
