@@ -11,7 +11,7 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, short_form
-from cramlm.text.scripts import count_scripts, main_script
+from cramlm.text.characters import count_scripts, main_script
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 TRAIN = [

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cramlm.data.task import text_key
 from cramlm.records import Example, IntArray, Task
-from cramlm.text import window_kernels
+from cramlm.text import kernels
 from cramlm.text.words import QUARTERS, segment_text, segment_utf8, word_sizes
 
 WINDOW = 13  # words; as the GPT-3 and PILE decontaminations, and the corpus's own
@@ -53,7 +53,7 @@ class HeldOut:
         hashes, sizes, offsets = _hash_words(self._texts)
         windows, whole = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.bool_)
         length, text, start = (np.empty(len(hashes), np.int64) for _ in range(3))
-        count = window_kernels.collect_windows(hashes, sizes, offsets, _LEAST, _MOST, windows, length, whole, text, start)
+        count = kernels.collect_windows(hashes, sizes, offsets, _LEAST, _MOST, windows, length, whole, text, start)
         order = np.argsort(windows[:count], kind="stable")  # equal windows in the order of the examples
         self._windows, self._length, self._whole = windows[order], length[order], whole[order]
         self._text, self._start = text[order], start[order]
@@ -68,7 +68,7 @@ class HeldOut:
             self._first[table], self._shift[table] = size, 64 - places
             size += 1 << (places - 6)
         self._bits = np.zeros(size, np.uint64)
-        window_kernels.set_bits(self._windows, tables, self._bits, self._first, self._shift)
+        kernels.set_bits(self._windows, tables, self._bits, self._first, self._shift)
 
     def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Overlap]:
         """The documents (position, UTF-8) that hold held-out text, in the order given; of several matches the one that begins first in
@@ -109,7 +109,7 @@ class HeldOut:
         while True:
             document, start, length = (np.empty(room, np.int64) for _ in range(3))
             window = np.empty(room, np.uint64)
-            count = window_kernels.find_windows(hashes, sizes, offsets, *tables, document, start, length, window)
+            count = kernels.find_windows(hashes, sizes, offsets, *tables, document, start, length, window)
             if count <= room:
                 break
             room = count
@@ -134,7 +134,7 @@ def _hash_words(texts: Sequence[bytes]) -> tuple[_Hashes, npt.NDArray[np.uint8],
     data = np.frombuffer(b"".join(texts), np.uint8)
     room, word_offsets = len(data) // 2 + len(texts) + 1, np.zeros(len(offsets), np.int64)
     hashes, sizes = np.empty(room, np.uint64), np.empty(room, np.uint8)
-    count = window_kernels.hash_words(data, offsets, word_sizes(), hashes, sizes, word_offsets)
+    count = kernels.hash_words(data, offsets, word_sizes(), hashes, sizes, word_offsets)
     return hashes[:count], sizes[:count], word_offsets
 
 

@@ -24,7 +24,7 @@ from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.io.rows import Rejected
 from cramlm.io.streams import brief
 from cramlm.records import Event, Example, Task, TaskKind
-from cramlm.text.scripts import count_scripts, main_script
+from cramlm.text.characters import count_scripts, main_script
 from cramlm.text.words import count_words, segment
 
 Severity: TypeAlias = Literal["problem", "notice"]

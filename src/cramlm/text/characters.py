@@ -1,9 +1,14 @@
-"""What a character is to words. Every segmentation is made of these few facts: the normal form, the class, and the kind of script."""
+"""Normal form, class and script of characters: the facts that every segmentation is built on.
+
+A letter's script is the first word of its Unicode name ("CYRILLIC SMALL LETTER A"; two words for some), after NFKC has replaced fullwidth,
+mathematical and other compatibility forms. Marks, digits and punctuation belong to no script. Languages are not distinguished.
+"""
 
 from __future__ import annotations
 
 import functools
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -39,6 +44,17 @@ _INVISIBLE: Final = frozenset(
 )
 _WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # beyond are ideographs, private use and nothing
 _ZERO_WIDTH_SPACE: Final = "\u200b"
+_NAMES = {
+    **dict.fromkeys(("CJK", "IDEOGRAPHIC", "OLD CHINESE"), "Han"),
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HENTAIGANA", "MASU"), "Kana"),
+    **dict.fromkeys(("TURNED", "ROMAN"), "Latin"),
+    "NEW TAI": "New Tai Lue",
+}
+_TWO_WORDS = {"OLD", "NEW", "TAI", "LINEAR", "INSCRIPTIONAL"}  # begin the names of several scripts, or say nothing alone
+_NOT_SCRIPTS = {
+    *("MODIFIER", "FEMININE", "MASCULINE", "MICRO", "OHM", "KELVIN", "ANGSTROM", "DOUBLE-STRUCK", "SCRIPT", "ALEF", "BET"),
+    *("CARON", "TILDE", "VEDIC"),
+}
 
 
 def normalise(text: str) -> str:
@@ -113,3 +129,30 @@ def table_of(shares: Sequence[tuple[Blocks, int]], default: int, size: int) -> n
         for first, last in blocks:
             table[first : last + 1] = share
     return table
+
+
+def count_scripts(texts: Iterable[str]) -> Counter[str]:
+    """Letters of each script, over all texts."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        if text.isascii():
+            counts["Latin"] += sum(map(str.isalpha, text))
+        else:
+            counts.update(filter(None, map(_script, text)))
+    return +counts
+
+
+def main_script(text: str) -> str | None:
+    """The script of most letters; None for a text without letters."""
+    counts = count_scripts([text])
+    return counts.most_common(1)[0][0] if counts else None
+
+
+@functools.lru_cache(maxsize=100_000)
+def _script(character: str) -> str | None:
+    plain = unicodedata.normalize("NFKC", character)[:1]
+    if not plain.isalpha():
+        return None
+    words = unicodedata.name(plain, "").removeprefix("VERTICAL ").split(" ")
+    first = " ".join(words[:2]) if words[0] in _TWO_WORDS else words[0]
+    return None if not first or first in _NOT_SCRIPTS else _NAMES.get(first, first.title())

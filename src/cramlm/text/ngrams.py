@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.records import IntArray
-from cramlm.text import ngram_kernels as kernels
+from cramlm.text import kernels
 from cramlm.text.characters import HAN_AND_KANA, OTHER_SPACELESS, STACKING, all_marks, blocks_of, is_letter, table_of
 
 BUCKETS: Final = 10_000
