@@ -21,10 +21,9 @@ from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.run import run
-from cramlm.records import Event
+from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
-from cramlm.storage.counts import counting
 from tiny_task import TOPICS, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"

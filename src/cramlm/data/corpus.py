@@ -47,14 +47,11 @@ from cramlm.data.parts import (
     save_sources,
 )
 from cramlm.errors import ArtifactError, DataError
-from cramlm.io.executors import Executor, Processes
-from cramlm.io.remote import RemoteFile
-from cramlm.io.streams import FileStamp, name_files
-from cramlm.io.workers import available_cores
-from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, silent
+from cramlm.io.executors import Executor, Processes, available_cores
+from cramlm.io.paths import FileStamp, RemoteFile, name_files
+from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, hash_json, lock, open_artifact, raise_if_checking, shared_stage, wait_while_locked
-from cramlm.storage.counts import count
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # raise it when the same parts would give another folder

@@ -28,15 +28,12 @@ import numpy.typing as npt
 
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import ArtifactError, LockedError
-from cramlm.io.paths import stamp_inputs
+from cramlm.io.paths import FileStamp, RemoteFile, stamp_inputs
 from cramlm.io.readers import Reader
-from cramlm.io.remote import RemoteFile
 from cramlm.io.rows import Column, Rejected, Row
-from cramlm.io.streams import FileStamp
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
-from cramlm.storage.arrays import save_array
+from cramlm.storage.arrays import map_table, save_array, save_table, text_buffers
 from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact, stage
-from cramlm.storage.tables import map_table, save_table, text_buffers
 from cramlm.text.passages import cut_passages
 from cramlm.text.words import MeasuredText
 

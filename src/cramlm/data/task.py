@@ -18,11 +18,10 @@ import numpy as np
 
 from cramlm.config.run import OnBadRow, TaskConfig
 from cramlm.data.labels import RULES
-from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.io.paths import stamp_input
+from cramlm.errors import ArtifactError, DataError, UsageError, brief
+from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column
-from cramlm.io.streams import STDIN, brief
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
 

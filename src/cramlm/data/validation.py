@@ -21,8 +21,8 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples, text_key
+from cramlm.errors import brief
 from cramlm.io.rows import Rejected
-from cramlm.io.streams import brief
 from cramlm.records import Event, Example, Task, TaskKind
 from cramlm.text.characters import count_scripts, main_script
 from cramlm.text.words import count_words, segment

@@ -24,9 +24,8 @@ from typing import Any, Final
 from cramlm.config.run import RunConfig, TaskConfig, load_config, read_toml, to_toml
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task, task_fingerprint
-from cramlm.errors import ArtifactError, UsageError
-from cramlm.io.remote import is_remote
-from cramlm.io.streams import brief
+from cramlm.errors import ArtifactError, UsageError, brief
+from cramlm.io.paths import is_remote
 from cramlm.records import Emit, Event, Task
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, lock, open_artifact, publish_file, wait_while_locked
 

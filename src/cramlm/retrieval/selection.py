@@ -30,16 +30,15 @@ from cramlm.config.retriever import RetrieverConfig, members_of
 from cramlm.data.corpus import Corpus, largest
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError
-from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, silent
+from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.bm25.index import Index
 from cramlm.retrieval.dense import OpenEncoder
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Kept, Proposal, Ranking, bound_of, winnow
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import Means, Spread, build_retriever, check_bounded
+from cramlm.storage.arrays import check_column, open_table, save_table
 from cramlm.storage.artifacts import Artifact, open_artifact, stage
-from cramlm.storage.counts import count
-from cramlm.storage.tables import check_column, open_table, save_table
 
 KIND: Final = STAGE
 SELECTION_FILE: Final = "selection.arrow"
