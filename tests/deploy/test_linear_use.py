@@ -25,7 +25,7 @@ from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.onnx import load_predictor
 from cramlm.inference.predictor import Predictor
 from cramlm.inference.runs import model_of, refuse_other_kinds
-from cramlm.linear.files import MODEL_FILE
+from cramlm.linear import MODEL_FILE
 from cramlm.pipeline.run import run
 from hub_stand_in import running_hub
 from serving import PATIENCE, serving

@@ -15,8 +15,8 @@ from linear_fixtures import number_task, several_labels_task, topic_task
 
 from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError
+from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
-from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.fit import fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer

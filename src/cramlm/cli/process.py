@@ -79,7 +79,7 @@ def check_address_space(command: str | None) -> None:
 def check_address_space_of_model(model: Path, command: str) -> None:
     """Raises EnvironmentFault if `ulimit -v` allows less than torch maps and `model`, a model or a run, needs torch."""
     from cramlm.inference.onnx import GRAPH_FILE  # NumPy, which the help does not load
-    from cramlm.linear.files import is_linear
+    from cramlm.linear import is_linear
 
     if not any(is_linear(folder) or (folder / GRAPH_FILE).is_file() for folder in (model, model / "export")):
         _check(command)

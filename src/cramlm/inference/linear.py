@@ -11,7 +11,7 @@ import numpy as np
 from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
 from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream
-from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
+from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.config import refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
 from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, word_spans
-from cramlm.linear.files import is_linear
+from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import Answer, Example, FloatArray, TaskKind

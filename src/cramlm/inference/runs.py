@@ -8,7 +8,7 @@ from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.kinds import only_one_label
-from cramlm.linear.files import is_linear
+from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, kind_of, read_json
 from cramlm.records import Example
 from cramlm.storage.artifacts import MANIFEST

@@ -21,9 +21,9 @@ import scipy.sparse
 from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
+from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import VARIANTS, Tfidf, Variant, Vocabulary, normalize
-from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Scheme, Setting
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
 from cramlm.records import FloatArray, TaskKind

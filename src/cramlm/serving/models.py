@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cramlm.evaluation.kinds import KINDS
-from cramlm.linear.files import is_linear
+from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
 
