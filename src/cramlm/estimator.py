@@ -191,14 +191,14 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """
         from cramlm.cli.options import recipe_data
         from cramlm.config.run import apply_overrides, load_config
-        from cramlm.evaluation.kinds import only_one_label
+        from cramlm.evaluation.kinds import require_single_label
 
         corpus, overrides = self._corpus_files(), _overrides(self.settings)
         given: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
         given |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
         data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), given, overrides)
         config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
-        only_one_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
+        require_single_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
         return config
 
     def _run(self, config: RunConfig, folder: Path) -> Run:

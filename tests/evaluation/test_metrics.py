@@ -1,16 +1,25 @@
+"""Scores beside scikit-learn's and SciPy's own, and their bootstrap intervals."""
+
 from __future__ import annotations
 
 import json
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, r2_score
+from sklearn.preprocessing import MultiLabelBinarizer
 
-from cramlm.evaluation.metrics import calibration_error, score
+from cramlm.evaluation.metrics import calibration_error, score, score_labels, score_numbers
 
 LABELS = ("a", "b", "c", "d")
+NAMES = ("a", "b", "c", "never")
+RANDOM = np.random.Generator(np.random.Philox(key=[4, 2]))
+TRUE = [[name for name in ("a", "b", "c", "foreign") if RANDOM.random() < 0.4] for _ in range(60)]
+PREDICTED = [[name for name in ("a", "b", "c") if RANDOM.random() < 0.5] for _ in range(60)]
 
 
 def imitation(rows: int, classes: int, *, seed: int, right: float = 0.7) -> tuple[list[str], list[str], list[str]]:
@@ -120,3 +129,48 @@ def test_a_probability_at_the_edge_of_a_bin_belongs_to_the_lower_one() -> None:
     probabilities = np.array([[1.0, 0.0], [0.5, 0.5]], dtype=np.float32)
     # 1.0 is in the last bin (wrong: gap 1), 0.5 alone in its own (right: gap 0.5); two bins: (0, 0.5] and (0.5, 1].
     assert calibration_error(probabilities, ["b", "a"], ["a", "b"], bins=2) == pytest.approx((1.0 + 0.5) / 2)
+
+
+def test_scores_of_several_labels_are_those_of_scikit_learn_over_the_labels_that_occur() -> None:
+    scores = score_labels(TRUE, PREDICTED, NAMES)
+    encoder = MultiLabelBinarizer(classes=["a", "b", "c", "foreign"]).fit(TRUE)
+    true, predicted = encoder.transform(TRUE), encoder.transform(PREDICTED)
+    assert scores.macro_f1 == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
+    assert scores.micro_f1 == pytest.approx(f1_score(true, predicted, average="micro"))
+    assert scores.subset_accuracy == accuracy_score(true, predicted)
+    assert list(scores.per_class) == [*NAMES, "foreign"]
+    assert scores.per_class["foreign"]["recall"] == scores.per_class["never"]["support"] == 0
+    intervals = scores.as_dict()["intervals"]
+    assert all(low < scores.metrics[name] < high for name, (low, high) in intervals.items())
+    nothing = score_labels([[], []], [[], []], NAMES)
+    assert (nothing.macro_f1, nothing.micro_f1, nothing.subset_accuracy) == (0, 0, 1)
+
+
+def test_scores_of_a_single_label_that_a_text_has_or_not_are_those_of_scikit_learn() -> None:
+    true, predicted = [["a"], [], ["a"], []], [["a"], ["a"], [], []]
+    scores = score_labels(true, predicted, ("a",))
+    expected = f1_score([1, 0, 1, 0], [1, 1, 0, 0])
+    assert (scores.macro_f1, scores.micro_f1, scores.subset_accuracy) == (expected, expected, 0.5)
+    assert scores.per_class == {"a": {"precision": 0.5, "recall": 0.5, "f1": expected, "support": 2}}
+
+
+def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn() -> None:
+    true = RANDOM.normal(2000, 10, 80)
+    predicted = true + RANDOM.normal(1, 5, 80)
+    scores = score_numbers(true.tolist(), predicted.tolist())
+    assert scores.pearson == pytest.approx(scipy.stats.pearsonr(true, predicted).statistic)
+    assert scores.spearman == pytest.approx(scipy.stats.spearmanr(true, predicted).statistic)
+    assert scores.rmse == pytest.approx(mean_squared_error(true, predicted) ** 0.5)
+    assert scores.r2 == pytest.approx(r2_score(true, predicted))
+    intervals = scores.as_dict()["intervals"]
+    assert all(low < scores.metrics[name] < high for name, (low, high) in intervals.items())
+    again = np.random.Generator(np.random.Philox(key=[1, 1])).integers(0, 80, (400, 80))  # a plain bootstrap, row by row
+    plain = np.percentile([scipy.stats.pearsonr(true[rows], predicted[rows]).statistic for rows in again], [2.5, 97.5])
+    np.testing.assert_allclose(intervals["pearson"], plain, atol=0.03)
+
+
+def test_numbers_that_do_not_vary_correlate_with_nothing() -> None:
+    for true, predicted in (([1.0, 2.0], [5.0, 5.0]), ([3.0, 3.0], [1.0, 2.0]), ([1.0], [1.0])):
+        scores = score_numbers(true, predicted)
+        assert scores.pearson == scores.spearman == 0
+        assert np.isfinite(list(scores.metrics.values())).all()

@@ -18,8 +18,8 @@ from sklearn.linear_model import LogisticRegression
 
 from cramlm.config.run import BaselineConfig, TaskConfig
 from cramlm.data.task import read_task
-from cramlm.evaluation.choice import TAUS, DevScorer
-from cramlm.evaluation.kinds import KINDS
+from cramlm.evaluation.kinds import KINDS, DevScorer
+from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
 from cramlm.linear.fit import LinearFit, fit_linear
 from cramlm.records import Event, Example, Task, TaskKind
@@ -37,7 +37,7 @@ def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
     """The model's scores on some texts."""
     kind = KINDS[task.kind]
     outputs = kind.outputs(fitted.model.logits([row.whole_text for row in rows]))
-    return kind.score([str(row.label) for row in rows], kind.spelled(outputs, task.labels), task.labels, outputs)
+    return kind.score([str(row.label) for row in rows], kind.predicted_labels(outputs, task.labels), task.labels, outputs)
 
 
 def without_seconds(fitted: LinearFit) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def without_seconds(fitted: LinearFit) -> dict[str, Any]:
 def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported(task: Task) -> None:
     fitted = fit(task)
     assert fitted.score == max(tried.score for tried in fitted.tried)
-    assert score(fitted, task, task.dev).figures[fitted.metric] == pytest.approx(fitted.score)
-    assert score(fitted, task, task.test).figures[fitted.metric] > 0.7
+    assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
+    assert score(fitted, task, task.test).metrics[fitted.metric] > 0.7
     first = next(tried for tried in fitted.tried if tried.score == fitted.score)
     assert (first.variant, first.setting, first.tau) == (fitted.model.tfidf.variant, fitted.model.setting, fitted.model.tau)
     assert {tried.variant for tried in fitted.tried} == {"words", "tokens", "characters", "union"}
@@ -58,7 +58,7 @@ def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported
 def test_dev_predictions_of_all_candidates_are_kept_once_each() -> None:
     task = topic_task(sea=30, hill=12)
     fitted = fit(task)
-    scorer = DevScorer.of(task.kind, [str(row.label) for row in task.dev], task.labels, "macro_f1")
+    scorer = DevScorer.of(task, "macro_f1")
     assert scorer.scores(fitted.predictions).max() == fitted.score
     assert len(np.unique(fitted.predictions, axis=0)) == len(fitted.predictions) <= len(fitted.tried) * len(TAUS)
 
@@ -128,8 +128,7 @@ def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:
     adjusted = [each for each in fit(task, c=(1.0,)).tried if each.setting.class_weights == "uniform"]
     assert all(each.tau > 0 for each in adjusted)
     model = fit(task, c=(1.0,), variants=("words",)).model
-    rarity = KINDS[task.kind].rarity([str(row.label) for row in task.train], task.labels)
-    np.testing.assert_allclose(model.adjustment, model.tau * rarity, rtol=1e-6)
+    assert np.array_equal(model.adjustment, logit_adjustments(task)[model.tau])
     texts = [row.text for row in task.dev]
     plain = replace(model, adjustment=np.zeros(2, np.float32)).logits(texts)
     np.testing.assert_allclose(model.logits(texts), plain + model.adjustment, rtol=1e-6)

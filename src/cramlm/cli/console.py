@@ -132,10 +132,10 @@ def _line(stage: str, message: str) -> None:
 
 def summary_header(scores: Mapping[str, Any]) -> list[str]:
     """What stands over `summary_rows`."""
-    from cramlm.evaluation.kinds import KINDS, NAMES, metric_of
+    from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, main_metric
 
     kind = scores.get("kind", "classification")
-    return ["", f"dev {NAMES[metric_of(kind)]}", *(f"test {NAMES[metric]}" for metric in KINDS[kind].metrics)]
+    return ["", f"dev {METRIC_NAMES[main_metric(kind)]}", *(f"test {METRIC_NAMES[metric]}" for metric in KINDS[kind].table_metrics)]
 
 
 def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
@@ -143,16 +143,16 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
 
     Where test rows stand in train as well, a second row gives the scores on the rows that do not.
     """
-    from cramlm.evaluation.kinds import KINDS, figure, metric_of
+    from cramlm.evaluation.kinds import KINDS, format_metric, main_metric
 
     kind = scores.get("kind", "classification")
 
     def shown(test: Mapping[str, Any] | None) -> list[str]:
-        return ["-" if test is None else figure(metric, test[metric]) for metric in KINDS[kind].metrics]
+        return ["-" if test is None else format_metric(metric, test[metric]) for metric in KINDS[kind].table_metrics]
 
     rows = []
     for name, entry in scores["models"].items():
-        rows.append([name, figure(metric_of(kind), entry["dev"][metric_of(kind)]), *shown(entry.get("test"))])
+        rows.append([name, format_metric(main_metric(kind), entry["dev"][main_metric(kind)]), *shown(entry.get("test"))])
         if "test_leak_free" in entry:
             rows.append([f"  {entry['test_leak_free']['rows']} rows not in train", "", *shown(entry["test_leak_free"])])
     return rows

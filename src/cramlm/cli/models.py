@@ -32,7 +32,7 @@ def evaluate(
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.evaluation.kinds import KINDS, NAMES, figure
+    from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
     from cramlm.inference.onnx import load_predictor
     from cramlm.inference.runs import model_of
 
@@ -50,8 +50,8 @@ def evaluate(
     ]
     if rows:
         show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
-    metrics = KINDS[predictor.kind].metrics
-    print("  ".join(f"{NAMES[metric]} {figure(metric, scores.figures[metric], places=2)}" for metric in metrics))
+    metrics = KINDS[predictor.kind].table_metrics
+    print("  ".join(f"{METRIC_NAMES[metric]} {format_metric(metric, scores.metrics[metric], places=2)}" for metric in metrics))
 
 
 def predict(

@@ -1,9 +1,8 @@
-"""From texts to probabilities: sequences sorted by length, packed into rows without padding to speak of, answers in the given order.
+"""Predict with an encoder: texts are sorted by length, packed into rows with next to no padding, and returned in the given order.
 
-The vocabulary head runs at the masks of a prompt alone; a prompt's patterns are averaged. Attention stays inside a sequence, so an answer
-does not depend on what shares its row, up to the order in which floating point sums (1e-5 in fp32). Because neighbours have nearly equal
-lengths, rows are as long as the longest of their chunk and most hold one sequence: next to nothing is spent on attention across sequences
-or on padding.
+Attention stays inside a sequence, so the logits of a text do not depend on what shares its row, up to the order of floating-point sums
+(1e-5 in fp32). Rows are as long as the longest sequence of their chunk; because neighbours have nearly equal lengths, most rows hold one
+sequence. The vocabulary head is computed at the [MASK] tokens of a prompt only; the logits of a prompt's patterns are averaged.
 """
 
 from __future__ import annotations
@@ -27,31 +26,41 @@ BATCH_TOKENS = 8192
 
 
 def evaluate_examples(
+    model: Model, tokenizer: Tokenizer, examples: Sequence[Example], labels: Sequence[str], *, max_length: int, precision: Precision
+) -> tuple[AnyScores, FloatArray]:
+    """Scores on labelled examples, and the outputs that they are made from: probabilities (n, labels), or numbers (n, 1).
+
+    labels: the names of the logits, in order.
+
+    Raises:
+        DataError: if there is no example, or one has no label. DivergedError: if a logit is not finite.
+    """
+    true = gold_labels(examples)
+    outputs = outputs_of(model.kind, example_logits(model, tokenizer, examples, max_length=max_length, precision=precision))
+    kind = KINDS[model.kind]
+    return kind.score(true, kind.predicted_labels(outputs, labels), labels, outputs), outputs
+
+
+def example_logits(
     model: Model,
     tokenizer: Tokenizer,
     examples: Sequence[Example],
-    labels: Sequence[str],
     *,
     max_length: int,
     precision: Precision,
     scale: Scale = Scale(),  # noqa: B008 - immutable
-) -> tuple[AnyScores, FloatArray]:
-    """Scores on labelled examples, and the probabilities (n, labels) or numbers (n, 1) they come from; labels in the order of the logits.
-    scale: of a model that has not yet taken its number's unit.
+) -> FloatArray:
+    """Logits of examples, float32 (n, labels).
 
-    Raises:
-        DataError: if there is no example, or one has no label. DivergedError: if the model's numbers are not finite.
+    scale: of a regression in training, whose weights predict standardized numbers; the result is in the user's unit.
     """
-    true = gold_labels(examples)
     sequences = sequences_of(tokenizer, examples, max_length=max_length, prompt=model.prompt)
     logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
-    outputs = outputs_of(model.kind, logits * np.float32(scale.spread) + np.float32(scale.mean))
-    kind = KINDS[model.kind]
-    return kind.score(true, kind.spelled(outputs, labels), labels, outputs), outputs
+    return logits * np.float32(scale.spread) + np.float32(scale.mean)
 
 
 def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int, prompt: Prompt | None = None) -> Tokens:
-    """What the model reads of each example: one sequence, or one for each pattern of a prompt, cut at `max_length` tokens."""
+    """Encode examples as the model reads them: one sequence each, or one for each pattern of a prompt, cut at `max_length` tokens."""
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
     return sequences_of_texts(tokenizer, texts, pairs, max_length=max_length, prompt=prompt)
 
@@ -59,10 +68,10 @@ def sequences_of(tokenizer: Tokenizer, examples: Sequence[Example], *, max_lengt
 def sequences_of_texts(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int, prompt: Prompt | None
 ) -> Tokens:
-    """As `sequences_of`, of texts and their pairs.
+    """As `sequences_of`, from texts and their pairs.
 
     Raises:
-        UsageError: if a pattern has no room for text, or reads none but single texts. DataError: if a text holds a lone surrogate.
+        UsageError: if a pattern leaves no token for the text, or takes single texts only. DataError: if a text holds a lone surrogate.
     """
     paired = pairs if pairs is not None and any(pair is not None for pair in pairs) else None
     if prompt is not None:
@@ -79,32 +88,31 @@ def predict_probabilities(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> FloatArray:
-    """Probability of each label for each text, float32 (n, labels), rows in the order of `sequences` (special tokens included); of a
-    regression its number, (n, 1).
+    """Probability of each label for each text, float32 (n, labels), in the order of `sequences`; of a regression the number, (n, 1).
 
     Raises:
         DivergedError: if a logit is not finite.
     """
-    assert labels == model.labels, f"{labels} labels asked of a model with {model.labels}"
+    assert labels == model.labels, f"expected {model.labels} labels, got {labels}"
     return outputs_of(model.kind, predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
 
 
 def outputs_of(kind: TaskKind, logits: FloatArray) -> FloatArray:
-    """What logits (n, labels) say in a task of this kind (kinds.py).
+    """Convert logits (n, labels) to probabilities, or to numbers (kinds.py).
 
     Raises:
         DivergedError: if a logit is not finite.
     """
     if not np.isfinite(logits).all():
-        raise DivergedError("the model's answers are not finite numbers; train it again with a lower learning rate")
+        raise DivergedError("the model's logits are not finite numbers; train it again with a lower learning rate")
     return KINDS[kind].outputs(logits)
 
 
 def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
-    """Label logits of each text, float32 (n, labels), in the order given; computed where the model's weights are. A text is a sequence;
-    with a prompt it is one for each pattern, and its logits are their mean.
+    """Logits of each text, float32 (n, labels), in the given order, computed on the device of the model's weights.
 
-    `batch_tokens` bounds the tokens computed at once (a single longer sequence is computed alone).
+    A text is one sequence; with a prompt it is one sequence per pattern, and its logits are their mean. `batch_tokens` bounds the tokens
+    computed at once; a single longer sequence is computed alone.
     """
     device = next(model.parameters()).device
     logits = np.empty((len(sequences), model.labels), dtype=np.float32)
@@ -113,7 +121,7 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
         for chunk in _chunks(sequences.lengths, batch_tokens):
             batch = pack(
                 [sequences[index] for index in chunk],
-                labels=chunk,  # the batch has its own order; these numbers lead back
+                labels=chunk,  # the positions of the sequences, since packing changes their order
                 external=np.zeros(len(chunk), dtype=np.bool_),
                 row_length=int(sequences.lengths[chunk[-1]]),
                 pad_id=pad_id,
@@ -124,10 +132,10 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
 
 
 def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
-    """As `predict_logits` in bf16, but with fp32's labels: a sequence that may get others (`Kind.unsure`) is computed again in fp32."""
+    """As `predict_logits` in bf16, but with the predictions of fp32: near ties (`Kind.near_ties`) are computed again in fp32."""
     logits = predict_logits(model, sequences, precision="bf16", pad_id=pad_id)
     if np.isfinite(logits).all():
-        close = np.flatnonzero(KINDS[model.kind].unsure(logits))
+        close = np.flatnonzero(KINDS[model.kind].near_ties(logits))
         if len(close):
             rows = (close[:, None] * _patterns(model) + np.arange(_patterns(model))).ravel()
             logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32", pad_id=pad_id)
@@ -135,15 +143,15 @@ def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> Floa
 
 
 def _patterns(model: Model) -> int:
-    """Sequences of a text."""
+    """Sequences per text."""
     return 1 if model.prompt is None else len(model.prompt.patterns)
 
 
-def _only(sequences: Tokens, places: IntArray) -> Tokens:
-    """Some of the sequences, in the order of `places`."""
-    chosen = [sequences[int(place)] for place in places]
+def _only(sequences: Tokens, indices: IntArray) -> Tokens:
+    """Some of the sequences, in the order of `indices`."""
+    chosen = [sequences[int(index)] for index in indices]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in chosen])])
-    return Tokens(np.concatenate(chosen), offsets, sequences.source[places])
+    return Tokens(np.concatenate(chosen), offsets, sequences.source[indices])
 
 
 def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
@@ -152,7 +160,7 @@ def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
     sizes = lengths[order]
     start = 0
     while start < len(order):
-        # Sequences are sorted, so that the last of a group decides how wide its rows are.
+        # Sequences are sorted, so the last of a group sets the width of its rows.
         stop = start + 1
         while stop < len(order) and sizes[stop] * (stop + 1 - start) <= batch_tokens:
             stop += 1

@@ -1,22 +1,18 @@
-"""Test scores twice where test rows stand in train as well: on the released split, and on the rows that do not.
+"""What logits mean by kind of task: as predictions, and as scores. Needs neither torch nor transformers.
 
-Two public tasks show why: ACL-ARC citation intent has 52 of its 139 test rows verbatim in train, HyperPartisan 51 of 65.
-
-What a model's logits mean, by kind of task: as answers, and as scores. Needs neither torch nor transformers.
-
-                      logits (n, labels) become                 an answer                 compared by
+                      logits (n, labels) become                 a prediction            compared by
     classification    probabilities that sum to 1 (softmax)     the most probable label   macro-F1
-    multi-label       a probability for each label (sigmoid)    those of 0.5 or more      macro-F1
-    regression        a number, (n, 1), as it is                that number               Pearson's correlation
+    multi-label       a probability for each label (sigmoid)    labels of 0.5 or more     macro-F1
+    regression        a number, (n, 1), unchanged               that number               Pearson's correlation
 
-Answers are compared as `Example.label` spells them (data/labels.py).
+Predicted and true labels are compared as strings, as `Example.label` holds them (data/labels.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -27,23 +23,11 @@ from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.metrics import LabelScores, NumberScores, Scores, calibration_error, score, score_labels, score_numbers
-from cramlm.records import Answer, BoolArray, Example, FloatArray, LabelsPrediction, NumberPrediction, Prediction, Task, TaskKind
+from cramlm.records import Answer, BoolArray, Example, FloatArray, IntArray, LabelsPrediction, NumberPrediction, Prediction, Task, TaskKind
 
-
-def score_test(task: Task, predicted: Sequence[str]) -> tuple[AnyScores, AnyScores | None]:
-    """Scores on all test rows, and on those whose text is not in train (None if that is all or none of them)."""
-    true = [str(example.label) for example in task.test]
-    kept = check_task(task).leak_free_test.tolist()
-    score = KINDS[task.kind].score
-    whole = score(true, predicted, task.labels)
-    if not 0 < len(kept) < len(true):
-        return whole, None
-    return whole, score([true[index] for index in kept], [predicted[index] for index in kept], task.labels)
-
-
-CLOSE: Final = 0.15
-"""Logits that are nearer than this in bf16 can change places in fp32: measured differences are up to 0.12."""
-NAMES: Final[Mapping[str, str]] = {
+BF16_ERROR: Final = 0.15
+"""Two logits that differ by less than this in bf16 may have the other order in fp32. Errors of up to 0.12 were measured."""
+METRIC_NAMES: Final[Mapping[str, str]] = {
     "accuracy": "accuracy",
     "subset_accuracy": "subset accuracy",
     "micro_f1": "micro-F1",
@@ -54,54 +38,57 @@ NAMES: Final[Mapping[str, str]] = {
     "r2": "R²",
 }
 _NOT_PERCENT: Final = ("pearson", "spearman", "rmse", "r2")
+_AT_ONCE: Final = 4_000_000  # predictions that `DevScorer` scores at a time
+
+ScoreArray = npt.NDArray[np.float64]
 
 
 class AnyScores(Protocol):
-    """What the scores of every kind have."""
+    """What the scores of every kind of task have in common."""
 
     @property
     def rows(self) -> int:
-        """How many texts were scored."""
+        """Number of texts that were scored."""
 
     @property
     def per_class(self) -> Mapping[str, Mapping[str, float]]:
         """label -> precision, recall, f1 and support; empty for numbers."""
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Every figure by its name in `NAMES`."""
+    def metrics(self) -> dict[str, float]:
+        """Every metric by its name in `METRIC_NAMES`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the figures and their intervals among them."""
+        """Plain JSON values: the metrics, their intervals and more."""
 
 
 class Kind(Protocol):
-    """metrics: of a table of models, in order. has_prior: whether how often training shows an answer sways it."""
+    """table_metrics: the columns of a table of models, in order. has_prior: True if label frequencies in training shift the logits."""
 
-    metrics: tuple[str, ...]
+    table_metrics: tuple[str, ...]
     has_prior: bool
 
     def outputs(self, logits: FloatArray) -> FloatArray:
-        """Finite logits (n, labels) as probabilities, or as numbers; float32."""
+        """Convert finite logits (n, labels) to probabilities, or to numbers; float32."""
 
-    def unsure(self, logits: FloatArray) -> BoolArray:
-        """Which rows of bf16's logits could be answered otherwise in fp32, (n,)."""
+    def near_ties(self, logits: FloatArray) -> BoolArray:
+        """Rows of bf16 logits whose prediction may be another in fp32, (n,)."""
 
-    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        """What added to the logits takes away how often training texts, whose labels are `trained_on`, have each label, (labels,)."""
+    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """What cancels the label frequencies of the training texts when it is added to the logits, (labels,)."""
 
-    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
-        """For the user."""
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        """The predictions as objects for the user."""
 
-    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
-        """The answers as labels of `Example`."""
+    def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        """The predictions as labels of `Example`."""
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> AnyScores:
-        """Compare labels of `Example`; `outputs`, those that `predicted` come from, add what only probabilities tell."""
+        """Compare labels of `Example`. outputs: those that `predicted` were made from, for scores of the probabilities."""
 
 
 class OneLabelKind:
-    metrics: tuple[str, ...] = ("accuracy", "micro_f1", "macro_f1")
+    table_metrics: tuple[str, ...] = ("accuracy", "micro_f1", "macro_f1")
     has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
@@ -109,24 +96,24 @@ class OneLabelKind:
         probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
         return probabilities
 
-    def unsure(self, logits: FloatArray) -> BoolArray:
+    def near_ties(self, logits: FloatArray) -> BoolArray:
         if logits.shape[1] == 1:
             return np.zeros(len(logits), dtype=np.bool_)
         best = np.partition(logits, -2, axis=1)[:, -2:]
-        close: BoolArray = best[:, 1] - best[:, 0] < CLOSE
+        close: BoolArray = best[:, 1] - best[:, 0] < BF16_ERROR
         return close
 
-    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        found = Counter(trained_on)
-        counts = np.array([1 + found[name] for name in names], dtype=np.float64)
-        rarity = -np.log(counts / counts.sum())
-        centred: npt.NDArray[np.float64] = rarity - rarity.mean()
+    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        count = Counter(train_labels)
+        counts = np.array([1 + count[name] for name in names], dtype=np.float64)
+        values = -np.log(counts / counts.sum())
+        centred: npt.NDArray[np.float64] = values - values.mean()
         return centred
 
-    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
 
-    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+    def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
         return [names[index] for index in outputs.argmax(axis=1)]
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> Scores:
@@ -135,28 +122,28 @@ class OneLabelKind:
 
 
 class SeveralLabelsKind:
-    metrics: tuple[str, ...] = ("subset_accuracy", "micro_f1", "macro_f1")
+    table_metrics: tuple[str, ...] = ("subset_accuracy", "micro_f1", "macro_f1")
     has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         probabilities: FloatArray = (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
         return probabilities
 
-    def unsure(self, logits: FloatArray) -> BoolArray:
-        close: BoolArray = np.asarray((np.abs(logits) < CLOSE).any(axis=1))
+    def near_ties(self, logits: FloatArray) -> BoolArray:
+        close: BoolArray = np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
         return close
 
-    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        found = Counter(name for label in trained_on for name in RULES["multi-label"].names(label))
-        shares = np.array([1 + found[name] for name in names], dtype=np.float64) / (2 + len(trained_on))
-        odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
-        return odds
+    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+        count = Counter(name for label in train_labels for name in RULES["multi-label"].names(label))
+        shares = np.array([1 + count[name] for name in names], dtype=np.float64) / (2 + len(train_labels))
+        log_odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
+        return log_odds
 
-    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
-        return [LabelsPrediction(_chosen(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+        return [LabelsPrediction(_labels_above_half(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
 
-    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
-        return [format_labels(_chosen(row, names)) for row in outputs]
+    def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+        return [format_labels(_labels_above_half(row, names)) for row in outputs]
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> LabelScores:
         rules = RULES["multi-label"]
@@ -164,22 +151,22 @@ class SeveralLabelsKind:
 
 
 class NumberKind:
-    metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
+    table_metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
     has_prior: bool = False
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         return logits
 
-    def unsure(self, logits: FloatArray) -> BoolArray:
+    def near_ties(self, logits: FloatArray) -> BoolArray:
         return np.zeros(len(logits), dtype=np.bool_)
 
-    def rarity(self, trained_on: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         return np.zeros(len(names))
 
-    def answers(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
         return [NumberPrediction(float(row[0])) for row in outputs]
 
-    def spelled(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
+    def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
         return [format_number(float(row[0])) for row in outputs]
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> NumberScores:
@@ -187,6 +174,82 @@ class NumberKind:
 
 
 KINDS: Final[dict[TaskKind, Kind]] = {"classification": OneLabelKind(), "multi-label": SeveralLabelsKind(), "regression": NumberKind()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevScorer:
+    """Scores the predictions of many candidates on the dev texts of a task; equal to the scores of `Kind.score`.
+
+    The predictions of one candidate are, by kind of task, label ids int16 (n,), chosen labels bool (n, labels), or numbers float32 (n,).
+    truth: the same for the true labels, with ids or columns beyond `labels` for labels that training does not have.
+    """
+
+    kind: TaskKind
+    metric: str
+    truth: npt.NDArray[Any]
+    labels: int
+
+    @classmethod
+    def of(cls, task: Task, metric: str) -> DevScorer:
+        """Scores by `metric` on `task.dev`."""
+        kind, labels, true = task.kind, task.labels, [str(example.label) for example in task.dev]
+        match kind:
+            case "classification":
+                names = [*labels, *sorted(set(true) - set(labels))]
+                ids = {name: number for number, name in enumerate(names)}
+                return cls(kind, metric, np.array([ids[label] for label in true], dtype=np.int16), len(labels))
+            case "multi-label":
+                sets = [RULES[kind].names(label) for label in true]
+                names = [*labels, *sorted({name for each in sets for name in each} - set(labels))]
+                columns = {name: number for number, name in enumerate(names)}
+                truth = np.zeros((len(true), len(names)), dtype=np.bool_)
+                for row, each in enumerate(sets):
+                    truth[row, [columns[name] for name in each]] = True
+                return cls(kind, metric, truth, len(labels))
+            case "regression":
+                return cls(kind, metric, np.array([float(label) for label in true], dtype=np.float64), 1)
+
+    def predictions(self, logits: FloatArray) -> npt.NDArray[Any]:
+        """The predictions of logits (n, labels). They are made from the outputs, whose float32 may round close logits to a tie."""
+        outputs = KINDS[self.kind].outputs(logits)
+        match self.kind:
+            case "classification":
+                ids: npt.NDArray[Any] = outputs.argmax(axis=1).astype(np.int16)
+                return ids
+            case "multi-label":
+                return np.asarray(outputs >= 0.5)
+            case "regression":
+                return outputs[:, 0]
+
+    def scores(self, predictions: npt.NDArray[Any], rows: IntArray | None = None) -> ScoreArray:
+        """The metric of every candidate (m, n, ...) on some rows (None: all), float64 (m,)."""
+        chosen = slice(None) if rows is None else rows
+        truth, step = self.truth[chosen], max(1, _AT_ONCE // max(1, self.truth.size))
+        parts = [self._scores(predictions[start : start + step][:, chosen], truth) for start in range(0, len(predictions), step)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _scores(self, predictions: npt.NDArray[Any], truth: npt.NDArray[Any]) -> ScoreArray:
+        match self.kind:
+            case "classification":
+                return _label_scores(predictions, truth, self.metric)
+            case "multi-label":
+                return _set_scores(predictions, truth, self.metric)
+            case "regression":
+                return _number_scores(predictions.astype(np.float64), truth, self.metric)
+
+
+def score_test(task: Task, predicted: Sequence[str]) -> tuple[AnyScores, AnyScores | None]:
+    """Scores on all test rows, and on the rows whose text is not in train (None if those are all rows or none).
+
+    Two public tasks show why: 52 of the 139 test rows of ACL-ARC citation intent and 51 of the 65 of HyperPartisan are verbatim in train.
+    """
+    true = [str(example.label) for example in task.test]
+    kept = check_task(task).leak_free_test.tolist()
+    score = KINDS[task.kind].score
+    whole = score(true, predicted, task.labels)
+    if not 0 < len(kept) < len(true):
+        return whole, None
+    return whole, score([true[index] for index in kept], [predicted[index] for index in kept], task.labels)
 
 
 def gold_labels(examples: Sequence[Example]) -> list[str]:
@@ -217,28 +280,70 @@ def check_labels(kind: TaskKind, known: Sequence[str], examples: Sequence[Exampl
             )
 
 
-def metric_of(kind: TaskKind) -> str:
-    """The dev score by which methods are compared."""
+def main_metric(kind: TaskKind) -> str:
+    """The metric by which models are compared."""
     return CHOOSING[kind][0]
 
 
-def only_one_label(kind: TaskKind, what: str, instead: str) -> None:
-    """Raises UsageError where `what` is made for texts of one label each and this is another kind of task."""
+def require_single_label(kind: TaskKind, what: str, instead: str) -> None:
+    """Raises UsageError if the task is not a classification. what: the operation that needs one. instead: the remedy."""
     if kind != "classification":
         raise UsageError(f"{what} is for texts of one label each, and this is a {kind} task; {instead}")
 
 
 def is_percent(metric: str) -> bool:
-    """Whether it is a share, shown in percent."""
+    """Return True if the metric is a share that tables show in percent."""
     return metric not in _NOT_PERCENT
 
 
-def figure(metric: str, value: float, *, places: int = 1) -> str:
-    """A figure as tables show it: shares in percent, correlations with two places more, errors in the user's unit."""
+def format_metric(metric: str, value: float, *, places: int = 1) -> str:
+    """A value as tables show it: shares in percent, correlations with two decimals more, errors in the user's unit."""
     if is_percent(metric):
         return f"{100 * value:.{places}f}"
     return f"{value:.4g}" if metric == "rmse" else f"{value:.{places + 2}f}"
 
 
-def _chosen(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]:
+def _labels_above_half(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[index] for index in np.flatnonzero(row >= 0.5).tolist())
+
+
+def _label_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str) -> ScoreArray:
+    hits = predictions == truth
+    if metric != "macro_f1":
+        return np.asarray(hits.mean(axis=1), dtype=np.float64)
+    candidates, names = len(predictions), int(max(truth.max(initial=0), predictions.max(initial=0))) + 1
+    row = np.arange(candidates)[:, None] * names
+    predicted = np.bincount((row + predictions).ravel(), minlength=candidates * names).reshape(candidates, names)
+    right = np.bincount((row + truth)[hits], minlength=candidates * names).reshape(candidates, names)
+    return _mean_f1(right, predicted + np.bincount(truth, minlength=names))
+
+
+def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str) -> ScoreArray:
+    unseen = truth.shape[1] - predictions.shape[2]
+    if unseen:
+        predictions = np.concatenate([predictions, np.zeros((*predictions.shape[:2], unseen), dtype=np.bool_)], axis=2)
+    if metric == "subset_accuracy":
+        return np.asarray((predictions == truth).all(axis=2).mean(axis=1), dtype=np.float64)
+    right = (predictions & truth).sum(axis=1)
+    involved = predictions.sum(axis=1) + truth.sum(axis=0)
+    return _mean_f1(right, involved) if metric == "macro_f1" else 2 * right.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
+
+
+def _mean_f1(right: npt.NDArray[Any], involved: npt.NDArray[Any]) -> ScoreArray:
+    """Macro-F1 of (candidates, labels) counts over the labels that occur in the truth or the predictions."""
+    f1 = np.divide(2.0 * right, involved, out=np.zeros(right.shape), where=involved > 0)
+    return np.asarray(f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1))
+
+
+def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> ScoreArray:
+    if metric == "r2":
+        spread = float(np.square(truth - truth.mean()).sum())
+        return 1 - np.square(predictions - truth).sum(axis=1) / spread if spread > 0 else np.zeros(len(predictions))
+    if metric == "spearman":
+        from scipy.stats import rankdata
+
+        predictions, truth = rankdata(predictions, axis=1), rankdata(truth)
+    x, y = predictions - predictions.mean(axis=1, keepdims=True), truth - truth.mean()
+    lengths = np.sqrt(np.square(x).sum(axis=1) * np.square(y).sum())
+    correlations: ScoreArray = np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)
+    return correlations

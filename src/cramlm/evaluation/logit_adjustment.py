@@ -1,94 +1,66 @@
-"""Logit adjustment chosen on dev.
+"""Logit adjustment, with its strength tau chosen on dev.
 
-Training weighs every text alike, so that a model prefers frequent labels; macro-F1 weighs every label alike. tau times the log of each
-label's frequency in training is subtracted from its logit, and dev decides tau: none, all, or between. It moves into the classifier's
-bias, so that an exported model needs nothing but its weights. Where a text has several labels the log-odds of each label are used, which
-lowers the threshold of rare ones.
+Training weighs every text equally, so a model prefers frequent labels; macro-F1 weighs every label equally. Logit adjustment subtracts tau
+times the log of each label's frequency in training from its logit (Menon et al. 2021, "Long-tail learning via logit adjustment", post-hoc
+variant). Where a text may have several labels, the log-odds of each label take the place of the log frequency, which lowers the threshold
+of rare labels. The adjustment becomes part of the classifier's bias, so an exported model is its weights and nothing else.
 
-The same choice is made at every evaluation on dev while labels are learnt. Scored without it, the weights that prefer frequent labels least
-would win, whatever the others know (docs/log.md).
-
-Source: Menon et al. 2021, "Long-tail learning via logit adjustment", post-hoc adjustment.
+tau is chosen at every dev evaluation of a phase that learns labels: by unadjusted scores, the weights that prefer frequent labels least
+would be kept, whatever else they have learnt (docs/log.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.evaluation.choice import TAUS, DevScorer, logit_adjustments
-from cramlm.evaluation.evaluate import predict_logits, sequences_of
-from cramlm.evaluation.kinds import KINDS
-from cramlm.model.device import Precision
-from cramlm.model.model import Model
-from cramlm.model.tokenizer import Tokenizer
-from cramlm.records import FloatArray, Scale, Task, TaskKind
+from cramlm.evaluation.kinds import KINDS, DevScorer
+from cramlm.records import FloatArray, Task
+
+TAUS: Final = tuple(tenth / 10 for tenth in range(11))
+"""Values of tau that are tried; 0 leaves the logits unchanged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
-    """The tau that is best on dev, the smallest of equal ones.
+    """The tau with the highest dev score; of equal ones the smallest.
 
     values: added to the logits, float32 (labels,); in a classification their mean is 0. before, after: the dev score with tau = 0 and with
-    `tau`. figures: all scores on dev with `tau`, by name. predictions: on dev with every tau tried, (taus, n, ...).
+    `tau`. metrics: all dev scores with `tau`, by name. predictions: on dev with every tau that was tried, (taus, n, ...).
     """
 
     tau: float
     values: FloatArray
     before: float
     after: float
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     predictions: npt.NDArray[Any]
 
 
-def adjust_on_dev(
-    model: Model,
-    tokenizer: Tokenizer,
-    task: Task,
-    *,
-    max_length: int,
-    precision: Precision,
-    metric: str,
-    taus: Sequence[float] = TAUS,
-    scale: Scale = Scale(),  # noqa: B008 - immutable
-) -> Adjustment:
-    """As `choose_adjustment`, for the predictions of `model` on the task's dev texts. scale: of a model that has not yet taken its number's
-    unit.
+def logit_adjustments(task: Task, taus: Sequence[float] = TAUS) -> dict[float, FloatArray]:
+    """What is added to the logits for each tau, float32 (labels,). Numbers have no prior: their only adjustment is 0.
 
-    Raises:
-        DivergedError: if the model's numbers are not finite.
+    Label frequencies are those of the training texts, with one more text for every label.
     """
-    sequences = sequences_of(tokenizer, task.dev, max_length=max_length, prompt=model.prompt)
-    logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
-    logits = logits * np.float32(scale.spread) + np.float32(scale.mean)
-    true, trained_on = ([str(example.label) for example in split] for split in (task.dev, task.train))
-    return choose_adjustment(logits, true, task.labels, trained_on=trained_on, metric=metric, kind=task.kind, taus=taus)
+    kind = KINDS[task.kind]
+    if not kind.has_prior:
+        return {0.0: np.zeros(len(task.labels), dtype=np.float32)}
+    negative_log_prior = kind.negative_log_prior([str(example.label) for example in task.train], task.labels)
+    return {tau: (tau * negative_log_prior).astype(np.float32) for tau in taus}
 
 
-def choose_adjustment(
-    logits: FloatArray,
-    true: Sequence[str],
-    labels: Sequence[str],
-    *,
-    trained_on: Sequence[str],
-    metric: str,
-    kind: TaskKind = "classification",
-    taus: Sequence[float] = TAUS,
-) -> Adjustment:
-    """The tau that gives dev's highest `metric`.
-
-    logits: (n, labels) of dev, whose labels are `true`. trained_on: the labels of the training texts; one more of each label is counted.
-    """
-    judge, scorer = KINDS[kind], DevScorer.of(kind, true, labels, metric)
-    adjustments = logit_adjustments(kind, trained_on, labels, taus)
+def choose_adjustment(logits: FloatArray, task: Task, *, metric: str, taus: Sequence[float] = TAUS) -> Adjustment:
+    """Return the adjustment of dev logits (n, labels) that gives the highest `metric` on `task.dev`."""
+    kind, scorer, true = KINDS[task.kind], DevScorer.of(task, metric), [str(example.label) for example in task.dev]
+    adjustments = logit_adjustments(task, taus)
     predictions = np.stack([scorer.predictions(logits + values) for values in adjustments.values()])
     scores = scorer.scores(predictions)
     best = int(np.argmax(scores))
     tau, values = list(adjustments.items())[best]
-    outputs = judge.outputs((logits + values).astype(np.float32))
-    figures = judge.score(true, judge.spelled(outputs, labels), labels).figures
-    return Adjustment(tau, values, float(scores[0]), float(scores[best]), figures, predictions)
+    outputs = kind.outputs((logits + values).astype(np.float32))
+    metrics = kind.score(true, kind.predicted_labels(outputs, task.labels), task.labels).metrics
+    return Adjustment(tau, values, float(scores[0]), float(scores[best]), metrics, predictions)

@@ -57,7 +57,7 @@ class Scores:
     calibration_error: float | None = None
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The three scores by name."""
         return {"accuracy": self.accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
@@ -174,14 +174,14 @@ class LabelScores:
     predicted: IntArray
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {"subset_accuracy": self.subset_accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, intervals included."""
         return {
             "rows": self.rows,
-            **self.figures,
+            **self.metrics,
             "intervals": {name: list(ends) for name, ends in bootstrap_label_intervals(self.true, self.predicted).items()},
             "per_class": {label: dict(row) for label, row in self.per_class.items()},
         }
@@ -261,13 +261,13 @@ class NumberScores:
         return {}
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {"pearson": self.pearson, "spearman": self.spearman, "rmse": self.rmse, "r2": self.r2}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, intervals included."""
         intervals = bootstrap_number_intervals(self.true, self.predicted)
-        return {"rows": self.rows, **self.figures, "intervals": {name: list(ends) for name, ends in intervals.items()}}
+        return {"rows": self.rows, **self.metrics, "intervals": {name: list(ends) for name, ends in intervals.items()}}
 
 
 def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberScores:

@@ -21,7 +21,7 @@ from cramlm.cli.options import resolve_run
 from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import only_one_label
+from cramlm.evaluation.kinds import require_single_label
 from cramlm.pipeline.run_folder import RUNS, name_of_task
 from cramlm.recipes import RECIPES
 from cramlm.recipes.phases import on_task_text
@@ -161,7 +161,9 @@ def cells_of(question: Question, out: Path) -> list[Cell]:
     """
     for arm in question.arms:
         kind = _config(question, arm, dict(question.task), question.seeds[0]).task.kind
-        only_one_label(kind, "an experiment of several runs", "run cramlm fit for each recipe and look at them with cramlm report RUN RUN")
+        require_single_label(
+            kind, "an experiment of several runs", "run cramlm fit for each recipe and look at them with cramlm report RUN RUN"
+        )
     return list(_cells(question, out))
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
-from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.export.provenance import file_name
 from cramlm.records import TaskKind
 
@@ -175,7 +175,7 @@ def _eval_results(facts: Mapping[str, Any]) -> Iterator[EvalResult]:
     split, measured = _measured(facts)
     task = (facts.get("config") or {}).get("task") or {}
     file = task.get(split) or task.get("train")
-    for metric in reversed(KINDS[_kind(facts)].metrics):
+    for metric in reversed(KINDS[_kind(facts)].table_metrics):
         if metric in measured:
             yield EvalResult(
                 task_type="text-classification",
@@ -183,7 +183,7 @@ def _eval_results(facts: Mapping[str, Any]) -> Iterator[EvalResult]:
                 dataset_name=_one_line(file_name(file)) if file else "labelled texts",
                 dataset_split=split,
                 metric_type=_HUB_METRICS[metric],
-                metric_name=NAMES[metric],
+                metric_name=METRIC_NAMES[metric],
                 metric_value=round(float(measured[metric]), 4),
             )
 
@@ -273,19 +273,19 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
     if not models:
         return None
     kind = _kind(facts)
-    main = metric_of(kind)
+    main = main_metric(kind)
     comparison = facts["scores"].get("comparison") or {}
     cross_fitted = comparison.get("cross_fitted", {})
     choice = (facts.get("config") or {}).get("dev_metric") or main
-    columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].metrics[:-1]))][:_MOST_COLUMNS]
-    header = ["model", *(f"{split} {NAMES[metric]}" for split, metric in columns)]
+    columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].table_metrics[:-1]))][:_MOST_COLUMNS]
+    header = ["model", *(f"{split} {METRIC_NAMES[metric]}" for split, metric in columns)]
     if cross_fitted:
-        header.insert(2, f"dev {NAMES[choice]}, cross-fitted")
+        header.insert(2, f"dev {METRIC_NAMES[choice]}, cross-fitted")
     rows = []
     for name, entry in models.items():
         cells = [_figure(entry.get(split), field) for split, field in columns]
         if cross_fitted:
-            cells.insert(1, figure(choice, cross_fitted[name]) if name in cross_fitted else "–")
+            cells.insert(1, format_metric(choice, cross_fitted[name]) if name in cross_fitted else "–")
         rows.append((name, cells))
     features = (("tfidf", "TF-IDF"), ("static", "TF-IDF and averaged token vectors"))
     split, measured = _measured(facts)
@@ -308,5 +308,5 @@ def _figure(scores: Mapping[str, Any] | None, field: str) -> str:
     if not scores:
         return "–"
     low, high = scores.get("intervals", {}).get(field, (None, None))
-    interval = "" if low is None else f" ({figure(field, low)}–{figure(field, high)})"
-    return f"{figure(field, scores[field])}{interval}"
+    interval = "" if low is None else f" ({format_metric(field, low)}–{format_metric(field, high)})"
+    return f"{format_metric(field, scores[field])}{interval}"

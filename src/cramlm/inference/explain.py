@@ -23,7 +23,7 @@ import numpy as np
 
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import only_one_label
+from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.runs import run_of
 from cramlm.records import FloatArray, TaskKind
 from cramlm.retrieval.catalog import CATALOG, Found, build_catalog, search_catalog
@@ -84,7 +84,7 @@ def explain(predictor: Explainable, text: str, *, run: Path | None = None, passa
     Raises:
         UsageError: if `text` is blank, or not one string. DataError: if it holds a lone surrogate.
     """
-    only_one_label(predictor.kind, "explain", "compare what cramlm predict says of the text with and without a word")
+    require_single_label(predictor.kind, "explain", "compare what cramlm predict says of the text with and without a word")
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
     spans = predictor.word_spans(text)

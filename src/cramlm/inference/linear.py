@@ -41,7 +41,7 @@ class LinearPredictor:
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Answer]:
         """As `Predictor.predict`."""
-        return KINDS[self.kind].answers(self._outputs(texts, pairs), self.labels)
+        return KINDS[self.kind].predictions(self._outputs(texts, pairs), self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
@@ -82,7 +82,7 @@ class LinearPredictor:
                 raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
             true.append(example.label)
         kind, outputs = KINDS[self.kind], self._outputs([example.whole_text for example in examples], None)
-        return kind.score(true, kind.spelled(outputs, self.labels), self.labels, outputs)
+        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
 
     def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         logits = self.logits(texts, pairs)

@@ -150,7 +150,7 @@ class OnnxPredictor:
 
         true, kind = gold_labels(examples), KINDS[self.kind]
         outputs = self.probabilities([example.text for example in examples], [example.text_pair for example in examples])
-        return kind.score(true, kind.spelled(outputs, self.labels), self.labels, outputs)
+        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
 
     @property
     def tokenizer_json(self) -> str:

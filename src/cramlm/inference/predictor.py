@@ -72,7 +72,7 @@ class Predictor:
         Raises:
             UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
         """
-        return KINDS[self.kind].answers(self._outputs(texts, pairs), self.labels)
+        return KINDS[self.kind].predictions(self._outputs(texts, pairs), self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH

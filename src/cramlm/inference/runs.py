@@ -7,7 +7,7 @@ from pathlib import Path
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.evaluation.kinds import only_one_label
+from cramlm.evaluation.kinds import require_single_label
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, kind_of, read_json
 from cramlm.records import Example
@@ -32,9 +32,9 @@ def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:
     if is_linear(folder):
         from cramlm.linear.model import kind_of_linear
 
-        only_one_label(kind_of_linear(folder), what, instead)
+        require_single_label(kind_of_linear(folder), what, instead)
     elif path.is_file():  # else there is nothing, which is said elsewhere
-        only_one_label(kind_of(read_json(path), path), what, instead)
+        require_single_label(kind_of(read_json(path), path), what, instead)
 
 
 def run_of(path: Path) -> Path | None:

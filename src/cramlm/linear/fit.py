@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.evaluation.choice import DevScorer, logit_adjustments
-from cramlm.evaluation.kinds import KINDS, NAMES, figure
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
+from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalized
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Fitter, Scheme, Setting, inner_products
@@ -171,7 +171,8 @@ def fit_linear(
         time.perf_counter() - began,
     )
     adjusted = f", logit adjustment tau = {best.tried.tau:g}" if KINDS[task.kind].has_prior else ""
-    message = f"best on dev: {best.tried.variant}, {best.tried.setting}{adjusted}: {NAMES[metric]} {figure(metric, best.tried.score)}"
+    score = f"{METRIC_NAMES[metric]} {format_metric(metric, best.tried.score)}"
+    message = f"best on dev: {best.tried.variant}, {best.tried.setting}{adjusted}: {score}"
     emit(Event("done", stage, message, done=len(variants), total=len(variants), unit="variants", data={"score": best.tried.score}))
     return fit
 
@@ -190,9 +191,8 @@ class _Search:
     def __init__(self, task: Task, metric: str, seed: int) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), seed
         self._targets = self._solver.targets(task)
-        trained_on = [str(example.label) for example in task.train]
-        self._adjustments = logit_adjustments(task.kind, trained_on, task.labels)
-        self._scorer = DevScorer.of(task.kind, [str(example.label) for example in task.dev], task.labels, metric)
+        self._adjustments = logit_adjustments(task)
+        self._scorer = DevScorer.of(task, metric)
         self.tried: list[Tried] = []
         self.predictions: list[npt.NDArray[Any]] = []
         self._best: _Best | None = None

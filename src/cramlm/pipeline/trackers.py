@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.evaluation.kinds import NAMES
+from cramlm.evaluation.kinds import METRIC_NAMES
 from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event
 
@@ -107,7 +107,7 @@ def final_scores(run: Path) -> dict[str, float]:
         for model, facts in models.items()
         for split in ("dev", "test", "test_leak_free")
         if (scores := facts.get(split)) is not None
-        for metric in NAMES
+        for metric in METRIC_NAMES
         if metric in scores
     }
 

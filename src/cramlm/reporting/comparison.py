@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import KINDS, NAMES, metric_of
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, main_metric
 from cramlm.records import TaskKind
 from cramlm.reporting.charts import Estimate
 from cramlm.reporting.record import LINEAR_STAGES, Json, RunRecord, read_run, task_used
@@ -134,7 +134,7 @@ def _split_of(runs: Mapping[str, RunRecord]) -> str:
 
 def _scores(runs: Mapping[str, RunRecord]) -> Scores:
     split, kind = _split_of(runs), _kind_of(runs)
-    main, second = metric_of(kind), KINDS[kind].metrics[0]
+    main, second = main_metric(kind), KINDS[kind].table_metrics[0]
     estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
     estimates += [_estimate(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
     first_name, first = next(iter(runs.items()))
@@ -143,7 +143,7 @@ def _scores(runs: Mapping[str, RunRecord]) -> Scores:
         main=main,
         second=second,
         first=first_name,
-        chart=score_chart(f"{capital(NAMES[main])} on {split}, with 95 % intervals", main, estimates),
+        chart=score_chart(f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals", main, estimates),
         rows=[RunScores(name, run.own_scores, _recommended(run), _against(run, first, split)) for name, run in runs.items()],
     )
 

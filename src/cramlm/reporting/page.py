@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from cramlm.errors import ArtifactError
-from cramlm.evaluation.kinds import NAMES, figure, metric_of
+from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import stylesheet
 from cramlm.reporting.comparison import compare_runs
@@ -105,10 +105,10 @@ def environment() -> Environment:
         "excerpt": excerpt,
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,
-        "score": lambda value, metric: figure(metric, value),
+        "score": lambda value, metric: format_metric(metric, value),
         "share": lambda share, decimals=1: f"{100 * share:.{decimals}f} %",
     }
-    made.globals |= {"metric_names": NAMES, "task_missing": TASK_MISSING, "most_passages": MOST_PASSAGES}
+    made.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING, "most_passages": MOST_PASSAGES}
     return made
 
 
@@ -131,7 +131,7 @@ def _page(run: RunRecord) -> str:
         run=run,
         folder=run.path.resolve().name,
         day=day_of(run),
-        metric=metric_of(run.config.task.kind),
+        metric=main_metric(run.config.task.kind),
         sections=sections,
     )
 
@@ -155,6 +155,6 @@ def _cleaned(value: Any) -> Any:
 
 
 def _power(value: float) -> Markup:
-    """A large figure as 1.7 × 10¹²."""
+    """A large number as 1.7 × 10¹²."""
     digits, _, exponent = f"{value:.1e}".partition("e")
     return Markup("{} × 10<sup>{}</sup>").format(digits, int(exponent))

@@ -27,7 +27,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import TaskCheck, check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
-from cramlm.evaluation.kinds import KINDS, NAMES, figure, is_percent, metric_of
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.records import Example, Task
 from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
 from cramlm.reporting.record import Json, RunRecord
@@ -266,7 +266,7 @@ def capital(name: str) -> str:
 
 def score_chart(title: str, metric: str, rows: Sequence[Estimate]) -> Markup:
     """An interval chart of scores with a description that lists them."""
-    shown = partial(figure, metric)
+    shown = partial(format_metric, metric)
     description = "; ".join(f"{row.name} {shown(row.value)} ({shown(row.low)} to {shown(row.high)})" for row in rows)
     return interval_chart(title, description, rows, percent=is_percent(metric))
 
@@ -282,11 +282,11 @@ def duration(seconds: float) -> str:
 def _scores(run: RunRecord) -> Scores:
     split = "test" if "test" in run.own_scores else "dev"
     kind = run.config.task.kind
-    main = metric_of(kind)
-    charts = [_score_chart(run, split, main, f"{capital(NAMES[main])} on {split}, with 95 % intervals")]
+    main = main_metric(kind)
+    charts = [_score_chart(run, split, main, f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals")]
     if leak_free := run.own_scores.get("test_leak_free"):
         charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
-    return Scores(main, KINDS[kind].metrics, run.config.metric, charts)
+    return Scores(main, KINDS[kind].table_metrics, run.config.metric, charts)
 
 
 def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
@@ -474,7 +474,7 @@ def _curves(run: RunRecord, stage: str) -> PhaseCurves:
         _loss_chart("Labels", ("classify_task",), steps),
         _dev_chart(run.config.metric, evaluations),
     ]
-    shown = partial(figure, run.config.metric)
+    shown = partial(format_metric, run.config.metric)
     report = run.phases.get(stage)
     return PhaseCurves(
         stage=stage,
@@ -505,11 +505,11 @@ def _dev_chart(metric: str, evaluations: Sequence[Json]) -> Markup | None:
     if len(points) < 2:
         return None
     best = max(points, key=lambda point: (point[1], -point[0]))
-    first, last, highest = (figure(metric, value) for value in (points[0][1], points[-1][1], best[1]))
-    description = f"Dev {NAMES[metric]} over the steps: from {first} to {last}, best {highest} after step {best[0]:.0f}."
+    first, last, highest = (format_metric(metric, value) for value in (points[0][1], points[-1][1], best[1]))
+    description = f"Dev {METRIC_NAMES[metric]} over the steps: from {first} to {last}, best {highest} after step {best[0]:.0f}."
     line = Line(last, points, mark=(*best, f"best {highest}"))
-    title = f"Score on dev: {NAMES[metric]}"
-    return line_chart(title, description, [line], x_name="step", y_format=lambda value: figure(metric, value, places=0))
+    title = f"Score on dev: {METRIC_NAMES[metric]}"
+    return line_chart(title, description, [line], x_name="step", y_format=lambda value: format_metric(metric, value, places=0))
 
 
 def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Errors:

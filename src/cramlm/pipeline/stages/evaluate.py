@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.choice import DevScorer
-from cramlm.evaluation.evaluate import evaluate_examples, outputs_of
-from cramlm.evaluation.kinds import KINDS, NAMES, figure, metric_of, score_test
-from cramlm.evaluation.logit_adjustment import adjust_on_dev
+from cramlm.evaluation.evaluate import evaluate_examples, example_logits, outputs_of
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
+from cramlm.evaluation.logit_adjustment import choose_adjustment
 from cramlm.evaluation.verdict import compare_on_dev
 from cramlm.export.folder import export_run
 from cramlm.export.linear import export_linear
@@ -46,7 +44,7 @@ def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Toke
         models = {run.config.name: own, **score_rungs(run.task, rungs, target, tokenizer=tokenizer)}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
-        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
+        verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         training = {report["name"]: report for report in trained.reports}
         flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
         result = {
@@ -59,8 +57,10 @@ def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Toke
             "kind": run.task.kind,
         }
         write_json(target / "scores.json", result)
-        metric = metric_of(run.task.kind)
-        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {figure(metric, own['dev'][metric])}; test scored once"))
+        metric = main_metric(run.task.kind)
+        run.emit(
+            Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {format_metric(metric, own['dev'][metric])}; test scored once")
+        )
 
     inputs = {
         "model": trained.fingerprint,
@@ -83,8 +83,8 @@ def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Token
         predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
         return predictions
     # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
-    options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "metric": run.config.metric}
-    return adjust_on_dev(trained.model, tokenizer, run.task, taus=(0.0,), **options).predictions
+    logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
+    return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions
 
 
 def export_encoder(run: Context, plan: Plan, trained: Trained, text: Text, corpus: Corpus | None, evaluation: Artifact) -> Artifact:
@@ -134,14 +134,14 @@ def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokeniz
 
     def write(target: Path) -> None:
         run.emit(Event("start", "logit-adjustment"))
-        options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision, "metric": run.config.metric}
-        chosen = adjust_on_dev(trained.model, tokenizer, run.task, **options)
+        logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
+        chosen = choose_adjustment(logits, run.task, metric=run.config.metric)
         values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
         facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
         write_json(target / "logit-adjustment.json", {**facts, "dev_metric": run.config.metric, "values": values})
         name, before, after = (
-            NAMES[run.config.metric],
-            *(figure(run.config.metric, score) for score in (chosen.before, chosen.after)),
+            METRIC_NAMES[run.config.metric],
+            *(format_metric(run.config.metric, score) for score in (chosen.before, chosen.after)),
         )
         change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
         run.emit(Event("done", "logit-adjustment", f"logit adjustment: tau = {chosen.tau:.1f} (dev {name} {change})", data=facts))
@@ -162,7 +162,7 @@ def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: T
         scores = score_rungs(run.task, rungs, target, own=run.config.model, tokenizer=tokenizer)
         named = {name: run.config.name if name == run.config.model else name for name in rungs}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
-        verdict = compare_on_dev(dev_scorer(run.config, run.task), candidates, seed=run.config.seed)
+        verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         models = {named[name]: entry for name, entry in scores.items()}
         result = {
             "models": models,
@@ -172,9 +172,9 @@ def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: T
             "kind": run.task.kind,
         }
         write_json(target / "scores.json", {**result, "flops": {"paper": 0.0, "executed": 0.0}, "training": {}})
-        metric = metric_of(run.task.kind)
-        own = figure(metric, scores[run.config.model]["dev"][metric])
-        run.emit(Event("done", "evaluation", f"{NAMES[metric]} on dev {own}; test scored once"))
+        metric = main_metric(run.task.kind)
+        own = format_metric(metric, scores[run.config.model]["dev"][metric])
+        run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {own}; test scored once"))
 
     inputs = {"task": task_fingerprint(run.task), "seed": run.config.seed, "metric": run.config.metric, "name": run.config.name}
     key = {"format": 2, **inputs, "rungs": {name: artifact.fingerprint for name, artifact in rungs.items()}}
@@ -200,11 +200,6 @@ def export_fitted(run: Context, fitted: Artifact, corpus: Corpus | None, selecti
     }
     key = {"format": 1, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
     return export_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
-
-
-def dev_scorer(config: RunConfig, task: Task) -> DevScorer:
-    """Scores of predictions on the task's dev texts by the metric that chooses."""
-    return DevScorer.of(task.kind, [str(example.label) for example in task.dev], task.labels, config.metric)
 
 
 def score_rungs(
@@ -235,7 +230,7 @@ def score_model(task: Task, outputs: Callable[[Sequence[Example]], FloatArray], 
         if not examples:
             continue
         values = outputs(examples)
-        predicted = kind.spelled(values, task.labels)
+        predicted = kind.predicted_labels(values, task.labels)
         true = [str(example.label) for example in examples]
         scores[split] = kind.score(true, predicted, task.labels, values).as_dict()
         if split == "test" and (leak_free := score_test(task, predicted)[1]) is not None:
@@ -250,9 +245,9 @@ def _write_predictions(path: Path, examples: Sequence[Example], outputs: FloatAr
     """A JSON line each: the true label, the predicted one, and every label's probability where there is one."""
     kind, plain = KINDS[task.kind], RULES[task.kind].plain
     with path.open("w", encoding="utf-8") as file:
-        answers = zip(examples, kind.spelled(outputs, task.labels), kind.answers(outputs, task.labels), strict=True)
-        for example, predicted, answer in answers:
+        rows = zip(examples, kind.predicted_labels(outputs, task.labels), kind.predictions(outputs, task.labels), strict=True)
+        for example, predicted, prediction in rows:
             line: dict[str, Any] = {"id": example.id, "label": plain(str(example.label)), "predicted": plain(predicted)}
-            if (probabilities := getattr(answer, "probabilities", None)) is not None:
+            if (probabilities := getattr(prediction, "probabilities", None)) is not None:
                 line["probabilities"] = {label: round(value, 6) for label, value in probabilities.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

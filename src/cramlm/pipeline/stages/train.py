@@ -17,10 +17,9 @@ from cramlm.config.run import RunConfig
 from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.choice import TAUS
-from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.evaluate import example_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
-from cramlm.evaluation.logit_adjustment import adjust_on_dev
+from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
 from cramlm.model.device import Precision
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
@@ -288,11 +287,11 @@ def adjusts_logits(config: RunConfig) -> bool:
 
 def _evaluate_on_dev(run: Context, plan: Plan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path) -> Mapping[str, float]:
     """Scores of the weights as they would be handed on; the dev predictions of all candidates go to `file`."""
-    options: dict[str, Any] = {"max_length": max_length, "precision": plan.precision, "metric": run.config.metric}
-    taus = TAUS if adjusts_logits(run.config) else (0.0,)
-    chosen = adjust_on_dev(model, tokenizer, run.task, taus=taus, scale=run.task.scale, **options)
+    task = run.task
+    logits = example_logits(model, tokenizer, task.dev, max_length=max_length, precision=plan.precision, scale=task.scale)
+    chosen = choose_adjustment(logits, task, metric=run.config.metric, taus=TAUS if adjusts_logits(run.config) else (0.0,))
     publish_file(file, array_bytes(chosen.predictions))  # as durable as the checkpoints beside it
-    return chosen.figures
+    return chosen.metrics
 
 
 def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:

@@ -1,0 +1,89 @@
+"""Scores of many candidates at once, and the predictions of several labels and of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evaluation_fixtures import LABELS, dev_task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cramlm.config.run import CHOOSING
+from cramlm.data.labels import format_labels, format_number
+from cramlm.evaluation import kinds
+from cramlm.evaluation.evaluate import outputs_of
+from cramlm.evaluation.kinds import BF16_ERROR, KINDS, DevScorer
+from cramlm.records import LabelsPrediction, NumberPrediction, TaskKind
+
+UNSEEN = (*LABELS, "foreign", "other")  # dev may hold labels that training does not have
+METRICS = [(kind, metric) for kind, metrics in CHOOSING.items() for metric in metrics]
+# Exact halves, and differences below the precision of a probability in float32.
+LOGITS = st.sampled_from([-3.0, -1.0, -0.5, -1e-9, 0.0, 1e-9, 0.5, 0.5 + 6e-8, 2.0])
+
+
+def labels_of(kind: TaskKind) -> st.SearchStrategy[str]:
+    match kind:
+        case "classification":
+            return st.sampled_from(UNSEEN)
+        case "multi-label":
+            return st.lists(st.sampled_from(UNSEEN), unique=True).map(lambda names: format_labels(sorted(names)))
+        case "regression":
+            return st.sampled_from([1.0, 2.0, 2.5, 2000.0]).map(format_number)
+
+
+@pytest.mark.parametrize(("kind", "metric"), METRICS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_scores_of_candidates_are_those_of_the_kind(kind: TaskKind, metric: str, data: Any) -> None:
+    task = dev_task(data.draw(st.lists(labels_of(kind), min_size=1, max_size=12)), kind)
+    row = st.lists(LOGITS, min_size=len(task.labels), max_size=len(task.labels))
+    candidates = [
+        np.array(data.draw(st.lists(row, min_size=len(task.dev), max_size=len(task.dev))), dtype=np.float32)
+        for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    scorer = DevScorer.of(task, metric)
+    scores = scorer.scores(np.stack([scorer.predictions(logits) for logits in candidates]))
+    true = [str(example.label) for example in task.dev]
+    for score, logits in zip(scores, candidates, strict=True):
+        predicted = KINDS[kind].predicted_labels(KINDS[kind].outputs(logits), task.labels)
+        assert score == pytest.approx(KINDS[kind].score(true, predicted, task.labels).metrics[metric], abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "metric"), METRICS)
+def test_scores_of_some_rows_do_not_depend_on_the_other_rows_or_on_the_number_of_candidates(
+    kind: TaskKind, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(3)
+    label: dict[TaskKind, Any] = {
+        "classification": lambda: str(random.choice(UNSEEN)),
+        "multi-label": lambda: format_labels([name for name in UNSEEN if random.random() < 0.4]),
+        "regression": lambda: format_number(float(random.normal())),
+    }
+    task = dev_task([label[kind]() for _ in range(30)], kind)
+    scorer = DevScorer.of(task, metric)
+    predictions = np.stack([scorer.predictions(random.normal(size=(30, len(task.labels))).astype(np.float32)) for _ in range(9)])
+    rows = np.array([0, 3, 4, 9, 17, 20, 29])
+    part = DevScorer(kind, metric, scorer.truth[rows], scorer.labels)
+    np.testing.assert_allclose(scorer.scores(predictions, rows), part.scores(predictions[:, rows]))
+    monkeypatch.setattr(kinds, "_AT_ONCE", 2 * scorer.truth.size)
+    np.testing.assert_allclose(scorer.scores(predictions, rows), part.scores(predictions[:, rows]))
+    assert scorer.scores(predictions[:0]).shape == (0,)
+
+
+def test_each_logit_of_a_multi_label_task_is_a_probability_of_its_own() -> None:
+    logits = np.array([[3.0, -2.0, 0.0], [-1.0, -2.0, -300.0]], dtype=np.float32)
+    outputs, kind = outputs_of("multi-label", logits), KINDS["multi-label"]
+    np.testing.assert_allclose(outputs, torch.sigmoid(torch.from_numpy(logits)).numpy(), rtol=1e-6, atol=1e-9)
+    predictions = kind.predictions(outputs, ("x", "y", "z"))
+    assert [each.labels for each in predictions if isinstance(each, LabelsPrediction)] == [("x", "z"), ()]
+    assert kind.predicted_labels(outputs, ("x", "y", "z")) == ['["x", "z"]', "[]"]
+    assert kind.near_ties(logits).tolist() == [True, False]
+    assert not kind.near_ties(logits[1:] - BF16_ERROR).any()
+
+
+def test_the_logit_of_a_regression_is_its_number() -> None:
+    outputs = outputs_of("regression", np.array([[2003.5], [-1.0]], dtype=np.float32))
+    assert KINDS["regression"].predictions(outputs, ("year",)) == [NumberPrediction(2003.5), NumberPrediction(-1.0)]
