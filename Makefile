@@ -35,7 +35,7 @@ test: $(READY)  ## the test suite: no network, no GPU; a process per core
 	@$(RUN)pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(READY)  ## the tests that take long, too
-	@$(RUN)pytest -m 'slow or not slow'
+	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
 
 test-lowest: $(LOWEST)/.ready  ## the test suite with the oldest versions that pyproject.toml allows, in an environment of its own
 	@$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile

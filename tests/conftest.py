@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 
-settings.register_profile("no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # nothing depends on the time it takes
-settings.load_profile("no-clock")
+NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
+settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
+settings.register_profile("slow", max_examples=200, **NOTHING_TIMED)  # make test-slow
+settings.load_profile("default")
 
 WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),
@@ -24,8 +27,9 @@ WORDS = (
 )
 
 
-def pytest_collection_finish() -> None:
-    """What was imported lives to the end: no collection needs to look at it, and no forked child to copy it for that."""
+def pytest_runtest_setup() -> None:
+    """Exempt what is alive from garbage collection: training collects at every checkpoint, which takes 0.2 s over all that a session of
+    tests has imported, and a forked child would copy the pages."""
     gc.collect()
     gc.freeze()
 

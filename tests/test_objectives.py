@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +34,6 @@ FINETUNE = COMMON | {"name": "finetune", "steps": 30, "external": 0, "terms": [{
 def on_both(kind: str, *, labels: bool = True, **settings: Any) -> list[dict[str, Any]]:
     """A text term on external and on task text, and the labels."""
     return [{"kind": kind, "on": on, **settings} for on in ("external", "task")] + [{"kind": "classify"}] * labels
-
-
-@pytest.fixture(autouse=True, scope="module")
-def little_to_collect() -> Iterator[None]:
-    """What is loaded need not be looked through in every run."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def fit(folder: Path, **changes: Any) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +46,12 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths: the files of a tiny task, a checkpoint of BERT's shape, a store for all runs."""
     root = tmp_path_factory.mktemp("prompts")
     texts = [" ".join((*words, *COMMON, "It", ". : ( )")) for words in TOPICS.values()]
     checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
-    gc.freeze()
-    yield {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
-    gc.unfreeze()
+    return {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
 
 
 def fit(place: dict[str, str], out: Path, recipe: str, *settings: str, scratch: bool = False) -> tuple[cramlm.Run, list[Event]]:

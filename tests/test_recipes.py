@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +46,12 @@ QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths: the files of a tiny task, a checkpoint, a store for all runs."""
     root = tmp_path_factory.mktemp("recipes")
     texts = [" ".join((*words, *COMMON)) for words in TOPICS.values()]
     checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
-    gc.freeze()  # what transformers has loaded need not be looked through in every run
-    yield {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
-    gc.unfreeze()
+    return {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
 
 
 def quick_run(place: dict[str, str], recipe: str, *settings: str, init: str | None = None) -> RunConfig:

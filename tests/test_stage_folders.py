@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifact_fixtures import NEW, OLD, ReleasedWhenWaitedFor, contents, die, in_child, publish_version, writer
@@ -119,7 +119,6 @@ keys = st.dictionaries(
 
 
 @given(keys, keys)
-@settings(deadline=None)
 def test_reasons_are_given_exactly_when_keys_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert (explain_difference(old, new) == []) == (old == new)
     assert explain_difference(old, old) == []

@@ -58,6 +58,8 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
     return {
         "seed": 3,
         "threads": 1,
+        "tokens_per_second": 10_000.0,
+        "baseline": {"c": [1.0, 10.0]},
         "task": {name: paths[name] for name in ("train", "dev", "test")},
         "corpus": {"files": [paths["corpus"]]},
         "retriever": {"kind": "bm25", "top_k": 20},

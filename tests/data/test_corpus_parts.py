@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifact_fixtures import ReleasedWhenWaitedFor
@@ -98,7 +98,6 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contents=st.lists(st.lists(RECORDS, min_size=1, max_size=8), min_size=1, max_size=5),
     part_bytes=st.sampled_from([1, 300, 900, 10**9]),
@@ -151,7 +150,6 @@ def test_every_grouping_gives_what_sequential_reading_gives(
         ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=30))
 def test_repetitions_are_the_rows_that_were_there_before(rows: list[tuple[int, int]]) -> None:
     first: dict[tuple[int, int], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.data.task import load_task, save_task
@@ -18,7 +18,6 @@ splits = st.lists(rows, max_size=4).map(tuple)
 
 
 @given(splits, splits, splits, st.lists(texts, max_size=3).map(tuple), st.booleans(), st.floats(-1e9, 1e9))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_kept_is_read_back_as_it_was(
     tmp_path: Path,
     train: tuple[Example, ...],

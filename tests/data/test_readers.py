@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.errors import DataError, UsageError
@@ -268,7 +268,6 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=TABLES, separator=st.sampled_from([",", "\t"]), quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))
 def test_what_pythons_csv_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], separator: str, quoting: Any) -> None:
     path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
@@ -279,7 +278,6 @@ def test_what_pythons_csv_module_writes_is_read_back(tmp_path: Path, table: list
     assert rows(path) == table
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=TABLES, ascii_only=st.booleans())
 def test_what_pythons_json_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], ascii_only: bool) -> None:
     path = tmp_path / "a.jsonl"
@@ -288,7 +286,6 @@ def test_what_pythons_json_module_writes_is_read_back(tmp_path: Path, table: lis
     assert rows(path) == table
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60), name=st.sampled_from(["a.csv", "a.jsonl", "a.tsv", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.parquet"]))
 def test_no_bytes_whatever_give_anything_but_rows_or_a_one_line_error(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation_fixtures import LABELS, dev_task
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import CHOOSING
@@ -35,7 +35,6 @@ def labels_of(kind: TaskKind) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize(("kind", "metric"), METRICS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_scores_of_candidates_are_those_of_the_kind(kind: TaskKind, metric: str, data: Any) -> None:
     task = dev_task(data.draw(st.lists(labels_of(kind), min_size=1, max_size=12)), kind)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, r2_score
@@ -31,7 +31,6 @@ def imitation(rows: int, classes: int, *, seed: int, right: float = 0.7) -> tupl
     return true, predicted, labels
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from((*LABELS, "never seen")), st.sampled_from(LABELS)), min_size=1, max_size=30))
 def test_every_score_equals_scikit_learns(rows: list[tuple[str, str]]) -> None:
     true, predicted = ([row[side] for row in rows] for side in (0, 1))

@@ -20,7 +20,7 @@ import server_load
 import syscalls
 import workloads
 from figures import Figure
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.data.corpus import verify_corpora
@@ -115,7 +115,6 @@ def test_hostile_folders_and_archives_execute_nothing_and_write_nowhere_else(wor
 
 
 @given(fuzzing.rows, st.integers(0, 2**62))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_tables_in_every_form_are_read_back_whole_and_spoilt_ones_get_one_line(tmp_path: Path, table: fuzzing.Rows, seed: int) -> None:
     assert fuzzing.one(tmp_path, [(text if text.strip() else "x", label) for text, label in table], seed) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -74,7 +74,6 @@ def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms, monkey
     np.testing.assert_allclose(matrix.toarray(), fixed.toarray(), atol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(alphabet="abA é<'\n", max_size=12), min_size=1, max_size=8))
 def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[str]) -> None:
     texts = [normalize(text) for text in texts]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score
@@ -125,7 +125,6 @@ def test_repeated_rows_have_coordinates() -> None:
     np.testing.assert_allclose(found @ coordinates.rows.T, (other @ twice.T).toarray(), atol=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 30), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.integers(0, 99))
 def test_inner_products_equal_the_plain_product(one: int, other: int, columns: int, density: float, seed: int) -> None:
     random = np.random.default_rng(seed)

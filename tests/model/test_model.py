@@ -22,7 +22,7 @@ def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(per_row=st.integers(1, 7), padding=st.integers(0, 9), pad_id=st.integers(0, 399))
 def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokenizer, per_row: int, padding: int, pad_id: int) -> None:
     for name in model_fixtures.SHAPES:

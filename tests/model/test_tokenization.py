@@ -10,7 +10,7 @@ from pathlib import Path
 import model_fixtures
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import TokenizerConfig
@@ -232,7 +232,6 @@ def test_the_fingerprint_changes_with_the_content(tokenizer: Tokenizer, bpe_toke
     assert tokenizer.fingerprint != bpe_tokenizer.fingerprint
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.text(alphabet="ab kinase<[ọ̀é漢\n\u00a0😀İ", max_size=60) | st.sampled_from(["", "river bank " * 30]), max_size=4),
     length=st.integers(8, 16),

@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.retrieval.bm25 import analysis, analysis_kernels
@@ -66,7 +66,6 @@ _characters = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.text(_characters, max_size=12), min_size=1, max_size=12))
 def test_the_kernel_finds_the_terms_of_the_definition(texts: list[str]) -> None:
     assert compiled(texts) == [analyze(text) for text in texts]
@@ -78,7 +77,6 @@ def test_every_single_character_is_treated_as_the_definition_says() -> None:
     assert compiled(texts) == [analyze(text) for text in texts]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(_characters, max_size=20))
 def test_texts_equal_under_nfc_have_equal_terms(text: str) -> None:
     assert analyze(unicodedata.normalize("NFD", text)) == analyze(unicodedata.normalize("NFC", text))

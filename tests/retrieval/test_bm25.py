@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results
 
@@ -41,7 +41,6 @@ def assert_same(found: list[tuple[int, float]], expected: list[tuple[int, float]
             assert others.get(position, expected[-1][1]) == pytest.approx(score, rel=2e-6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(_texts, _texts, st.integers(1, 40), st.sampled_from([(1.2, 0.75), (0.0, 0.0), (2.0, 1.0), (0.9, 0.4)]))
 @example(["red"], ["red"], 5, (1.2, 0.75))  # one document, more asked for than there are
 @example(["red blue"] * 20, ["blue red red"], 7, (1.2, 0.75))  # all documents equal

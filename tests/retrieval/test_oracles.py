@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from retrieval_fixtures import index_texts, invented_texts, results
 from sklearn.feature_extraction.text import CountVectorizer
@@ -235,7 +235,6 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=4), st.sampled_from([0, 1, 60]), st.sampled_from([1, 50, 700]))
 @example([QueryShape(2000, 20, 1.0, 0)], 0, 50)  # every term 100 times
 @example([QueryShape(2000, 300, 1.0, 0), QueryShape(1, 1, 1.0, 0)], 60, 50)

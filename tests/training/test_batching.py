@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 
@@ -39,7 +39,6 @@ def pack_lengths(lengths: list[int], row_length: int) -> Batch:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
-@settings(max_examples=60, deadline=None)
 def test_packing_keeps_every_sequence_whole_in_one_row_with_its_label_and_origin(lengths: list[int]) -> None:
     batch = pack_lengths(lengths, 40)
     rows, length = batch.token_ids.shape

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, make_pool
 
@@ -26,7 +26,6 @@ def draw(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> 
 
 
 @given(rate=st.floats(0.01, 0.99), mask_share=st.floats(0, 0.6), random_share=st.floats(0, 0.4), seed=st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
 def test_masks_spare_special_and_padding_places_and_restore_to_the_original(
     rate: float, mask_share: float, random_share: float, seed: int
 ) -> None:
