@@ -103,13 +103,14 @@ HOLDING = """
 import sys
 from functools import partial
 from pathlib import Path
-from cramlm.serving.server import serve
-from cramlm.serving.limits import Limits
+from cramlm.serving import serve
+from cramlm.serving.limits import Address, Limits
 
 never = 1e6
 limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
-tell = partial(print, file=sys.stderr, flush=True)
-sys.exit(serve(Path(sys.argv[1]), port=0, token=sys.argv[2], threads=1, window_seconds=never, limits=limits, announce=tell))
+announce = partial(print, file=sys.stderr, flush=True)
+address = Address(port=0, token=sys.argv[2])
+sys.exit(serve(Path(sys.argv[1]), address, threads=1, window_seconds=never, limits=limits, announce=announce))
 """
 
 

@@ -22,7 +22,7 @@ from cramlm.model.encoder import initialise
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
-from cramlm.serving.models import load_model
+from cramlm.serving.batching import load_model
 from tiny_task import COMMON, TOPICS, write_task
 
 pytestmark = [

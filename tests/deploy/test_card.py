@@ -13,7 +13,7 @@ from test_export import LABELS, provenance
 from cramlm import recipes
 from cramlm.config.run import RunConfig
 from cramlm.export.card import model_card
-from cramlm.export.provenance import published
+from cramlm.export.hub import published
 
 
 def facts(**changes: Any) -> dict[str, Any]:

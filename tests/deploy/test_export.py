@@ -16,9 +16,9 @@ from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import predict_probabilities
 from cramlm.evaluation.metrics import score
 from cramlm.export import folder as export
-from cramlm.export.folder import export_run
+from cramlm.export.folder import publish_encoder
 from cramlm.inference.predictor import Predictor
-from cramlm.model.huggingface.folder import load_classifier
+from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Event
@@ -54,17 +54,8 @@ def provenance() -> dict[str, Any]:
 
 
 def exported(out: Path, model: Model, tokenizer: Tokenizer, texts: list[str], **changes: Any) -> Artifact:
-    arguments: dict[str, Any] = {
-        "model": model,
-        "mlm": True,
-        "tokenizer": tokenizer,
-        "labels": LABELS,
-        "max_length": 48,
-        "provenance": provenance(),
-        "key": KEY,
-        "probe_texts": texts,
-    }
-    return export_run(out, **{**arguments, **changes})
+    arguments: dict[str, Any] = {"mlm": True, "provenance": provenance(), "key": KEY, "probe_texts": texts}
+    return publish_encoder(out, LoadedModel(model, tokenizer, LABELS, 48), **{**arguments, **changes})
 
 
 def test_the_folder_answers_as_the_model_does_wherever_it_is_copied(

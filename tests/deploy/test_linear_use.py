@@ -22,8 +22,7 @@ from cramlm.errors import CramError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.inference.explain import explain
 from cramlm.inference.linear import LinearPredictor
-from cramlm.inference.onnx import load_predictor
-from cramlm.inference.predictor import Predictor
+from cramlm.inference.predictor import Predictor, load_predictor
 from cramlm.inference.runs import model_of, refuse_other_kinds
 from cramlm.linear import MODEL_FILE
 from cramlm.pipeline.run import run
@@ -101,7 +100,7 @@ def test_commands_on_a_linear_model_do_not_need_the_address_space_of_torch(finis
 def test_python_and_the_server_load_neither_torch_nor_transformers(finished: Path) -> None:
     load = "import cramlm\ncramlm.Predictor.load(sys.argv[1]).predict(['a ship'])"
     assert without_torch(load, finished / "export").splitlines()[-1] == "[]"
-    serve = "from pathlib import Path\nfrom cramlm.serving.models import load_model\nload_model(Path(sys.argv[1]), 1)"
+    serve = "from pathlib import Path\nfrom cramlm.serving.batching import load_model\nload_model(Path(sys.argv[1]), 1)"
     assert without_torch(serve, finished / "export").splitlines()[-1] == "[]"
 
 

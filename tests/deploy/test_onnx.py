@@ -17,8 +17,8 @@ import torch
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.export.onnx import export_onnx
-from cramlm.inference.onnx import OnnxPredictor, load_predictor
-from cramlm.inference.predictor import Predictor
+from cramlm.inference.onnx import OnnxPredictor
+from cramlm.inference.predictor import Predictor, load_predictor
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import build_model
 from cramlm.model.tokenizer import Tokenizer

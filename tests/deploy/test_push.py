@@ -15,10 +15,11 @@ from huggingface_hub import ModelCard
 from cramlm.config.retriever import DenseConfig, DsirConfig, ElasticsearchConfig, UnionConfig
 from cramlm.config.run import Bm25Config, CorpusConfig, RandomConfig, RunConfig, TaskConfig
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.export.folder import export_run
-from cramlm.export.hub import push_model
-from cramlm.export.provenance import PUBLISHED, file_name
+from cramlm.export.card import file_name
+from cramlm.export.folder import publish_encoder
+from cramlm.export.hub import PUBLISHED, push_model
 from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from hub_stand_in import Hub, running_hub
@@ -82,9 +83,8 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> Path:
-    labels, key = ("a", "b", "c"), {"format": 1}
-    arguments = {"model": model, "mlm": True, "tokenizer": tokenizer, "labels": labels, "max_length": 48, "key": key, "probe_texts": texts}
-    return export_run(tmp_path / "export", provenance=PROVENANCE, **arguments).path  # type: ignore[arg-type]
+    loaded = LoadedModel(model, tokenizer, ("a", "b", "c"), 48)
+    return publish_encoder(tmp_path / "export", loaded, mlm=True, provenance=PROVENANCE, key={"format": 1}, probe_texts=texts).path
 
 
 def push(hub: Hub, *arguments: str | Path, token: str = "hf_right") -> subprocess.CompletedProcess[str]:

@@ -20,10 +20,9 @@ from cramlm.model.huggingface.folder import load_classifier
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.serving.app import build_app
-from cramlm.serving.batching import Batcher, BusyError, NotReadyError
+from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
 from cramlm.serving.limits import Limits
 from cramlm.serving.metrics import Metrics
-from cramlm.serving.models import ServedModel, load_model, of_torch
 from serving import PATIENCE, export_tiny, serving
 
 NEVER = 1e6  # seconds

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.serving.page import PAGE_HEADERS, page
+from cramlm.serving.app import PAGE_HEADERS, page
 from serving import LABELS, export_tiny, serving
 
 TOKEN = "correct-horse-battery"

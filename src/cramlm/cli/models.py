@@ -33,7 +33,7 @@ def evaluate(
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
-    from cramlm.inference.onnx import load_predictor
+    from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
 
     predictor = load_predictor(model_of(model))
@@ -67,7 +67,7 @@ def predict(
     """Label texts: a JSON line each with label (or labels) and probabilities, or with a value, in the order of the input."""
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.inference.onnx import load_predictor
+    from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
     from cramlm.storage.artifacts import publish_file
 
@@ -102,10 +102,9 @@ def serve(
 ) -> None:
     """Answer over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
     check_address_space_of_model(model, "serve")
-    from cramlm.serving.limits import Limits
-    from cramlm.serving.server import serve as serve_model
+    from cramlm.serving import serve as serve_model
+    from cramlm.serving.limits import Address, Limits
 
-    tell = partial(print, file=sys.stderr, flush=True)
     limits = Limits(
         body_bytes=max_body_bytes,
         texts=max_texts,
@@ -114,9 +113,9 @@ def serve(
         wait_seconds=max_wait,
         read_seconds=read_timeout,
     )
-    code = serve_model(
-        model, host=host, port=port, token=token, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=tell
-    )
+    announce = partial(print, file=sys.stderr, flush=True)
+    address = Address(host, port, token)
+    code = serve_model(model, address, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=announce)
     raise typer.Exit(code)
 
 

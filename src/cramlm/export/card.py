@@ -6,10 +6,12 @@ A figure that provenance does not hold is left out; nothing is made up. The body
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +20,6 @@ from pydantic import ValidationError
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
-from cramlm.export.provenance import file_name
 from cramlm.records import TaskKind
 
 if TYPE_CHECKING:
@@ -122,6 +123,12 @@ def model_card(
         )
     )
     return str(ModelCard(body))
+
+
+def file_name(name: str) -> str:
+    """Return the last part of a path or URL, without query, fragment and credentials; "?" if there is none."""
+    path = urlsplit(name).path if "://" in name else name
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or "?"
 
 
 @cache

@@ -1,14 +1,18 @@
-"""A run's model as a plain Hugging Face folder that needs nothing of the run.
+"""The exported folder of a run, which needs nothing of the run.
 
-    config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers (but for moe)
-    mlm/                the language model it was made from (only if one was trained), as a folder of the same kind
-    prompt.json         of a model with a prompt, whose first two files are a language model: patterns and words, and beside it
-                        prompt.safetensors with its learned vectors; there is no mlm/ then
+Of an encoder, a plain Hugging Face folder:
+    config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers (except moe)
+    mlm/                the language model with its vocabulary head, as a folder of the same kind; only if that head was trained
+    prompt.json         patterns and words of a model with a prompt (its first two files are a language model, and there is no mlm/);
+                        beside it prompt.safetensors with the learned vectors
+Of a linear model, which needs neither torch nor transformers:
+    linear.json, linear.safetensors, tokenizer.json    the model (linear/model.py)
+Of both:
     README.md           model card (card.py)
-    provenance.json     what went in and what came out, as plain data: the caller's `provenance`, versions, sizes
+    provenance.json     inputs and results as plain data: the caller's `provenance`, versions, sizes
 
-Before the folder gets its name it is read back as a user would read it: its logits for some texts of the task must equal those of the model
-in memory. The texts themselves are not stored: they may be private.
+Before a folder is published it is loaded again: its logits for some texts of the task must equal those of the model in memory. The texts
+are not stored: they may be private.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,128 +30,156 @@ import torch
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
-from cramlm.model.huggingface.folder import load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
+from cramlm.linear.model import LinearModel
+from cramlm.model.huggingface.folder import LoadedModel, load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.prompts import prompt_json
-from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, stage
 from cramlm.training.packing import pack
 
-KIND = "export"
-CODE_FORMAT = 2  # raise it when the same model would give another folder
-LARGEST_DIFFERENCE = 1e-5
-MOST_PROBES = 32
-_MLM_PLACES = 128
-_PACKAGES = ("cramlm", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+KIND: Final = "export"
+CODE_FORMAT: Final = 2  # raise it when the same model would give another folder
+LARGEST_DIFFERENCE: Final = 1e-5
+MOST_PROBES: Final = 32
+_MLM_POSITIONS: Final = 128
+_ENCODER_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+_LINEAR_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "scikit-learn", "scipy", "tokenizers")
 
 
-def export_run(
+def publish_encoder(
     out: Path,
+    loaded: LoadedModel,
     *,
-    model: Model,
     mlm: bool,
-    tokenizer: Tokenizer,
-    labels: Sequence[str],
-    max_length: int,
     provenance: Mapping[str, Any],
     key: Mapping[str, Any],
     probe_texts: Sequence[str],
     emit: Emit = silent,
 ) -> Artifact:
-    """Publish the folder at `out`, or leave it if it is there with this `key`.
+    """Publish the folder at `out`, or keep the one that is there for this `key`.
 
-    mlm: whether the vocabulary head was trained, so that `mlm/` is worth having. provenance: plain JSON values, stored as they are and
-    told in the card; the keys that the card knows are those of `model_card`. probe_texts: any texts like those to be classified.
+    mlm: True if the vocabulary head was trained; then `mlm/` is written, unless the model has a prompt. provenance: plain JSON values,
+    stored as they are; the card shows the keys that `model_card` lists. probe_texts: texts like those to be classified.
 
     Raises:
-        ArtifactError: if the folder, read back, does not answer as the model does (nothing is published); or if `out` holds something
-        damaged or foreign.
+        ArtifactError: if the loaded folder gives other logits than the model (nothing is published); or if `out` holds something damaged
+            or foreign.
     """
-
+    model, tokenizer, labels = loaded.model, loaded.tokenizer, loaded.labels
     mlm = mlm and model.prompt is None
 
     def write(folder: Path) -> None:
         emit(Event("start", KIND))
         if model.encoder_config.shape == "moe":
-            emit(
-                Event(
-                    "note",
-                    KIND,
-                    "a mixture of experts has no class in transformers: cramlm alone reads this folder (predict, serve, Predictor)",
-                )
-            )
+            emit(Event("note", KIND, "transformers has no class for a mixture of experts: only cramlm loads this folder"))
         save = save_classifier if model.prompt is None else save_prompted
-        save(model, tokenizer, folder, labels=labels, max_length=max_length)
+        save(model, tokenizer, folder, labels=labels, max_length=loaded.max_length)
         if mlm:
-            save_mlm(model, tokenizer, folder / "mlm", max_length=max_length)
+            save_mlm(model, tokenizer, folder / "mlm", max_length=loaded.max_length)
         facts = {
             "parameters": _stored_parameters(model),
             "vocab_size": model.vocab_size,
-            "max_length": max_length,
+            "max_length": loaded.max_length,
             "labels": list(labels),
             "kind": model.kind,
             "mlm": mlm,
             **({} if model.prompt is None else {"prompt": prompt_json(model.prompt, labels)}),
-            "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _PACKAGES}},
-            **provenance,
         }
-        content = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        (folder / "provenance.json").write_text(content, "utf-8")
-        (folder / "README.md").write_text(model_card(facts), "utf-8")
+        _write_card(folder, {**facts, "versions": _versions(_ENCODER_PACKAGES), **provenance})
         probes = [*probe_texts[:MOST_PROBES], *labels[:MOST_PROBES]]
-        difference = _check(folder, out, model, tokenizer, labels=labels, max_length=max_length, mlm=mlm, probes=probes)
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        emit(Event("done", KIND, f"{out}: {size / 1e6:.1f} MB, read back with logits within {difference:.0e} on {len(probes)} texts"))
+        difference = _check(folder, out, loaded, mlm=mlm, probes=probes)
+        emit(Event("done", KIND, f"{out}: {_megabytes(folder):.1f} MB, logits within {difference:.0e} on {len(probes)} texts when loaded"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
 
 
-def _check(
-    folder: Path, out: Path, model: Model, tokenizer: Tokenizer, *, labels: Sequence[str], max_length: int, mlm: bool, probes: Sequence[str]
-) -> float:
-    """Largest difference between the model's logits and those of `folder`, which is to become `out`; refuses one that is too large."""
+def publish_linear(
+    out: Path, model: LinearModel, *, provenance: Mapping[str, Any], key: Mapping[str, Any], emit: Emit = silent
+) -> Artifact:
+    """Publish the folder at `out`, or keep the one that is there for this `key`.
+
+    Raises:
+        ArtifactError: if the loaded folder gives other logits than the model (nothing is published).
+    """
+
+    def write(folder: Path) -> None:
+        emit(Event("start", KIND))
+        model.save(folder)
+        facts = {
+            "model": "static" if model.vectors is not None else "tfidf",
+            "labels": list(model.labels),
+            "kind": model.kind,
+            "parameters": int(model.coefficients.weights.size + model.coefficients.bias.size),
+        }
+        _write_card(folder, {**facts, "versions": _versions(_LINEAR_PACKAGES), **provenance})
+        probes = [*model.labels, *(part.terms[0] for part in model.tfidf.parts if part.terms)]
+        if not np.array_equal(LinearModel.load(folder).logits(probes), model.logits(probes)):
+            raise ArtifactError(f"{out}: the loaded folder gives other logits than the model; nothing was published, export again")
+        emit(Event("done", KIND, f"{out}: {_megabytes(folder):.1f} MB, equal logits when loaded"))
+
+    return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def _write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write provenance.json and README.md."""
+    (folder / "provenance.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    (folder / "README.md").write_text(model_card(facts), "utf-8")
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes: Sequence[str]) -> float:
+    """Return the largest difference between the model's logits and those of `folder`, which will be published as `out`.
+
+    Raises:
+        ArtifactError: if the difference is above `LARGEST_DIFFERENCE`, or labels, max_length or tokens differ.
+    """
+    model, tokenizer, max_length = exported.model, exported.tokenizer, exported.max_length
     device = next(model.parameters()).device
     loaded = load_classifier(folder)
-    if loaded.labels != tuple(labels) or loaded.max_length != max_length:
-        raise ArtifactError(f"{out}: labels or max_length changed when the folder was read back; export again, and report this")
+    if loaded.labels != tuple(exported.labels) or loaded.max_length != max_length:
+        raise ArtifactError(f"{out}: the loaded folder has other labels or another max_length; export again, and report this")
     sequences = sequences_of_texts(tokenizer, probes, None, max_length=max_length, prompt=model.prompt)
-    again = sequences_of_texts(loaded.tokenizer, probes, None, max_length=max_length, prompt=loaded.model.prompt)
-    if not np.array_equal(sequences.ids, again.ids):
-        raise ArtifactError(f"{out}: the tokenizer gives other tokens when it is read back; export again, and report this")
-    ours = predict_logits(model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    theirs = predict_logits(loaded.model.to(device), again, precision="fp32", pad_id=tokenizer.pad_id)
-    differences = {out: _distance(ours, theirs, relative=model.kind == "regression")}
+    loaded_sequences = sequences_of_texts(loaded.tokenizer, probes, None, max_length=max_length, prompt=loaded.model.prompt)
+    if not np.array_equal(sequences.ids, loaded_sequences.ids):
+        raise ArtifactError(f"{out}: the loaded tokenizer gives other tokens; export again, and report this")
+    expected = predict_logits(model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
+    logits = predict_logits(loaded.model.to(device), loaded_sequences, precision="fp32", pad_id=tokenizer.pad_id)
+    # Of a regression relative to the largest number, which is in the user's unit.
+    unit = max(1.0, float(np.abs(expected).max())) if model.kind == "regression" else 1.0
+    differences = {out: float(np.abs(expected - logits).max()) / unit}
     if mlm:
         copy, _, _ = load_mlm(folder / "mlm", head=model.head_config, labels=model.labels, seed=0)
-        places = [_vocabulary_logits(each, sequences, pad_id=tokenizer.pad_id) for each in (model, copy.to(device))]
-        differences[out / "mlm"] = _distance(*places)
+        one, other = (_vocabulary_logits(each, sequences, pad_id=tokenizer.pad_id) for each in (model, copy.to(device)))
+        differences[out / "mlm"] = float(np.abs(one - other).max())
     for path, difference in differences.items():
         if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
             raise ArtifactError(
-                f"{path}: read back, its logits differ by {difference:.1e} (at most {LARGEST_DIFFERENCE:.0e} allowed) from the model's; "
+                f"{path}: when loaded, its logits differ by {difference:.1e} (at most {LARGEST_DIFFERENCE:.0e} allowed) from the model's; "
                 "nothing was published, export again"
             )
     return max(differences.values())
 
 
 def _vocabulary_logits(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
-    """Logits of the first places of the first sequences, in fp32."""
+    """Logits at the first positions of the first sequences, fp32 (positions, vocabulary)."""
     first = [sequences[index] for index in range(min(len(sequences), MOST_PROBES))]
     nothing = np.full(len(first), -1, dtype=np.int64)
     longest = max(map(len, first))
     batch = pack(first, labels=nothing, external=np.ones(len(first), dtype=np.bool_), row_length=longest, pad_id=pad_id)
     packed = PackedBatch.of(batch, next(model.parameters()).device)
     with torch.no_grad():
-        places = (packed.sequence.flatten() >= 0).nonzero().squeeze(1)[:_MLM_PLACES]
-        logits: FloatArray = model.mlm_logits(model.hidden(packed), places).float().cpu().numpy()
+        positions = (packed.sequence.flatten() >= 0).nonzero().squeeze(1)[:_MLM_POSITIONS]
+        logits: FloatArray = model.mlm_logits(model.hidden(packed), positions).float().cpu().numpy()
     return logits
-
-
-def _distance(one: FloatArray, other: FloatArray, *, relative: bool = False) -> float:
-    """relative: to the largest number, where numbers are in a unit of the user's."""
-    unit = max(1.0, float(np.abs(one).max())) if relative else 1.0
-    return float(np.abs(one - other).max()) / unit
 
 
 def _stored_parameters(model: Model) -> int:

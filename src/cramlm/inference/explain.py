@@ -130,7 +130,7 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[Found, ...]:
 
 def explain_at(path: Path, text: str, *, passages: int = 3) -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages where it lies in a run."""
-    from cramlm.inference.onnx import load_predictor
+    from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
 
     folder = model_of(path)

@@ -26,8 +26,6 @@ from cramlm.storage.artifacts import check_files, raise_if_refused
 
 if TYPE_CHECKING:
     from cramlm.evaluation.kinds import AnyScores
-    from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.predictor import Predictor
 
 GRAPH_FILE = "model.onnx"
 FACTS_FILE = "onnx.json"
@@ -45,22 +43,6 @@ class Facts:
     max_length: int
     pad_id: int
     weights: Literal["fp32", "int8"]
-
-
-def load_predictor(
-    folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32"
-) -> Predictor | LinearPredictor | OnnxPredictor:
-    """The predictor for an exported folder, Hugging Face's, ONNX's or a linear model's; onnxruntime or torch is loaded only for its own.
-    `precision` is for the first; a graph computes in what it was exported in, a linear model in fp32.
-
-    Raises:
-        ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.
-    """
-    if (Path(folder) / GRAPH_FILE).is_file():
-        return OnnxPredictor.load(folder)
-    from cramlm.inference.predictor import Predictor
-
-    return Predictor.load(folder, precision=precision)
 
 
 class OnnxPredictor:

@@ -25,6 +25,7 @@ from cramlm.storage.artifacts import check_files
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.device import Precision
     from cramlm.model.huggingface.folder import LoadedModel
 
@@ -141,3 +142,19 @@ class Predictor:
             loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision
         )
         return scores
+
+
+def load_predictor(
+    folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32"
+) -> Predictor | LinearPredictor | OnnxPredictor:
+    """The predictor for an exported folder, Hugging Face's, ONNX's or a linear model's; onnxruntime or torch is loaded only for its own.
+    `precision` is for the first; a graph computes in what it was exported in, a linear model in fp32.
+
+    Raises:
+        ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.
+    """
+    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
+
+    if (Path(folder) / GRAPH_FILE).is_file():
+        return OnnxPredictor.load(folder)
+    return Predictor.load(folder, precision=precision)

@@ -194,7 +194,7 @@ def _run_linear(run: Context, baseline: Artifact | None) -> Artifact:
         tokenizer = texts.tokenizer
         rungs["static"] = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
     evaluation = evaluate.evaluate_linear(run, rungs, tokenizer=tokenizer)
-    evaluate.export_fitted(run, rungs[run.config.model], corpus, selection, evaluation)
+    evaluate.export_linear(run, rungs[run.config.model], corpus, selection, evaluation)
     return evaluation
 
 

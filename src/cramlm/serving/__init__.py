@@ -1,1 +1,35 @@
 """An exported model behind HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cramlm.errors import EnvironmentFault
+from cramlm.serving.limits import Address, Limits
+
+
+def serve(
+    path: Path,
+    address: Address,
+    *,
+    threads: int | None = None,
+    window_seconds: float = 0.0,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    announce: Callable[[str], None] = print,
+) -> int:
+    """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
+
+    threads: of the model; None = the default of PyTorch or onnxruntime. window_seconds: how long an idle server waits for more requests
+    to compute together. `announce` is called with one line when the server listens and one when the model is loaded.
+
+    Raises:
+        EnvironmentFault: if a package is missing or the port is taken. ArtifactError: if there is no model, or it cannot be loaded safely.
+    """
+    try:
+        from cramlm.serving.server import run_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("cramlm"):
+            raise
+        raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
+    return run_server(path, address, threads=threads, window_seconds=window_seconds, limits=limits, announce=announce)

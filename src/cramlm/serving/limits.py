@@ -42,21 +42,32 @@ class Limits:
             raise UsageError(f"a body of {self.body_bytes} bytes exceeds what all may hold ({self.held_bytes}); lower --max-body-bytes")
 
 
-def check_reach(host: str, token: str | None) -> None:
-    """Refuse an address that other machines can reach unless a token guards it.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens. port: 0 = any free one. token: what clients must send; None = only programs on this machine get through.
 
     Raises:
-        UsageError: for such an address without a token, for a token that no header can carry, or for a name that is no address.
+        UsageError: for an address that other machines can reach without a token, for a token that no header can carry, or for a host that
+            is no address.
     """
-    if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token):
-        raise UsageError("the token must be 8 or more printable ASCII characters without spaces; make one with `openssl rand -hex 16`")
-    if host != "localhost":
-        try:
-            ipaddress.ip_address(host)
-        except ValueError as error:
-            raise UsageError(f"--host {host!r} is not an address; pass localhost or an IP address like 127.0.0.1 or 0.0.0.0") from error
-    if not is_loopback(host) and token is None:
-        raise UsageError(f"--host {host} lets other machines in; pass --token (or set CRAMLM_TOKEN), or stay on 127.0.0.1")
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        token = self.token
+        if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token):
+            raise UsageError("the token must be 8 or more printable ASCII characters without spaces; make one with `openssl rand -hex 16`")
+        if self.host != "localhost":
+            try:
+                ipaddress.ip_address(self.host)
+            except ValueError as error:
+                raise UsageError(
+                    f"--host {self.host!r} is not an address; pass localhost or an IP address like 127.0.0.1 or 0.0.0.0"
+                ) from error
+        if not is_loopback(self.host) and token is None:
+            raise UsageError(f"--host {self.host} lets other machines in; pass --token (or set CRAMLM_TOKEN), or stay on 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,13 +1,18 @@
-"""`cramlm serve`: an exported model behind HTTP, in one process with one copy of the weights.
+"""`cramlm serve`: uvicorn in one process with one copy of the weights.
 
-    serve(Path("runs/mine/export"), port=8000)
+The server listens before the model is loaded (`/readyz` says so), and reads the folder only once. After SIGTERM or SIGINT it accepts no
+further connections and texts, answers those in the queue and ends; a second signal ends it at once.
 
-It listens before the model is loaded (`/readyz` says so), and once the model is loaded the folder is not read again. SIGTERM or SIGINT:
-no further connections and texts are taken, those taken are answered, then the process ends; a second signal ends it at once.
+uvicorn's `timeout_keep_alive` starts after a response and ends with the next byte: it does not cover a new connection that sends nothing, a
+half-sent head, or the rest of a body that the application does not read. Ten times a second the server therefore closes the connections
+that have neither a response in progress nor sent the whole head of a request for `read_seconds`
+(docs/decisions/0005-serving-deadlines.md).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import socket
@@ -16,48 +21,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.inference.runs import model_of, refuse_other_kinds
-from cramlm.serving.limits import Limits, check_reach
+from cramlm.serving.app import build_app
+from cramlm.serving.batching import Batcher, ServedModel, load_model
+from cramlm.serving.limits import Address, Limits
+from cramlm.serving.metrics import Metrics
+from cramlm.serving.middleware import refusal
 
-STOP_SECONDS = 1.0  # after the last answer, for the model's thread to end
+STOP_SECONDS = 1.0  # after the last response, for the model's thread to end
+HEADER_BYTES = 32_768
+KEEP_ALIVE_SECONDS = 5
 
 
-def serve(
-    path: Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: str | None = None,
-    threads: int | None = None,
-    window_seconds: float = 0.0,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    announce: Callable[[str], None] = print,
+def run_server(
+    path: Path, address: Address, *, threads: int | None, window_seconds: float, limits: Limits, announce: Callable[[str], None]
 ) -> int:
-    """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; 0 after SIGTERM, 130 after SIGINT.
-
-    port 0 takes a free one. threads: of the model (None: as it likes). window_seconds: how long an idle server waits for more requests
-    to compute together. `announce` is called with one line when the server listens and one when the model is loaded.
-
-    Raises:
-        UsageError: for an address that others can reach without a token, or a limit that makes no sense. EnvironmentFault: if a package is
-            missing or the port is taken. ArtifactError: if there is no model, or none that can be loaded safely.
-    """
-    check_reach(host, token)
+    """Implement `cramlm.serving.serve`."""
     folder = model_of(path)
     refuse_other_kinds(folder, "cramlm serve", "use cramlm predict")
-    try:
-        from cramlm.serving.app import build_app
-        from cramlm.serving.batching import Batcher
-        from cramlm.serving.http import build_server
-        from cramlm.serving.metrics import Metrics
-        from cramlm.serving.models import ServedModel, load_model
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("cramlm"):
-            raise
-        raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
-
     metrics = Metrics()
     started = time.monotonic()
 
@@ -65,9 +54,9 @@ def serve(
         announce(f"ready after {time.monotonic() - started:.1f} s: {len(model.labels)} labels, {model.limit}")
 
     batcher = Batcher(lambda: load_model(folder, threads), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
-    app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=token)
+    app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
     server = build_server(app, batcher, limits)
-    with _listening(host, port, backlog=limits.connections) as listener, server.capture_signals():
+    with _listening(address, backlog=limits.connections) as listener, server.capture_signals():
         announce(f"listening on http://{_printable(listener)}")
         server.run(sockets=[listener])
     if batcher.failure is not None:
@@ -82,8 +71,9 @@ def serve(
 
 
 @contextmanager
-def _listening(host: str, port: int, *, backlog: int) -> Iterator[socket.socket]:
+def _listening(address: Address, *, backlog: int) -> Iterator[socket.socket]:
     """A socket that takes connections from the moment on that its address is announced, though nobody answers yet."""
+    host, port = address.host, address.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -103,3 +93,93 @@ def _listening(host: str, port: int, *, backlog: int) -> Iterator[socket.socket]
 def _printable(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def build_server(app: ASGIApp, batcher: Batcher, limits: Limits) -> Server:
+    """Build a server of `app` that starts and drains `batcher`."""
+    for name in ("uvicorn.error", "asyncio"):  # their messages may quote requests; the application reports its own failures
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    config = uvicorn.Config(
+        app,
+        http="h11",  # bounds the size of a head; httptools does not
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections + 1,  # uvicorn counts the connection that it refuses
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(limits.drain_seconds),
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        backlog=limits.connections,
+    )
+    return Server(config, batcher, limits)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with a deadline for heads, which drains the queue of texts when it stops."""
+
+    def __init__(self, config: uvicorn.Config, batcher: Batcher, limits: Limits) -> None:
+        super().__init__(config)
+        self._batcher = batcher
+        self._read_seconds = limits.read_seconds
+        self._waiting: dict[H11Protocol, tuple[Any, float]] = {}  # connection -> (its last request, the time since it waits for the next)
+        self.stopped_by: int | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._batcher.start(asyncio.get_running_loop())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._batcher.drain()
+        for connection in tuple(self.server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            if connection.cycle is not None and connection.cycle.more_body:  # a body half sent: there is nothing to finish
+                connection.transport.close()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        self._close_late(asyncio.get_running_loop().time())
+        return await super().on_tick(counter) or self._batcher.failure is not None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install `handle_exit`; unlike uvicorn's, do not raise the signal again at the end, which would end the process by it."""
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.stopped_by is not None:
+            os._exit(128 + sig)
+        self.stopped_by = sig
+        super().handle_exit(sig, frame)
+
+    def _close_late(self, now: float) -> None:
+        waiting: dict[H11Protocol, tuple[Any, float]] = {}
+        for connection in tuple(self.server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            request = connection.cycle
+            stalled = connection.flow.write_paused or connection.transport.is_closing()  # the client does not read its answer
+            if request is not None and not request.response_complete and not stalled:
+                continue
+            last, since = self._waiting.get(connection, (request, now))
+            waiting[connection] = (request, since if last is request else now)
+            if now - waiting[connection][1] <= self._read_seconds:
+                continue
+            if stalled:
+                connection.transport.abort()
+            else:
+                connection.transport.write(_late(self._read_seconds))
+                connection.transport.close()
+        self._waiting = waiting
+
+
+def _late(seconds: float) -> bytes:
+    answer = refusal(408, f"the request was not whole after {seconds:g} s; send it faster", {"connection": "close"})
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+    return b"HTTP/1.1 408 Request Timeout\r\n" + head + b"\r\n" + bytes(answer.body)

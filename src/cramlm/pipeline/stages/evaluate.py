@@ -18,9 +18,9 @@ from cramlm.evaluation.evaluate import evaluate_examples, example_logits, output
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
 from cramlm.evaluation.verdict import compare_on_dev
-from cramlm.export.folder import export_run
-from cramlm.export.linear import export_linear
+from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.linear.model import LinearModel
+from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import Chosen, Context, Plan, Text, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
@@ -113,13 +113,10 @@ def export_encoder(run: Context, plan: Plan, trained: Trained, text: Text, corpu
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
     }
-    return export_run(
+    return publish_encoder(
         run.folder / "export",
-        model=trained.model,
+        LoadedModel(trained.model, text.tokenizer, run.task.labels, trained.max_length),
         mlm=trained.has_mlm,
-        tokenizer=text.tokenizer,
-        labels=run.task.labels,
-        max_length=trained.max_length,
         provenance=provenance,
         key=key,
         probe_texts=[example.text for example in run.task.dev[:32]],
@@ -181,7 +178,7 @@ def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: T
     return run.stage("evaluation", key=key, write=write)
 
 
-def export_fitted(run: Context, fitted: Artifact, corpus: Corpus | None, selection: Chosen | None, evaluation: Artifact) -> Artifact:
+def export_linear(run: Context, fitted: Artifact, corpus: Corpus | None, selection: Chosen | None, evaluation: Artifact) -> Artifact:
     """The folder of the run's linear model, with its card and where everything came from."""
     report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
     provenance = {
@@ -199,7 +196,7 @@ def export_fitted(run: Context, fitted: Artifact, corpus: Corpus | None, selecti
         "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
     }
     key = {"format": 1, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
-    return export_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
+    return publish_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
 
 
 def score_rungs(
