@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections import Counter
@@ -57,13 +58,28 @@ def index_texts(texts: Sequence[str], store: Path) -> Index:
     return build_index(TextCorpus(texts), store)
 
 
+@functools.cache
+def _terms_of_word(word: str) -> tuple[str, ...]:
+    return tuple(analyze(word))
+
+
+def terms_of(text: str) -> list[str]:
+    """Return `analyze(text)` for text whose words do not start with a combining mark, analyzing each word once."""
+    return [term for word in text.split() for term in _terms_of_word(word)]
+
+
+@functools.cache
+def _counts(text: str) -> Counter[str]:
+    return Counter(terms_of(text))
+
+
 def reference_search(texts: Sequence[str], query: str, limit: int, *, k1: float = 1.2, b: float = 0.75) -> list[tuple[int, float]]:
     """(position, score) by the formula in float64, every document scored, sorted by (-float32 score, position)."""
-    documents = [Counter(analyze(text)) for text in texts]
+    documents = [_counts(text) for text in texts]
     lengths = [sum(document.values()) for document in documents]
     average = sum(lengths) / len(texts) or 1.0
     frequency = Counter(term for document in documents for term in document)
-    asked = Counter(analyze(query))
+    asked = _counts(query)
     scored = []
     for position, (document, length) in enumerate(zip(documents, lengths, strict=True)):
         parts = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results
+from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results, terms_of
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
@@ -69,8 +69,8 @@ def assert_equal_to_bm25s(texts: list[str], asked: list[str], store: Path) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-        peer.index([analyze(text) for text in texts], show_progress=False)
-        terms = [[term for term in analyze(query) if term in peer.vocab_dict] for query in asked]
+        peer.index([terms_of(text) for text in texts], show_progress=False)
+        terms = [[term for term in terms_of(query) if term in peer.vocab_dict] for query in asked]
         peer_positions, peer_scores = peer.retrieve(terms, k=50, show_progress=False)
     for query, hits in enumerate(results(index_texts(texts, store), asked, limit=50)):
         positive = peer_scores[query] > 0

@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse
 from hypothesis import example, given
 from hypothesis import strategies as st
-from retrieval_fixtures import index_texts, invented_texts, results
+from retrieval_fixtures import index_texts, invented_texts, results, terms_of
 from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.retrieval.bm25.analysis import analyze
@@ -87,7 +87,7 @@ def oracle() -> Oracle:
     """A hundred queries, short and long ones, words repeated, and passages themselves, in every script that the texts have."""
     texts = hard_texts()
     queries = [*invented_texts(60, seed=5, words=(1, 150)), *texts[:40], " ".join(texts[40:44]), "ba ba ba co", "的人"]
-    counter = CountVectorizer(analyzer=analyze, dtype=np.float64)
+    counter = CountVectorizer(analyzer=terms_of, dtype=np.float64)
     text_counts = scipy.sparse.csr_array(counter.fit_transform(texts))
     return Oracle(texts, queries, text_counts, scipy.sparse.csr_array(counter.transform(queries)))
 
