@@ -44,7 +44,7 @@ from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable, select_documents
 from cramlm.training.batching import Batches
-from cramlm.training.loop import train_phase
+from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.packing import pack
 from cramlm.training.pools import TokenPool
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
@@ -179,19 +179,8 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
         if event.kind == "evaluation" and event.data is not None:
             points.append({"step": event.data["step"], "bits": -event.data["scores"]["bits"]})
 
-    result = train_phase(
-        model,
-        phase,
-        batches,
-        seed=arguments.seed,
-        phase_index=0,
-        work=folder / "work",
-        precision="bf16",
-        emit=keep,
-        evaluate=bits,
-        metric="bits",
-        fingerprint=key,
-    )
+    dev = DevEvaluation(bits, "bits")
+    result = train_phase(model, TrainingJob(batches, folder / "work", fingerprint=key, precision="bf16", dev=dev, emit=keep))
     for point in points:
         point["seconds"] = counting + point["step"] * per_step / tokens_per_second
     curve = {
@@ -216,7 +205,7 @@ def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer,
     began = time.process_time()
     every = tokenizer.sequences([*texts.passages, *(example.text for example in texts.task.train)], max_length=UNCUT, cut="split")
     width, std = arm.encoder.hidden, arm.encoder.embedding_std
-    model.place_embeddings(token_embeddings([every], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
+    model.set_word_embeddings(token_embeddings([every], vocab_size=tokenizer.vocab_size, width=width, std=std, seed=seed))
     if not kept.is_file():
         kept.write_text(json.dumps(time.process_time() - began) + "\n", "utf-8")
     return float(json.loads(kept.read_bytes()))

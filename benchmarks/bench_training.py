@@ -41,10 +41,9 @@ from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.training.batching import Batches
 from cramlm.training.flops import executed_flops
-from cramlm.training.loop import deterministic, update
+from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.objective import in_parts, objective_of
-from cramlm.training.optimizers import build_optimizer
+from cramlm.training.objective import objective_of
 from cramlm.training.packing import pack
 from cramlm.training.pools import TokenPool
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
@@ -231,7 +230,7 @@ def our_turn(model: Model, phase: PhaseConfig, tokenizer: Tokenizer, text: Text,
         TokenPool(task.ids, task.offsets, text.labels),
     )
     batches = Batches(phase, *pools, seed=0, phase_index=0, special=special_ids(tokenizer))
-    optimizer = build_optimizer(model, phase.optimizer)
+    updater = Updater(model, phase, precision="bf16")
     done = 0
 
     def turn() -> tuple[int, float]:
@@ -240,9 +239,7 @@ def our_turn(model: Model, phase: PhaseConfig, tokenizer: Tokenizer, text: Text,
         with deterministic():
             for step in range(done, done + updates):
                 batch = batches.batch(step)
-                parts, counts = in_parts(batch, torch.get_num_threads()), objective_of(phase).counts(batch)
-                settings: dict[str, Any] = {"factor": 0.1, "precision": "bf16", "dropout_seed": step, "step": step}
-                update(model, parts, phase, counts=counts, optimizer=optimizer, **settings)
+                updater.update(batch, step=step, factor=0.1, dropout_seed=step)
                 tokens += batch.tokens
                 operations += executed_flops(model, batch, phase)
         done += updates

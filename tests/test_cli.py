@@ -214,7 +214,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
     assert errors.strip().splitlines()[-1].startswith("cramlm: error: ")
     result = cramlm(*longer)
     assert result.returncode == 0, result.stderr
-    assert "goes on from step" in result.stderr
+    assert "resuming from step" in result.stderr
 
 
 def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> None:

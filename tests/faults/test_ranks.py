@@ -69,7 +69,7 @@ def test_torchrun_starts_the_ranks_again_by_itself_if_it_may(config: Path, undis
     wait_for_checkpoint(tmp_path, process)
     os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
     assert process.wait(PATIENCE) == 0, output(tmp_path)
-    assert "goes on from step" in output(tmp_path)
+    assert "resuming from step" in output(tmp_path)
     assert results(tmp_path) == undisturbed
 
 

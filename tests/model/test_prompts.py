@@ -143,10 +143,10 @@ def test_the_scores_of_patterns_are_averaged_also_where_two_labels_are_near(fast
         single = prompted_model(tokenizer, replace(prompt, patterns=(pattern,)))
         each.append(predict_logits(single, read_texts(single.prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0))
     np.testing.assert_allclose(logits, np.mean(each, axis=0), atol=1e-5)
-    model.shift_labels(np.array([0.5, -0.5], np.float32))
+    model.add_to_logits(np.array([0.5, -0.5], np.float32))
     shifted = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0)
     np.testing.assert_allclose(shifted - logits, np.tile([0.5, -0.5], (4, 1)), atol=1e-5)
-    model.shift_labels(np.array([-0.5, 0.5], np.float32))
+    model.add_to_logits(np.array([-0.5, 0.5], np.float32))
     if fast:
         quick = predict_logits_fast(model, read_texts(prompt, tokenizer, texts, None, max_length=16), pad_id=0)
         assert quick.argmax(1).tolist() == logits.argmax(1).tolist()

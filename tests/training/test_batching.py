@@ -134,7 +134,7 @@ def test_interleaved_steps_number_each_origin_without_gaps() -> None:
     batches = make_batches(make_phase(mixing="interleaved", external=3, task=2))
     following = {"external": 0, "task": 0}
     for step in range(23):
-        for origin, numbers in batches.drawn(step).items():
+        for origin, numbers in batches.sequence_numbers(step).items():
             assert numbers.start == following[origin]
             following[origin] = numbers.stop
 
@@ -192,7 +192,7 @@ def test_steps_for_passes_is_the_first_step_count_that_has_drawn_that_much(mixin
     wanted = passes * (40 if task else 90)
 
     def drawn(count: int) -> int:
-        return sum(len(batches.drawn(step).get(origin, ())) for step in range(count))  # type: ignore[call-overload]
+        return sum(len(batches.sequence_numbers(step).get(origin, ())) for step in range(count))  # type: ignore[call-overload]
 
     assert drawn(steps) >= wanted
     assert drawn(steps - 1) < wanted
@@ -201,7 +201,7 @@ def test_steps_for_passes_is_the_first_step_count_that_has_drawn_that_much(mixin
 def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
     phase = make_phase(mixing="interleaved", external=3, task=1)
     batches = make_batches(phase)
-    drawn = [sum(map(len, batches.drawn(step).values())) for step in range(4)]
+    drawn = [sum(map(len, batches.sequence_numbers(step).values())) for step in range(4)]
     assert batches.sequences_per_step == pytest.approx(np.mean(drawn))
     assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
 

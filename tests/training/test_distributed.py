@@ -37,7 +37,7 @@ from cramlm.records import Event
 from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
 from cramlm.training.objective import objective_of
-from cramlm.training.packing import share
+from cramlm.training.packing import shard
 from ranks import exit_codes, said, start_ranks
 
 THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}
@@ -79,7 +79,7 @@ def train(
         save_file(weights_of(model), folder / f"weights-{ranks.index}")
         if ranks.index == 0:
             steps = [dict(event.data) for event in events if event.kind == "step"]
-            (folder / "losses").write_text(json.dumps([steps, result.best_score, result.tokens, result.places]), "utf-8")
+            (folder / "losses").write_text(json.dumps([steps, result.best_score, result.tokens, result.padded_tokens]), "utf-8")
 
     return work
 
@@ -162,7 +162,7 @@ def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])
 def test_every_row_is_computed_by_one_rank_and_places_and_tokens_are_even(ranks: int) -> None:
     whole = make_batches(make_phase(batch_size=700)).batch(3)
-    shares = [share(whole, index, ranks) for index in range(ranks)]
+    shares = [shard(whole, index, ranks) for index in range(ranks)]
     real = [part for part in shares if len(part.first)]
     assert sum(part.tokens for part in shares) == whole.tokens
     assert sorted(row.tobytes() for part in real for row in part.token_ids) == sorted(row.tobytes() for row in whole.token_ids)
@@ -191,7 +191,7 @@ def test_the_losses_and_gradients_of_the_shares_sum_up_to_those_of_the_batch(cha
         return float(sum(total.detach() for total in computed)), gradients
 
     expected, gradients = of([whole])
-    total, summed = of([share(whole, index, ranks) for index in range(ranks)])
+    total, summed = of([shard(whole, index, ranks) for index in range(ranks)])
     assert total == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(summed, gradients, rtol=1e-4, atol=1e-6)
 
@@ -253,10 +253,10 @@ def test_61_a_rank_that_is_stopped_is_waited_for_no_longer_than_the_timeout(tmp_
 @pytest.mark.slow
 def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score_does_not(tmp_path: Path) -> None:
     def late(ranks: Ranks) -> None:
-        ranks.told(lambda: time.sleep(6))
+        ranks.on_leader(lambda: time.sleep(6))
         if ranks.index == 1:
             time.sleep(5)
-        ranks.agreed(None)
+        ranks.largest_exit_code(None)
 
     began = time.monotonic()
     codes = exit_codes(start_ranks(2, late, errors=tmp_path, timeout=3))
@@ -325,7 +325,7 @@ def test_what_the_first_rank_cannot_do_ends_all_with_its_exit_code_and_one_line(
         ranks.lead()
         if ranks.index == 0:
             raise DataError("train.jsonl:3: no label; add one")
-        ranks.told(lambda: None)
+        ranks.on_leader(lambda: None)
 
     assert exit_codes(start_ranks(3, refuse, errors=tmp_path)) == [3, 3, 3]
     assert said(tmp_path) == ["train.jsonl:3: no label; add one"]
@@ -336,7 +336,7 @@ def test_a_bug_on_another_rank_ends_all(tmp_path: Path) -> None:
     def fail(ranks: Ranks) -> None:
         if ranks.index == 1:
             raise DataError("only here")
-        ranks.agreed(None)
+        ranks.largest_exit_code(None)
 
     assert exit_codes(start_ranks(2, fail, errors=tmp_path)) == [4, 3]
     lost, reason = said(tmp_path)

@@ -15,11 +15,11 @@ from cramlm.config.run import HeadConfig, MaskingConfig
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.training.batching import Batches
-from cramlm.training.importance import MARKED, NOT_ASKED, PLAIN, mark_words, score_tokens
+from cramlm.training.importance import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.masking import mask
 from cramlm.training.objective import objective_of
 from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool, word_names
+from cramlm.training.pools import TokenPool, word_hashes
 
 SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
 
@@ -70,40 +70,40 @@ def words_of(pool: TokenPool, number: int) -> list[list[int]]:
 
 def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tuned: Model) -> None:
     pool, delta = pool_of_words(), 0.05
-    marks = mark_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
+    marks = label_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
     used = 0
     for number in range(len(pool)):
         text, own = pool.sequence(number).tolist(), int(pool.labels[number])
         whole = answers(tuned, text)
-        expected = [NOT_ASKED] * len(text)
+        expected = [UNLABELLED] * len(text)
         if own >= 0 and int(whole.argmax()) == own:
             used += 1
             kept: set[int] = {0, len(text) - 1}
             for places in words_of(pool, number):
                 for place in places:
-                    expected[place] = PLAIN
+                    expected[place] = UNIMPORTANT
                 if [text[place] for place in places] == [5, 6]:
                     continue  # in most texts
                 shown = [token for place, token in enumerate(text) if place in kept or place in places]
                 if float(whole[own] - answers(tuned, shown)[own]) < delta:
                     for place in places:
-                        expected[place] = MARKED
+                        expected[place] = IMPORTANT
                 else:
                     kept |= set(places)
         assert marks[pool.offsets[number] : pool.offsets[number + 1]].tolist() == expected
     assert used > len(pool) / 2
-    assert 0.05 < (marks == MARKED).sum() / (marks != NOT_ASKED).sum() < 0.95
+    assert 0.05 < (marks == IMPORTANT).sum() / (marks != UNLABELLED).sum() < 0.95
 
 
 def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to_first_order(tuned: Model) -> None:
     pool = pool_of_words()
-    marks = mark_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
+    marks = label_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
     original = tuned.encoder.word_embeddings.detach().clone()
     checked = 0
     for number in range(1, len(pool)):
         text, own = pool.sequence(number).tolist(), int(pool.labels[number])
         got = marks[pool.offsets[number] : pool.offsets[number + 1]]
-        if len(set(text)) < len(text) or (got == NOT_ASKED).all():
+        if len(set(text)) < len(text) or (got == UNLABELLED).all():
             continue  # a finite difference of a row of the table is that of a place only where no token is there twice
         fall = []
         words = [places for places in words_of(pool, number) if [text[place] for place in places] != [5, 6]]
@@ -119,20 +119,20 @@ def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to
         best = np.argsort(-np.array(fall))[: max(1, round(0.3 * len(words)))]
         if all(abs(fall[index]) > 1e-3 for index in best) and len(set(np.round(fall, 3))) == len(fall):
             expected = {place for index in best if fall[index] > 0 for place in words[index]}
-            assert set(np.flatnonzero(got == MARKED).tolist()) == expected
+            assert set(np.flatnonzero(got == IMPORTANT).tolist()) == expected
             checked += 1
     assert checked > 3
 
 
 def test_equal_words_have_equal_names_wherever_they_stand() -> None:
-    names = word_names(np.array([7, 8, 9, 7, 8, 8, 7], np.uint16), np.array([0, 2, 3, 5]))
+    names = word_hashes(np.array([7, 8, 9, 7, 8, 8, 7], np.uint16), np.array([0, 2, 3, 5]))
     assert names[0] == names[2]
     assert len(set(names.tolist())) == 3
 
 
 def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_weigh_more() -> None:
     pool = pool_of_words()
-    marks = np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids % 3 == 0)).astype(np.uint8)
+    marks = np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids % 3 == 0)).astype(np.uint8)
     phase = make_phase(**SCORER)
     batch = Batches(phase, None, replace(pool, token_labels=marks), seed=1, phase_index=0, special=SPECIAL).batch(0)
     flat = batch.token_ids.ravel()
@@ -151,7 +151,9 @@ def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_
 def test_a_scorer_finds_what_it_was_taught_in_other_text(tmp_path: Path) -> None:
     def taught(seed: int, **more: Any) -> TokenPool:
         pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
-        return replace(pool, token_labels=np.where(np.isin(pool.ids, SPECIAL.all), NOT_ASKED, PLAIN + (pool.ids < 20)).astype(np.uint8))
+        return replace(
+            pool, token_labels=np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids < 20)).astype(np.uint8)
+        )
 
     phase = make_phase(**SCORER, steps=50, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
     model = model_of()

@@ -47,11 +47,11 @@ def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, 
     for stops in ([4, 9], [0, 29]):
         resumed, again = run_with_stops(phase, tmp_path / f"stopped-{stops}", stops, precision=precision)
         assert_same_bits(weights_of(resumed), weights_of(straight))
-        assert (again.best_step, again.best_score, again.tokens, again.places, again.executed_flops) == (
+        assert (again.best_step, again.best_score, again.tokens, again.padded_tokens, again.executed_flops) == (
             result.best_step,
             result.best_score,
             result.tokens,
-            result.places,
+            result.padded_tokens,
             result.executed_flops,
         )
 
@@ -129,7 +129,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Pa
     resumed = make_model(seed=5)
     run_phase(resumed, phase, tmp_path / "damaged", emit=events.append)
     assert "step-00000009" in next(event.message for event in events if event.kind == "warning")
-    assert "goes on from step 8" in next(event.message for event in events if event.kind == "note")
+    assert "resuming from step 8" in next(event.message for event in events if event.kind == "note")
     assert_same_bits(weights_of(resumed), weights_of(straight))
 
 
@@ -163,7 +163,7 @@ def test_the_weights_that_came_in_are_handed_on_if_training_only_lowers_dev(tmp_
     model = make_model()
     before = weights_of(model)
     evaluate, _ = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
-    result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate, incoming=0.8)
+    result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate, initial=0.8)
     assert (result.best_step, result.best_score) == (0, 0.8)
     assert_same_bits(weights_of(model), before)
 
@@ -294,8 +294,8 @@ def test_the_result_counts_tokens_places_and_operations(tmp_path: Path) -> None:
     result = run_phase(model, phase, tmp_path)
     drawn = [make_batches(phase).batch(step) for step in range(4)]
     assert result.tokens == sum(batch.tokens for batch in drawn)
-    assert result.places == sum(batch.token_ids.size for batch in drawn)
-    assert result.paper_flops == 6 * result.places * sum(parameter.numel() for parameter in model.parameters())
+    assert result.padded_tokens == sum(batch.token_ids.size for batch in drawn)
+    assert result.paper_flops == 6 * result.padded_tokens * sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_deterministic_kernels_are_asked_for_inside_only(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, objective_of
-from cramlm.training.packing import share
+from cramlm.training.packing import shard
 
 
 def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
@@ -213,7 +213,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     result = objective_of(phase).losses(model, packed)
     assert float(result.means["classify_task"]) == pytest.approx(expected, rel=1e-5)
     counts = objective_of(phase).counts(batch)
-    shares = [objective_of(phase).losses(model, PackedBatch.of(share(batch, rank, 3)), counts).total for rank in range(3)]
+    shares = [objective_of(phase).losses(model, PackedBatch.of(shard(batch, rank, 3)), counts).total for rank in range(3)]
     assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
 
 
@@ -222,7 +222,7 @@ def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer(
     batch = first_batch(make_phase())
     with torch.no_grad():
         before = model.task_logits(model.hidden(batch), batch)
-        model.take_unit(Scale(2000.0, 10.0))
+        model.rescale_output(Scale(2000.0, 10.0))
         torch.testing.assert_close(model.task_logits(model.hidden(batch), batch), 2000 + 10 * before)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = model.task_logits(model.hidden(batch), batch)

@@ -6,7 +6,7 @@ from training_fixtures import ENCODER, LABELS, VOCABULARY, make_batches, make_mo
 
 from cramlm.model.model import PackedBatch
 from cramlm.training.flops import count_parameters, executed_flops, paper_flops
-from cramlm.training.loop import _LossHistory
+from cramlm.training.loop import LossHistory
 from cramlm.training.objective import objective_of
 
 
@@ -35,11 +35,11 @@ def test_executed_operations_are_those_that_torch_counts(shape: str, changes: di
 
 def test_the_papers_count_gives_the_papers_figure_for_its_small_scale() -> None:
     # AGNews small: 1e5 steps of 256 sequences of 128 tokens, 109M parameters; the table averages 2.74e18 over eight tasks.
-    assert paper_flops(109_000_000, places=100_000 * 256 * 128) == pytest.approx(2.14e18, rel=0.01)
+    assert paper_flops(109_000_000, padded_tokens=100_000 * 256 * 128) == pytest.approx(2.14e18, rel=0.01)
 
 
 def test_a_sudden_jump_of_the_loss_is_noticed_and_a_steady_fall_is_not() -> None:
-    history = _LossHistory()
+    history = LossHistory()
     noise = [0.1, -0.05, 0.02, -0.1, 0.03]
-    assert all(history.judge(5.0 - 0.01 * step + noise[step % 5]) is None for step in range(200))
-    assert history.judge(9.0) is not None
+    assert all(history.add(5.0 - 0.01 * step + noise[step % 5]) is None for step in range(200))
+    assert history.add(9.0) is not None

@@ -8,7 +8,7 @@ from training_fixtures import make_phase
 
 from cramlm.training.batching import Batches
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool, with_words
+from cramlm.training.pools import TokenPool, with_word_begins
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -48,7 +48,7 @@ def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
 def test_words_begin_where_the_vocabulary_says_so(vocabulary: list[str], text: str, words: list[str]) -> None:
     vocabulary = [*SPECIALS, *vocabulary]
     phase = make_phase(masking={"kind": "whole-word"})
-    _, task = with_words(phase, None, pool_of([text], vocabulary), vocabulary, special_ids(vocabulary))
+    _, task = with_word_begins(phase, None, pool_of([text], vocabulary), vocabulary, special_ids(vocabulary))
     assert units(task, vocabulary) == [["[CLS]", *words, "[SEP]"]]
 
 
@@ -64,7 +64,7 @@ def test_phrases_are_words_that_are_found_together_more_often_than_chance_has_it
     external = pool_of([text("new york city") for _ in range(20)] + [text("york city . new ##er") for _ in range(3)], vocabulary)
     task = pool_of([text("new ##er york")], vocabulary)
     phase = make_phase(masking={"kind": "phrase"})
-    found = [units(pool, vocabulary) for pool in with_words(phase, external, task, vocabulary, special_ids(vocabulary))]
+    found = [units(pool, vocabulary) for pool in with_word_begins(phase, external, task, vocabulary, special_ids(vocabulary))]
     assert all("new york city" in sentence for sentence in found[0][:20])
     assert {"york city", ".", "new ##er"} <= set(found[0][20])
     assert {"new ##er", "york"} <= set(found[1][0])
@@ -75,9 +75,9 @@ def test_a_phase_without_masks_of_words_leaves_its_pools_alone() -> None:
     vocabulary = [*SPECIALS, "a"]
     pool = pool_of(["a a"], vocabulary)
     special = special_ids(vocabulary)
-    assert with_words(make_phase(), pool, None, vocabulary, special) == (pool, None)
+    assert with_word_begins(make_phase(), pool, None, vocabulary, special) == (pool, None)
     labels = make_phase(external=0, text_weight=0.0, masking={"kind": "whole-word"})
-    assert with_words(labels, None, pool, vocabulary, special)[1] is pool
+    assert with_word_begins(labels, None, pool, vocabulary, special)[1] is pool
 
 
 def test_masks_of_phrases_hide_them_whole_in_packed_rows() -> None:
@@ -85,7 +85,7 @@ def test_masks_of_phrases_hide_them_whole_in_packed_rows() -> None:
     phase = make_phase(external=1, task=0, masking={"kind": "phrase", "rate": 0.3}, batch_size=64)
     pool = pool_of(["a b c d e c", "c d e", "e c a b d", "d c e a b", "a b e c d"] * 4, vocabulary)
     special = special_ids(vocabulary)
-    external, _ = with_words(phase, pool, None, vocabulary, special)
+    external, _ = with_word_begins(phase, pool, None, vocabulary, special)
     batches = Batches(phase, external, None, seed=1, phase_index=0, special=special)
     seen = 0
     for step in range(20):

@@ -14,7 +14,7 @@ from cramlm.model.model import Model, PackedBatch, build_model
 from cramlm.records import Emit, silent
 from cramlm.training.batching import Batches
 from cramlm.training.distributed import ALONE, Ranks
-from cramlm.training.loop import PhaseResult, never, train_phase
+from cramlm.training.loop import DevEvaluation, PhaseResult, TrainingJob, never, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool
 
@@ -94,7 +94,7 @@ def run_phase(
     stop: Callable[[], int | None] = never,
     evaluate: Callable[[Model, int], Mapping[str, float]] | None = accuracy_on_dev,
     fingerprint: Mapping[str, Any] = FINGERPRINT,
-    incoming: float | None = None,
+    initial: float | None = None,
     strict: bool = False,
     precision: str = "fp32",
     ranks: Ranks = ALONE,
@@ -102,20 +102,17 @@ def run_phase(
 ) -> PhaseResult:
     return train_phase(
         model,
-        phase,
-        batches or make_batches(phase),
-        seed=7,
-        phase_index=0,
-        work=work,
-        precision=precision,  # type: ignore[arg-type]
-        emit=emit,
-        evaluate=evaluate,
-        metric="accuracy",
-        incoming=incoming,
-        stop=stop,
-        fingerprint=fingerprint,
-        strict=strict,
-        ranks=ranks,
+        TrainingJob(
+            batches or make_batches(phase),
+            work,
+            fingerprint=fingerprint,
+            precision=precision,  # type: ignore[arg-type]
+            dev=evaluate and DevEvaluation(evaluate, "accuracy", initial=initial),
+            emit=emit,
+            stop=stop,
+            strict=strict,
+            ranks=ranks,
+        ),
     )
 
 

@@ -165,12 +165,12 @@ class Model(nn.Module):
         """What texts are put into before they are read; None where they are read as they are."""
         return None if self.prompt_head is None else self.prompt_head.prompt
 
-    def let_train(self, part: Literal["all", "vectors"]) -> None:
+    def set_trainable(self, part: Literal["all", "vectors"]) -> None:
         """Gradients for every parameter, or for the vectors of a soft prompt alone."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(part == "all" or name == VECTORS)
 
-    def take_unit(self, scale: Scale) -> None:
+    def rescale_output(self, scale: Scale) -> None:
         """Give the last layer, which learnt (number - mean) / spread, the number's own unit; nothing changes where that is its unit."""
         if scale == Scale():
             return
@@ -179,14 +179,14 @@ class Model(nn.Module):
             last.weight.mul_(scale.spread)
             last.bias.mul_(scale.spread).add_(scale.mean)
 
-    def place_embeddings(self, values: FloatArray) -> None:
+    def set_word_embeddings(self, values: FloatArray) -> None:
         """Give tokens these embeddings, (V, D); tokens whose row is not finite keep theirs."""
         given = torch.from_numpy(values)
         known = torch.isfinite(given).all(dim=1)
         with torch.no_grad():
             self.encoder.word_embeddings[known] = given[known]
 
-    def shift_labels(self, shift: FloatArray) -> None:
+    def add_to_logits(self, shift: FloatArray) -> None:
         """Add to every logit: (labels,), into the classifier's bias, or into what a prompt adds."""
         if self.prompt_head is not None:
             self.prompt_head.shift(shift.tolist())

@@ -207,7 +207,7 @@ class Tokenizer:
             return list(texts)
         return [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in texts]
 
-    def knowing(self, texts: Sequence[str], ids: Tokens) -> Tokenizer:
+    def with_cache(self, texts: Sequence[str], ids: Tokens) -> Tokenizer:
         """This tokenizer with the ids of some texts, which it then looks up instead of encoding the texts again."""
         assert len(texts) == len(ids)
         tokenizer = copy.copy(self)

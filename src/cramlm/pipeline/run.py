@@ -87,7 +87,7 @@ def run(
         same call continues from there.
     """
     began = time.monotonic() if began is None else began
-    stop = ranks.watched(stop)
+    stop = ranks.watch(stop)
     if ranks.index > 0:
         with _thread_count_kept():
             told = follow(ranks, stop=stop)

@@ -22,14 +22,12 @@ import torch
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
 from cramlm.model.model import build_model
-from cramlm.records import Batch, IntArray
+from cramlm.records import IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
 from cramlm.training.flops import executed_flops
-from cramlm.training.loop import deterministic, update
+from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
-from cramlm.training.objective import in_parts, objective_of
-from cramlm.training.optimizers import build_optimizer
 from cramlm.training.pools import TokenPool
 
 STARVED = 0.7  # share of the CPU time that the threads could have had; two undisturbed threads get 0.7 to 1
@@ -37,6 +35,7 @@ _WORTH_IT = 1.15  # what more threads must gain in the chain of small operations
 _PROBE_SECONDS = 0.1
 _COUNTED = 20  # batches whose operations are counted
 _LABELS = 8
+_FACTOR = 1e-3  # of the learning rates: too small to diverge
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,10 @@ class _Trial:
     ) -> None:
         special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=vocab_size)
         pools = [_made_up_pool(phase, special, origin, lengths) for origin in ("external", "task")]
-        self._phase, self._precision = phase, precision
+        self._phase = phase
         self._model = build_model(encoder, head, vocab_size=vocab_size, labels=_LABELS, seed=0)
         self._batches = Batches(phase, pools[0], pools[1], seed=0, phase_index=0, special=special)
-        self._optimizer = build_optimizer(self._model, phase.optimizer)
+        self._updater = Updater(self._model, phase, precision=precision)
         self._step = 0
 
     def window(self, seconds: float) -> _Window:
@@ -161,7 +160,7 @@ class _Trial:
         wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
         while True:
             batch = self._batches.batch(self._step)
-            self._update(batch)
+            self._updater.update(batch, step=self._step, factor=_FACTOR, dropout_seed=0)
             self._step += 1
             tokens += batch.tokens
             elapsed = time.perf_counter() - wall
@@ -177,19 +176,6 @@ class _Trial:
             flops += executed_flops(self._model, batch, self._phase)
             tokens += batch.tokens
         return flops / tokens
-
-    def _update(self, batch: Batch) -> None:
-        update(
-            self._model,
-            in_parts(batch, torch.get_num_threads()),
-            self._phase,
-            counts=objective_of(self._phase).counts(batch),
-            optimizer=self._optimizer,
-            factor=1e-3,  # a speed, not a training: too small to diverge
-            precision=self._precision,
-            dropout_seed=0,
-            step=self._step,
-        )
 
 
 def _worthwhile(threads: Sequence[int]) -> list[int]:

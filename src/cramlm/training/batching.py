@@ -91,7 +91,7 @@ class Batches:
         special: SpecialIds,
     ) -> None:
         self.phase, self.special = phase, special
-        self._seed, self._phase_index = seed, phase_index
+        self.seed, self.phase_index = seed, phase_index
         self._streams: dict[Origin, Stream] = {}
         offered: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
         for origin, pool, part in offered:
@@ -110,7 +110,7 @@ class Batches:
         sequences: list[npt.NDArray[Any]] = []
         labels, external, taught, targets = [], [], [], []
         token_values: list[npt.NDArray[Any]] = []
-        for origin, numbers in self.drawn(step).items():
+        for origin, numbers in self.sequence_numbers(step).items():
             stream = self._streams[origin]
             positions = stream.positions(numbers)
             sequences += [stream.pool.sequence(int(position)) for position in positions]
@@ -120,15 +120,15 @@ class Batches:
             taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
             known = stream.pool.targets
             targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if known is None else known[positions])
-            token_values += [each for position in positions if (each := stream.pool.values_of(int(position), self.phase)) is not None]
+            token_values += [each for position in positions if (each := stream.pool.token_values_of(int(position), self.phase)) is not None]
         parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(taught), np.concatenate(targets))
         sampled, random = Sampled(sequences, token_values, *parts), functools.partial(self._generator, index=step)
         return objective_of(self.phase).batch(sampled, self.special, step=step, random=random)
 
     def _generator(self, purpose: str, *, index: int) -> np.random.Generator:
-        return generator(self._seed, phase_index=self._phase_index, purpose=purpose, index=index)
+        return generator(self.seed, phase_index=self.phase_index, purpose=purpose, index=index)
 
-    def drawn(self, step: int) -> dict[Origin, range]:
+    def sequence_numbers(self, step: int) -> dict[Origin, range]:
         """Sequence numbers, by origin, that this step takes from each stream."""
         if self.phase.mixing == "blended":
             return {origin: range(step * count, (step + 1) * count) for origin, count in self._per_step.items()}

@@ -34,15 +34,15 @@ _NAME = re.compile(r"step-(\d{8})")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a phase is: what its checkpoint must remember beside tensors. Counts are sums over the steps done.
+    """How far a phase is; in a checkpoint, everything but tensors. Counts are sums over the steps done.
 
-    tokens: real ones. places: with padding. seconds: of training, dev evaluations included, over all the starts of the phase.
-    best_step: steps done when the best dev score was seen; None before the first evaluation.
+    tokens: real tokens. padded_tokens: with padding. seconds: training and dev evaluations, over all the starts of the phase.
+    best_step: steps done at the best dev score; None before the first evaluation.
     """
 
     step: int = 0
     tokens: int = 0
-    places: int = 0
+    padded_tokens: int = 0
     executed_flops: float = 0.0
     seconds: float = 0.0
     best_step: int | None = None

@@ -1,22 +1,22 @@
 """Training in several processes, started by torchrun, over the collectives of torch.distributed.
 
-Rank 0 leads: it alone reads and writes files, retrieves, evaluates, exports and prints. The other ranks wait for it, and train with it.
+Rank 0, the leader, alone reads and writes files, retrieves, evaluates, exports and prints. The other ranks wait for it, and train with it.
 All ranks run the same training loop and make the same calls of `Ranks` in the same order:
 
-    told      rank 0 calls a function, all ranks get its result (JSON)    dev scores, checkpoints, orders
-    given     all ranks get the tensors of rank 0                         weights, moments, token pools
-    sum_      tensors are summed over the ranks, in place                 gradients, losses
-    agreed    the largest exit code that any rank has, or None            signals
+    on_leader            rank 0 calls a function, all ranks get its result (JSON)    dev scores, checkpoints, settings of a phase
+    broadcast            all ranks get the tensors of rank 0                         weights, moments, token pools
+    sum_                 tensors are summed over the ranks, in place                 gradients, losses
+    largest_exit_code    the largest exit code of any rank, or None                  signals
 
-`ALONE` is the same interface for one process, where each call returns what it got.
+`ALONE` is the same interface for one process, where each call returns its argument.
 
-While rank 0 works alone, a thread of it broadcasts a sign of life every second, which resets the timeout of the ranks that wait. A rank
-that is killed breaks the connections of the others; a rank that is stopped, or late, makes them time out (`distributed.timeout`). Either
-way every rank raises `RankLost`, torchrun ends whatever is left, and the same command continues from the last checkpoint. When rank 0
-raises an error while it works alone, the others end with its exit code and print nothing.
+While rank 0 works alone, a thread of it broadcasts a heartbeat every second, which resets the timeout of the ranks that wait. A rank that
+is killed breaks the connections of the others; a rank that is stopped or late makes them time out (`distributed.timeout`). Either way
+every rank raises `RankLost`, torchrun ends the rest, and the same command continues from the last checkpoint. When rank 0 raises an error
+while it works alone, the others end with its exit code and print nothing.
 
-Nothing is pickled: control messages are JSON, tensors are bytes. Why gradients are summed by one all_reduce after the backward pass and not
-by DistributedDataParallel: docs/decisions/0004-one-sum-of-gradients.md.
+Nothing is pickled: control messages are JSON, tensors are bytes. docs/decisions/0004-one-sum-of-gradients.md says why gradients are summed
+by one all_reduce after the backward pass instead of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from cramlm.training.objective import Losses
 Stop = Callable[[], int | None]
 _Result = TypeVar("_Result")
 
-_SIGN_OF_LIFE_SECONDS: Final = 1.0
-_WORKING, _DONE, _FAILED = range(3)  # states of rank 0 that it broadcasts to the ranks that wait
+_HEARTBEAT_SECONDS: Final = 1.0
+_WORKING, _DONE, _FAILED = range(3)  # states of rank 0, broadcast to the waiting ranks
 _AGAIN: Final = "what was trained since the last checkpoint is lost; run the same command again to continue"
 
 
 class Ranks(Protocol):
     """The processes of one training. All ranks make the same calls in the same order.
 
-    index: of this process; 0 leads. local_count: ranks on this machine. settings: what the bits of a training depend on here, empty for
-    one process.
+    index: of this process; 0 leads. local_count: ranks on this machine. settings: those of the ranks that the bits of a training depend on,
+    empty for one process.
 
     Raises (each of the methods):
-        RankLost: if a rank no longer answers.
+        RankLost: if a rank is gone or does not respond.
     """
 
     @property
@@ -64,12 +64,12 @@ class Ranks(Protocol):
     @property
     def settings(self) -> dict[str, Any]: ...
     def lead(self) -> None: ...
-    def told(self, work: Callable[[], _Result]) -> _Result: ...
-    def given(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+    def on_leader(self, work: Callable[[], _Result]) -> _Result: ...
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
     def sum_(self, tensors: Sequence[Tensor]) -> None: ...
-    def agreed(self, code: int | None) -> int | None: ...
+    def largest_exit_code(self, code: int | None) -> int | None: ...
     def check_equal(self, tensors: Iterable[Tensor]) -> None: ...
-    def watched(self, stop: Stop) -> Stop: ...
+    def watch(self, stop: Stop) -> Stop: ...
 
 
 class Alone:
@@ -84,22 +84,22 @@ class Alone:
     def lead(self) -> None:
         pass
 
-    def told(self, work: Callable[[], _Result]) -> _Result:
+    def on_leader(self, work: Callable[[], _Result]) -> _Result:
         return work()
 
-    def given(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         pass
 
-    def agreed(self, code: int | None) -> int | None:
+    def largest_exit_code(self, code: int | None) -> int | None:
         return code
 
     def check_equal(self, tensors: Iterable[Tensor]) -> None:
         pass
 
-    def watched(self, stop: Stop) -> Stop:
+    def watch(self, stop: Stop) -> Stop:
         return stop
 
 
@@ -114,7 +114,7 @@ def join(config: DistributedConfig) -> Iterator[Ranks]:
     wait, is raised on rank 0 alone; the others raise SystemExit with its exit code.
 
     Raises:
-        UsageError: if the variables are incomplete. RankLost: if not all ranks come within `config.timeout` seconds.
+        UsageError: if the variables are incomplete. RankLost: if not all ranks connect within `config.timeout` seconds.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield ALONE
@@ -142,28 +142,30 @@ class _Joined:
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
         except ValueError as error:
-            raise UsageError(f"WORLD_SIZE is set but the ranks cannot meet ({error}); start with torchrun, or unset WORLD_SIZE") from error
+            raise UsageError(
+                f"WORLD_SIZE is set but the ranks cannot connect ({error}); start with torchrun, or unset WORLD_SIZE"
+            ) from error
         except RuntimeError as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RankLost(
-                f"not all {os.environ['WORLD_SIZE']} ranks came to {where} within {config.timeout:g} s; run the same command again"
+                f"not all {os.environ['WORLD_SIZE']} ranks connected to {where} within {config.timeout:g} s; run the same command again"
             ) from error
         self.index, self.count = dist.get_rank(), dist.get_world_size()
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        self._leading: _SignsOfLife | None = None
+        self._heartbeat: _Heartbeat | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"ranks": self.count}
 
     def lead(self) -> None:
-        """On rank 0: work alone from now until the next `told`, for which the other ranks wait."""
-        if self.index == 0 and self._leading is None:
-            self._leading = _SignsOfLife(self._state)
+        """On rank 0: start the heartbeat for work that the other ranks wait for; the next `on_leader` ends it."""
+        if self.index == 0 and self._heartbeat is None:
+            self._heartbeat = _Heartbeat(self._state)
 
-    def told(self, work: Callable[[], _Result]) -> _Result:
-        """The result of `work` on rank 0, on all ranks; it must be plain JSON. The others wait as long as rank 0 works."""
+    def on_leader(self, work: Callable[[], _Result]) -> _Result:
+        """Return on all ranks the result of `work` on rank 0, plain JSON. The others wait as long as it takes."""
         if self.index == 0:
             self.lead()
             result = work()
@@ -176,15 +178,15 @@ class _Joined:
             state, number = self._state(_WORKING, 0)
         if state == _FAILED:
             raise SystemExit(number)
-        heard = torch.empty(number, dtype=torch.uint8)
-        self._broadcast(heard)
-        answer: _Result = json.loads(heard.numpy().tobytes())
-        return answer
+        received = torch.empty(number, dtype=torch.uint8)
+        self._broadcast(received)
+        value: _Result = json.loads(received.numpy().tobytes())
+        return value
 
-    def given(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of rank 0 under its names, in the memory of the CPU; on rank 0 they are not copied unless they must be."""
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of rank 0 under its names, in CPU memory; on rank 0 without a copy where possible."""
         mine = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        kinds = self.told(lambda: {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in mine.items()})
+        kinds = self.on_leader(lambda: {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in mine.items()})
         result = {}
         for name, (kind, *shape) in kinds.items():
             result[name] = mine[name] if self.index == 0 else torch.empty(shape, dtype=getattr(torch, kind))
@@ -193,53 +195,53 @@ class _Joined:
         return result
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """One all_reduce for all of them, side by side in one buffer: the order of additions is the same in every step and every start."""
+        """One all_reduce over one buffer of all tensors, so that the order of additions is the same in every step and every start."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         with self._collective():
             dist.all_reduce(flat)
         for tensor, summed in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
-    def agreed(self, code: int | None) -> int | None:
+    def largest_exit_code(self, code: int | None) -> int | None:
         (largest,) = self._largest(-1 if code is None else code)
         return largest if largest >= 0 else None
 
     def check_equal(self, tensors: Iterable[Tensor]) -> None:
-        """Raise EnvironmentFault on rank 0, and SystemExit on the others, if float32 tensors are not the same bits on all ranks."""
+        """Raise EnvironmentFault on rank 0, and SystemExit on the others, if float32 tensors do not have the same bits on all ranks."""
         checksum = sum(int(tensor.detach().view(torch.int32).sum(dtype=torch.int64)) for tensor in tensors)
         largest, smallest = self._largest(checksum, -checksum)
         if largest + smallest != 0:
-            self.told(_refuse_drift)
+            self.on_leader(_raise_drift)
 
-    def watched(self, stop: Stop) -> Stop:
-        """`stop`, which also ends this rank when torchrun is gone (75), and rank 0 when the others no longer receive its signs of life."""
+    def watch(self, stop: Stop) -> Stop:
+        """Return a `stop` that also ends this rank when torchrun is gone (75), and rank 0 when its heartbeat fails."""
 
         def stop_of_ranks() -> int | None:
-            if self._leading is not None and self._leading.error is not None:
-                raise self._lost(self._leading.error)
+            if self._heartbeat is not None and self._heartbeat.error is not None:
+                raise self._lost(self._heartbeat.error)
             is_orphan = self._launcher is not None and os.getppid() != self._launcher
             return 75 if (code := stop()) is None and is_orphan else code
 
         return stop_of_ranks
 
     def abandon(self, error: BaseException) -> None:
-        """End because of `error`: if the others wait for this rank, they end with its exit code."""
-        if self._leading is not None:
+        """Send the exit code of `error` to the other ranks if they wait for this one."""
+        if self._heartbeat is not None:
             with contextlib.suppress(RankLost):
                 self._finish(_FAILED, _exit_code(error))
 
     def _finish(self, state: int, number: int) -> None:
-        assert self._leading is not None, "only rank 0 leads"
-        leading, self._leading = self._leading, None
-        if (error := leading.stop()) is not None:
+        assert self._heartbeat is not None, "only rank 0 leads"
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if (error := heartbeat.stop()) is not None:
             raise self._lost(error)
         self._state(state, number)
 
     def _state(self, state: int, number: int) -> tuple[int, int]:
-        """Broadcast the state of rank 0: on rank 0 as given, on the others whatever it sends."""
-        word = torch.tensor([state, number])
-        self._broadcast(word)
-        return int(word[0]), int(word[1])
+        """Send the state of rank 0 from rank 0, receive it on the others."""
+        message = torch.tensor([state, number])
+        self._broadcast(message)
+        return int(message[0]), int(message[1])
 
     def _broadcast(self, tensor: Tensor) -> None:
         with self._collective():
@@ -261,12 +263,12 @@ class _Joined:
     def _lost(self, error: RuntimeError | RankLost) -> RankLost:
         if isinstance(error, RankLost):
             return error
-        reason = str(error).partition("\n")[0].rpartition("] ")[2][:120]  # without the place in torch's source
-        late = f"did not answer within {self._timeout:g} s"
+        reason = str(error).partition("\n")[0].rpartition("] ")[2][:120]  # without the line of torch's source
+        late = f"did not respond within {self._timeout:g} s"
         return RankLost(f"rank {self.index} of {self.count}: another rank is gone, stopped, or {late} ({reason}); {_AGAIN}")
 
 
-class _SignsOfLife:
+class _Heartbeat:
     """A thread that broadcasts that rank 0 is still working."""
 
     def __init__(self, broadcast: Callable[[int, int], Any]) -> None:
@@ -283,14 +285,14 @@ class _SignsOfLife:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(_SIGN_OF_LIFE_SECONDS):
+            while not self._stopping.wait(_HEARTBEAT_SECONDS):
                 self._broadcast(_WORKING, 0)
         except RankLost as error:
             self.error = error
 
 
-def over_all(losses: Losses, ranks: Ranks) -> Losses:
-    """The losses of the whole batch, from each rank's share of them; without gradients where there are several ranks."""
+def sum_losses(losses: Losses, ranks: Ranks) -> Losses:
+    """Sum each rank's share of the losses of a batch; detached where there are several ranks."""
     if ranks.count == 1:
         return losses
     values: list[Tensor] = [value.detach().float().clone() for value in (losses.total, *losses.means.values())]
@@ -298,9 +300,9 @@ def over_all(losses: Losses, ranks: Ranks) -> Losses:
     return Losses(values[0], dict(zip(losses.means, values[1:], strict=True)))
 
 
-def _refuse_drift() -> None:
+def _raise_drift() -> None:
     raise EnvironmentFault(
-        "the ranks' weights have drifted apart, so their machines do not compute the same bits; nothing was saved. Use machines of one kind"
+        "the ranks' weights have drifted apart, because their machines compute different bits; nothing was saved. Use machines of one kind"
     )
 
 

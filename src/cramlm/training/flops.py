@@ -1,9 +1,8 @@
-"""What training costs: parameters and floating-point operations. The speed of this machine is measured in measuring.py, what to do with
-a budget is decided in budget.py.
+"""The cost of training: parameters and floating-point operations.
 
-Two counts of operations. The paper's, 6 x places x parameters, counts padding and the embedding table and leaves attention out;
-it compares with the paper's table. The executed one counts the matrix products that really run, a multiply-add as two, backward
-as twice forward.
+Two counts of operations. The paper's, 6 x padded tokens x parameters, includes the embedding table and leaves attention out; it is for
+comparison with the paper's table. The executed count is of the matrix products that run, a multiply-add as two operations, the backward
+pass as twice the forward pass.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ def count_parameters(model: Model) -> ParameterCount:
     )
 
 
-def paper_flops(parameters: int, *, places: int) -> float:
-    """6 x places x parameters; `places` counts padding (Yao et al. 2022, section 4.1, as their table's figures follow)."""
-    return 6.0 * places * parameters
+def paper_flops(parameters: int, *, padded_tokens: int) -> float:
+    """6 x padded tokens x parameters (Yao et al. 2022, section 4.1, whose table counts padding)."""
+    return 6.0 * padded_tokens * parameters
 
 
 def executed_flops(model: Model, batch: Batch | PackedBatch, phase: PhaseConfig) -> float:
     """Operations of the matrix products of one update on this batch, the optimizer's own left out.
 
-    Encoder matrices and attention run on all places, padding too; the vocabulary head on masked ones, the classifier once per sequence. A
-    generator counts as the second encoder that it is.
+    Encoder matrices and attention run on all positions, with padding; the vocabulary head on masked positions, the classifier once per
+    sequence.
     """
     rows, length = batch.token_ids.shape
     hidden, layers = model.encoder_config.hidden, model.encoder_config.layers

@@ -31,7 +31,7 @@ from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import share
+from cramlm.training.packing import shard
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import Counts, LabelTerm, Random, Sampled, TextTerm, terms_of
 
@@ -143,7 +143,7 @@ def objective_of(phase: PhaseConfig) -> Objective:
 def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:
     """The batch on its device, its rows dealt over at most `count` parts."""
     count = min(count, len(batch.token_ids))
-    return [PackedBatch.of(share(batch, number, count), device) for number in range(count)]
+    return [PackedBatch.of(shard(batch, number, count), device) for number in range(count)]
 
 
 def gradients(

@@ -62,7 +62,7 @@ def pack(
     )
 
 
-def beside(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
+def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
     """Values of the tokens of sequences, flat, as `pack` lays out the tokens themselves; 0 in places of padding."""
     lengths = [len(each) for each in values]
     number = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
@@ -83,7 +83,7 @@ def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray,
     return row, column, used[used > 0]
 
 
-def share(batch: Batch, index: int, count: int) -> Batch:
+def shard(batch: Batch, index: int, count: int) -> Batch:
     """The rows of a batch that one of `count` ranks computes; each row belongs to exactly one.
 
     Every rank gets as many rows as the others, or one more (a row costs its places, padding too), dealt so that real tokens are even as

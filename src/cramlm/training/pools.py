@@ -57,7 +57,7 @@ class TokenPool:
     def sequence(self, index: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
-    def values_of(self, index: int, phase: PhaseConfig) -> npt.NDArray[Any] | None:
+    def token_values_of(self, index: int, phase: PhaseConfig) -> npt.NDArray[Any] | None:
         """What a phase needs of each token of a sequence: token labels, scores, or where words begin; None where it needs nothing."""
         if not (phase.needs_token_labels or phase.needs_scores or phase.needs_words):
             return None
@@ -73,7 +73,7 @@ class TokenPool:
         return float(self.offsets[-1] - self.offsets[0]) / len(self)
 
 
-def with_words(
+def with_word_begins(
     phase: PhaseConfig, external: TokenPool | None, task: TokenPool | None, vocabulary: Sequence[str], special: SpecialIds
 ) -> tuple[TokenPool | None, TokenPool | None]:
     """The pools of a phase with the beginnings of words (or phrases) that its masks are made of; as they are, where it needs none.
@@ -111,7 +111,7 @@ def _continuing(vocabulary: Sequence[str]) -> BoolArray:
 def _of_phrases(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray, opens: BoolArray, text: BoolArray) -> BoolArray:
     """`begins` without the words that continue a collocation. opens: where sequences begin. text: which tokens may take part, (V,)."""
     first = np.flatnonzero(begins)
-    _, word, counts = np.unique(word_names(ids, first), return_inverse=True, return_counts=True)
+    _, word, counts = np.unique(word_hashes(ids, first), return_inverse=True, return_counts=True)
     is_text = text[ids[first]]
     followed = np.flatnonzero(is_text[:-1] & is_text[1:] & ~opens[first[1:]])  # words before another word of their sequence
     pairs, which, together = np.unique(word[followed] * len(counts) + word[followed + 1], return_inverse=True, return_counts=True)
@@ -126,7 +126,7 @@ def _of_phrases(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray, op
     return phrases
 
 
-def word_names(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
+def word_hashes(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
     """A 64-bit number for each word, equal for equal words; first: where each begins."""
     within = np.arange(len(ids)) - np.repeat(first, np.diff(first, append=len(ids)))
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR

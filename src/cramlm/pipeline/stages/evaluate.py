@@ -147,7 +147,7 @@ def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokeniz
     key = {"format": 3, **inputs, "precision": plan.precision, "metric": run.config.metric}
     artifact = run.stage("logit-adjustment", key=key, write=write)
     values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
-    trained.model.shift_labels(np.array([values[label] for label in run.task.labels], dtype=np.float32))
+    trained.model.add_to_logits(np.array([values[label] for label in run.task.labels], dtype=np.float32))
     return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
 
 

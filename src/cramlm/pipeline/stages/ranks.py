@@ -19,10 +19,10 @@ from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
 from cramlm.model.model import Model, build_model
 from cramlm.model.prompts import Prompt
-from cramlm.records import TaskKind, silent
+from cramlm.records import TaskKind
 from cramlm.training.batching import Batches
 from cramlm.training.distributed import Ranks, Stop
-from cramlm.training.loop import train_phase
+from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool
 
@@ -64,18 +64,18 @@ _ORDER = TypeAdapter(Order)
 @contextmanager
 def training_together(ranks: Ranks, order: Order, external: TokenPool | None, task: TokenPool | None) -> Iterator[None]:
     """On rank 0, around `train_phase`: the others make the same call, and wait again afterwards."""
-    ranks.told(lambda: _ORDER.dump_python(order, mode="json"))
+    ranks.on_leader(lambda: _ORDER.dump_python(order, mode="json"))
     for pool in (external, task):
         arrays = {} if pool is None else {name: getattr(pool, name) for name in TokenPool.__dataclass_fields__}
         writable = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items() if array is not None}
-        ranks.given({name: torch.from_numpy(array) for name, array in writable.items()})
+        ranks.broadcast({name: torch.from_numpy(array) for name, array in writable.items()})
     yield
     ranks.lead()
 
 
 def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
     """On rank 0, when everything is done: `follow` returns `result` to the others."""
-    ranks.told(lambda: {"result": dict(result)})
+    ranks.on_leader(lambda: {"result": dict(result)})
 
 
 def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
@@ -84,33 +84,30 @@ def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
     Raises:
         RankLost: if rank 0 is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
     """
-    while "result" not in (word := ranks.told(_unasked)):
+    while "result" not in (word := ranks.on_leader(_only_on_leader)):
         order = _ORDER.validate_python(word)
         external, task = (_pool(ranks), _pool(ranks))
         torch.set_num_threads(order.threads)
         train_phase(
             order.size.build(order.seed),
-            order.phase,
-            Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.size.special),
-            seed=order.seed,
-            phase_index=order.number,
-            work=order.work,
-            precision=order.precision,
-            emit=silent,
-            evaluate=_unasked,
-            metric=order.metric,
-            stop=stop,
-            fingerprint={},
-            ranks=ranks,
+            TrainingJob(
+                Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.size.special),
+                order.work,
+                fingerprint={},
+                precision=order.precision,
+                dev=DevEvaluation(_only_on_leader, order.metric),
+                stop=stop,
+                ranks=ranks,
+            ),
         )
     result: dict[str, Any] = word["result"]
     return result
 
 
 def _pool(ranks: Ranks) -> TokenPool | None:
-    arrays = {name: tensor.numpy() for name, tensor in ranks.given({}).items()}
+    arrays = {name: tensor.numpy() for name, tensor in ranks.broadcast({}).items()}
     return TokenPool(**arrays) if arrays else None
 
 
-def _unasked(model: Model | None = None, step: int = 0) -> dict[str, Any]:
+def _only_on_leader(model: Model | None = None, step: int = 0) -> dict[str, Any]:
     raise AssertionError("only rank 0 does this")

@@ -122,7 +122,7 @@ def tokens(run: Context, selection: Chosen | None, tokenizer: Tokenizer) -> Text
     if selection is not None:
         spans = _map(artifact.path / f"{_PASSAGES}-spans.npy") if has_spans else None
         selection = selection.encoded(_open(artifact.path, _PASSAGES), spans)
-    return Text(tokenizer.knowing(texts, _open(artifact.path, _TASK)), selection)
+    return Text(tokenizer.with_cache(texts, _open(artifact.path, _TASK)), selection)
 
 
 def task_texts(task: Task) -> list[str]:

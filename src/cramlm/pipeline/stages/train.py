@@ -37,10 +37,10 @@ from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
-from cramlm.training.importance import MARKED, NOT_ASKED, mark_words, score_tokens
-from cramlm.training.loop import train_phase
+from cramlm.training.importance import IMPORTANT, UNLABELLED, label_words, score_tokens
+from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool, with_words
+from cramlm.training.pools import TokenPool, with_word_begins
 
 if TYPE_CHECKING:
     from cramlm.model.huggingface.weights import Taken
@@ -84,7 +84,7 @@ def train(
         last = training.ended[phase.name] = training.run_phase(number, phase, before)
     assert last is not None, "a config has at least one phase"
     load_weights(training.model, last.artifact.path)
-    training.model.take_unit(run.task.scale)
+    training.model.rescale_output(run.task.scale)
     has_mlm = any(phase.fills_masks for phase in phases)
     return Trained(training.model, tuple(training.ended.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
 
@@ -113,7 +113,7 @@ class _Training:
     def place_embeddings(self) -> None:
         """Give the token embeddings their start from co-occurrence, where the run has one."""
         if self.embedding is not None:
-            self.model.place_embeddings(read_array(self.embedding.path / "embedding.npy"))
+            self.model.set_word_embeddings(read_array(self.embedding.path / "embedding.npy"))
 
     def load(self, ended: Ended) -> Model:
         """The model with the weights of a finished phase."""
@@ -136,7 +136,7 @@ class _Training:
         """External and task text as the sequences that a phase draws from."""
         vectors = ["[V]"] * self.run.config.head.vectors
         vocabulary = [*self.text.tokenizer.vocabulary, *vectors] if phase.needs_words else ()
-        return with_words(phase, self._external(phase), self._labelled(phase), vocabulary, self.special)
+        return with_word_begins(phase, self._external(phase), self._labelled(phase), vocabulary, self.special)
 
     def _labelled(self, phase: PhaseConfig) -> TokenPool | None:
         soft = self._soft_labels(phase, "task", TASK_FILE)
@@ -165,7 +165,7 @@ class _Training:
         key = self._key(number, phase, before)
         importance = self._importance(name.removeprefix("phase-"), number, phase, before)
         if importance is not None:
-            key["told"] = importance.fingerprint
+            key["token_importance"] = importance.fingerprint
         work = self.run.folder / ".work" / name
         artifact = self.run.stage(
             name, kind="phase", key=key, write=lambda target: self._train(target, work, key, number, phase, before, importance)
@@ -174,7 +174,7 @@ class _Training:
         return Ended(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
 
     def _key(self, number: int, phase: PhaseConfig, before: Ended | None) -> dict[str, Any]:
-        key = {"format": 4, **self.sections, **self.inputs, "precision": self.plan.precision, "threads": self.plan.threads}
+        key = {"format": 5, **self.sections, **self.inputs, "precision": self.plan.precision, "threads": self.plan.threads}
         key |= {
             "phase": phase.model_dump(mode="json"),
             "before": before.artifact.fingerprint if before else None,
@@ -229,24 +229,24 @@ class _Training:
         candidates = work / "dev-predictions" / hash_json(key)
         order = Order(phase, number, self.size, config.seed, plan.precision, plan.threads, config.metric, work)
         known = None if before is None else known_score(phase, before)
+
+        def evaluate(model: Model, step: int) -> Mapping[str, float]:
+            file = candidates / f"{step:09d}.npy"
+            return _evaluate_on_dev(run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=file)
+
         with training_together(run.ranks, order, *drawn):
             result = train_phase(
                 self.model,
-                phase,
-                Batches(phase, *drawn, seed=config.seed, phase_index=number, special=self.special),
-                seed=config.seed,
-                phase_index=number,
-                work=work,
-                precision=plan.precision,
-                emit=run.emit,
-                evaluate=lambda model, step: _evaluate_on_dev(
-                    run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=candidates / f"{step:09d}.npy"
+                TrainingJob(
+                    Batches(phase, *drawn, seed=config.seed, phase_index=number, special=self.special),
+                    work,
+                    fingerprint=key,
+                    precision=plan.precision,
+                    dev=DevEvaluation(evaluate, config.metric, initial=known),
+                    emit=run.emit,
+                    stop=run.stop,
+                    ranks=run.ranks,
                 ),
-                metric=config.metric,
-                incoming=known,
-                stop=run.stop,
-                fingerprint=key,
-                ranks=run.ranks,
             )
         save_weights(self.model, target)
         if phase.learns_labels:
@@ -377,14 +377,14 @@ def _write_marks(target: Path, term: ImportantTokens, judge: Judge, emit: Emit) 
     _, task = judge.pools()
     assert task is not None
     assert task.begins is not None
-    marks = mark_words(judge.model(), task, term, judge.special, precision=judge.precision)
+    marks = label_words(judge.model(), task, term, judge.special, precision=judge.precision)
     save_array(target / "marks.npy", marks)
     first = np.flatnonzero(task.begins)
     words = zip(np.split(task.ids, first[1:]), marks[first].tolist(), strict=True)
-    marked = Counter(judge.tokenizer.decode(ids.tolist()) for ids, mark in words if mark == MARKED)
+    marked = Counter(judge.tokenizer.decode(ids.tolist()) for ids, mark in words if mark == IMPORTANT)
     asked, texts = marks[first], np.split(marks, task.offsets[1:-1])
-    used = sum(bool((text != NOT_ASKED).any()) for text in texts)
-    share = float((asked == MARKED).sum() / max(1, (asked != NOT_ASKED).sum()))
+    used = sum(bool((text != UNLABELLED).any()) for text in texts)
+    share = float((asked == IMPORTANT).sum() / max(1, (asked != UNLABELLED).sum()))
     write_json(
         target / "words.json", {"texts": len(task), "texts_used": used, "share": share, "marked": dict(marked.most_common(_MOST_WORDS))}
     )

@@ -24,7 +24,7 @@ from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import beside, pack
+from cramlm.training.packing import lay_out, pack
 from cramlm.training.pools import TokenPool
 
 Random: TypeAlias = Callable[[str], np.random.Generator]
@@ -54,8 +54,8 @@ def terms_of(phase: PhaseConfig) -> Iterator[Term]:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The sequences of a step. token_values: for each token of each, what the term or its masks need (`TokenPool.values_of`); empty where
-    they need nothing. The rest as in `Batch`.
+    """The sequences of a step. token_values: `TokenPool.token_values_of` each sequence; empty where the phase needs none. The rest as in
+    `Batch`.
     """
 
     sequences: Sequence[npt.NDArray[Any]]
@@ -79,7 +79,7 @@ class Sampled:
 
     def packed_values(self, phase: PhaseConfig) -> npt.NDArray[Any] | None:
         """`token_values` flat, as `packed` lays out the tokens; None where there are none."""
-        return beside(self.token_values, row_length=phase.row_length) if self.token_values else None
+        return lay_out(self.token_values, row_length=phase.row_length) if self.token_values else None
 
 
 @dataclass(frozen=True, slots=True)

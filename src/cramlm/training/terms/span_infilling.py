@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cramlm.config.terms import MaskingConfig, SpanInfilling
 from cramlm.records import Batch, BoolArray
 from cramlm.training.masking import SpecialIds, choose
-from cramlm.training.packing import beside
+from cramlm.training.packing import lay_out
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
 
@@ -36,14 +36,14 @@ class Spans(VocabularyTerm):
         rate = phase.masking.rate_at(step, phase.steps)
         gapped = with_gaps(sampled.sequences, sampled.token_values, phase.masking, random("masks"), special, where=where, rate=rate)
         batch = sampled.packed(phase, special, sequences=[each.tokens for each in gapped])
-        targets = beside([each.targets for each in gapped], row_length=phase.row_length)
-        text = beside([np.full(len(each.tokens), each.text) for each in gapped], row_length=phase.row_length)
+        targets = lay_out([each.targets for each in gapped], row_length=phase.row_length)
+        text = lay_out([np.full(len(each.tokens), each.text) for each in gapped], row_length=phase.row_length)
         return replace(batch, masked=np.flatnonzero(targets), mlm_labels=targets[targets > 0] - 1, causal_from=text[batch.first])
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
         """With the spans behind the text, as a sample of the pool has them."""
         sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
-        begins = [each for number in sample if (each := pool.values_of(number, self.phase)) is not None]
+        begins = [each for number in sample if (each := pool.token_values_of(number, self.phase)) is not None]
         sequences = [pool.sequence(number) for number in sample]
         rate, everywhere = self.phase.masking.rate_at(0, None), np.ones(len(sample), dtype=np.bool_)
         gapped = with_gaps(sequences, begins, self.phase.masking, random("sample"), special, where=everywhere, rate=rate)
