@@ -1,6 +1,5 @@
-"""Shuffled-token detection: tell which tokens stand in another token's position (Yamaguchi et al. 2021).
-
-The tokens that masks would hide trade positions within their text instead. A token that meets an equal one has not moved.
+"""Shuffled-token detection (Yamaguchi et al. 2021): the tokens that masks would hide are permuted within their text, and the token head
+predicts at each position whether its token changed. A token that is replaced by an equal one has not changed.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from torch.nn import functional
 from cramlm.config.terms import ShuffledTokens
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
-from cramlm.training.masking import SpecialIds, choose
+from cramlm.training.masking import FlatTokens, SpecialIds, choose
 from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
 
 
 @implements(ShuffledTokens)
 class ShuffledTokenDetection(PositionTerm):
-    """The token head tells at every position but the special ones whether its token was moved there."""
+    """Binary classification of every token that is not special."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """The chosen tokens of each sequence in random order; `mlm_labels` are 1 where that changed the token."""
         batch, masking, rng = sampled.packed(self.phase, special), self.phase.masking, random("masks")
         ids, owner, where = batch.token_ids.ravel(), batch.sequence.ravel(), self.of_origin(batch.external)
-        settings: dict[str, Any] = {"sequences": len(batch.first), "where": where, "token_values": sampled.packed_values(self.phase)}
-        chosen = choose(ids, owner, masking, rng, special, rate=masking.rate_at(step, self.phase.steps), **settings)
+        tokens = FlatTokens(ids, owner, len(batch.first), where, sampled.packed_values(self.phase))
+        chosen = choose(tokens, masking, rng, special, rate=masking.rate_at(step, self.phase.steps))
         order = np.lexsort((rng.random(len(chosen)), owner[chosen]))  # sequences stay together, in a random order within
         shuffled = ids.copy()
         shuffled[chosen[np.argsort(owner[chosen], kind="stable")]] = ids[chosen[order]]

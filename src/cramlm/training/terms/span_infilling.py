@@ -1,10 +1,9 @@
-"""Span infilling: spans of words are each replaced by one [MASK] and predicted behind the text.
+"""Span infilling without a decoder (GLM, Du et al. 2022): spans of words are each replaced by one [MASK] and predicted after the text.
 
     [CLS] the ship [MASK] the old harbour [SEP]   [MASK] left    ->    left [SEP]
 
-The spans follow at the end, in order, each behind a [MASK] of its own, and each position there predicts the next token of its span, [SEP]
-after the last. The text sees all of itself; the positions at the end see it, and one another up to themselves. That is infilling as an
-encoder can do it, without a decoder: GLM's blanks (Du et al. 2022).
+The spans follow the text in order, each after a [MASK] of its own; each position there predicts the next token of its span, and [SEP] after
+the last. Positions of the text attend to the whole text; positions of the spans attend to the text and to earlier span positions.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from cramlm.config.terms import MaskingConfig, SpanInfilling
 from cramlm.records import Batch, BoolArray
-from cramlm.training.masking import SpecialIds, choose
+from cramlm.training.masking import FlatTokens, SpecialIds, choose
 from cramlm.training.packing import lay_out
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
@@ -28,10 +27,10 @@ _SAMPLE: Final = 64  # sequences
 
 @implements(SpanInfilling)
 class Spans(VocabularyTerm):
-    """Positions behind the text predict the tokens of its spans."""
+    """Positions after the text predict the tokens of its spans."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The texts with [MASK] for each span, and their spans behind them."""
+        """The texts with [MASK] for each span, followed by their spans."""
         phase, where = self.phase, self.of_origin(sampled.external)
         rate = phase.masking.rate_at(step, phase.steps)
         gapped = with_gaps(sampled.sequences, sampled.token_values, phase.masking, random("masks"), special, where=where, rate=rate)
@@ -41,7 +40,7 @@ class Spans(VocabularyTerm):
         return replace(batch, masked=np.flatnonzero(targets), mlm_labels=targets[targets > 0] - 1, causal_from=text[batch.first])
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
-        """With the spans behind the text, as a sample of the pool has them."""
+        """With the spans after the text, estimated from a sample of the pool."""
         sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
         begins = [each for number in sample if (each := pool.token_values_of(number, self.phase)) is not None]
         sequences = [pool.sequence(number) for number in sample]
@@ -69,14 +68,13 @@ def with_gaps(
     where: BoolArray,
     rate: float,
 ) -> list[Gapped]:
-    """Spans taken out of the sequences `where` (one bool each); lengths and number as masks of kind `span` have them."""
+    """Move spans out of the sequences `where` (one bool each); their lengths and number are those of masks of kind `span`."""
     lengths = [len(sequence) for sequence in sequences]
     ids, word_begins = np.concatenate(sequences).astype(np.int64), np.concatenate(begins)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     spans = config.model_copy(update={"kind": "span"})
-    places = choose(ids, owner, spans, rng, special, sequences=len(lengths), where=where, token_values=word_begins, rate=rate)
     hidden = np.zeros(len(ids), dtype=np.bool_)
-    hidden[places] = True
+    hidden[choose(FlatTokens(ids, owner, len(lengths), where, word_begins), spans, rng, special, rate=rate)] = True
     opens = hidden & ~np.append(False, hidden[:-1])  # [SEP] and [CLS] keep the spans of two sequences apart
     ends = np.cumsum(lengths)[:-1]
     pieces = zip(np.split(ids, ends), np.split(hidden, ends), np.split(opens, ends), strict=True)
