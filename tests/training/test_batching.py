@@ -209,7 +209,7 @@ def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
 def test_a_phase_that_draws_from_an_empty_pool_names_it() -> None:
     nothing = TokenPool(np.zeros(0, dtype=np.uint16), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
     for external in (nothing, None):
-        with pytest.raises(DataError, match="draws external text"):
+        with pytest.raises(DataError, match="samples external text"):
             Batches(make_phase(), external, make_pool(4, labelled=True), seed=0, phase_index=0, special=SPECIAL)
 
 

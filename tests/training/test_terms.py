@@ -32,7 +32,7 @@ from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.packing import shard
 from cramlm.training.pools import TokenPool
 from cramlm.training.terms.base import _IMPLEMENTATIONS
-from cramlm.training.terms.replaced_tokens import drawn, replace_tokens
+from cramlm.training.terms.replaced_tokens import replace_tokens, sample_tokens
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "causal": {"text": "causal", "label_weight": 0.0},
@@ -170,8 +170,8 @@ def test_texts_leave_room_for_their_spans_whatever_their_lengths() -> None:
 
 def test_tokens_are_drawn_in_proportion_to_their_probabilities_by_the_numbers_given() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]])).repeat(5, 1)
-    assert drawn(logits, torch.tensor([0.0, 0.49, 0.51, 0.71, 0.999999])).tolist() == [0, 0, 1, 2, 2]
-    many = drawn(logits[:1].repeat(3000, 1), (torch.arange(3000) + 0.5) / 3000)
+    assert sample_tokens(logits, torch.tensor([0.0, 0.49, 0.51, 0.71, 0.999999])).tolist() == [0, 0, 1, 2, 2]
+    many = sample_tokens(logits[:1].repeat(3000, 1), (torch.arange(3000) + 0.5) / 3000)
     assert torch.bincount(many).tolist() == pytest.approx([1500, 600, 900], abs=1)
 
 
@@ -183,8 +183,8 @@ def test_replacements_stand_at_masked_places_only_and_right_guesses_are_not_wron
     elsewhere = torch.ones(len(before), dtype=torch.bool)
     elsewhere[batch.masked] = False
     assert torch.equal(before[elsewhere], after[elsewhere])
-    assert not replaced.wrong[elsewhere].any()
-    assert torch.equal(replaced.wrong[batch.masked], after[batch.masked] != batch.mlm_labels)
+    assert not replaced.is_replaced[elsewhere].any()
+    assert torch.equal(replaced.is_replaced[batch.masked], after[batch.masked] != batch.mlm_labels)
     sure = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"mlm_labels": after[batch.masked]})
     assert not replace_tokens(model, sure).wrong.any()
 
@@ -199,7 +199,9 @@ def test_replaced_token_detection_weighs_the_generators_mlm_and_the_mean_over_al
     with torch.no_grad():
         replaced = replace_tokens(model, batch)
         hidden = model.hidden(replaced.batch)
-        each = functional.binary_cross_entropy_with_logits(model.place_head(hidden)[real], replaced.wrong[real].float(), reduction="none")
+        each = functional.binary_cross_entropy_with_logits(
+            model.place_head(hidden)[real], replaced.is_replaced[real].float(), reduction="none"
+        )
         guessed = functional.cross_entropy(replaced.logits, batch.mlm_labels, reduction="none")
         task = functional.cross_entropy(model.task_logits(hidden, batch)[~batch.external], batch.task_labels[~batch.external])
     found = {"loss": 0.0, "classify_task": float(task)}

@@ -48,7 +48,7 @@ def plan(run: Context) -> Plan:
 
     def write(target: Path) -> None:
         run.emit(Event("start", "plan", "measuring this machine" if run.config.tokens_per_second is None else "with the speed given"))
-        peak = memory.most_resident()
+        peak = memory.peak_resident()
         machine = measure_machine(run.config, run.clock.budget, precision).times(
             run.ranks.count if run.config.tokens_per_second is None else 1
         )

@@ -75,7 +75,7 @@ def measure(
     threads: the counts to choose among, fewest first. lengths: tokens of the sequences; None = mixed, a quarter to a whole row.
     Seeds torch's global generator; the number of threads is as before afterwards.
     """
-    memory.forget_peak()
+    memory.reset_peak()
     with deterministic(), _thread_count_kept():
         trial = _Trial(encoder, head, phase, vocab_size=vocab_size, precision=precision, lengths=lengths)
         candidates = _worthwhile(threads)
@@ -106,7 +106,7 @@ def count_step(
     lengths: IntArray | None = None,
 ) -> tuple[float, int | None]:
     """`flops_per_token` and `bytes` of a `Measurement`; one update is run."""
-    memory.forget_peak()
+    memory.reset_peak()
     with deterministic():
         trial = _Trial(encoder, head, phase, vocab_size=vocab_size, precision=precision, lengths=lengths)
         trial.window(0.0)
@@ -117,7 +117,7 @@ def count_step(
 
 def _taken() -> int | None:
     """The most that was resident since the peak was forgotten, less what stays."""
-    most = memory.most_resident()
+    most = memory.peak_resident()
     memory.trim()
     rest = memory.resident()
     return None if most is None or rest is None else max(0, most - rest)

@@ -1,15 +1,13 @@
-"""Batches as a function: `Batches.batch(step)` gives the same rows for the same (seed, phase, step), whenever and in whatever
-order it is asked.
+"""Batches as a function of (seed, phase, step): `Batches.batch(step)` does not depend on which batches were made before.
 
-The path of a sequence: a pool (external or task) is an endless stream, the concatenation of one permutation per epoch, so that
-every sequence has sequence numbers in it; a step takes the next so many numbers of its stream(s), packs them side by side into rows
-(first-fit decreasing) and draws masks. Nothing is stored between steps but the permutation of the epoch at hand. Where sequences have
-weights, an epoch is as long as without, but holds a sequence of weight w (mean 1) floor(w) or ceil(w) times, w times on average.
+A pool (external or task) is an endless stream of sequence numbers, one permutation per epoch. A step takes the next numbers of its
+streams, packs the sequences into rows and masks tokens. Only the permutation of the current epoch is stored between steps. With weights, an
+epoch has the same length but contains a sequence of weight w (mean 1) floor(w) or ceil(w) times, w times on average.
 
 Every random number is keyed by its purpose and by (seed, phase, step), so that no state of a generator is stored or replayed.
 
-Counts per step are fixed, from the pools' mean lengths: a step holds about `batch_size` tokens, not exactly. In exchange the
-address of a sequence is arithmetic, and resuming costs nothing.
+The number of sequences in a step is fixed from the pools' mean lengths, so a step holds about `batch_size` tokens, not exactly. In
+exchange the sequences of a step are found by arithmetic, and resuming costs nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from cramlm.training.terms.base import Sampled
 
 
 class Stream:
-    """One pool, endlessly: epoch after epoch, each in its own order."""
+    """One pool as an endless sequence of epochs, each in its own order."""
 
     def __init__(self, pool: TokenPool, origin: Origin, *, seed: int, phase_index: int) -> None:
         self.pool, self.origin = pool, origin
@@ -41,13 +39,13 @@ class Stream:
         self._epochs: dict[int, IntArray] = {}
 
     def positions(self, numbers: range) -> IntArray:
-        """Places in the pool of consecutive sequence numbers."""
+        """Indices into the pool of consecutive sequence numbers."""
         size, number, pieces = len(self.pool), numbers.start, []
         while number < numbers.stop:
             epoch, within = divmod(number, size)
-            taken = min(size - within, numbers.stop - number)
-            pieces.append(self._order(epoch)[within : within + taken])
-            number += taken
+            count = min(size - within, numbers.stop - number)
+            pieces.append(self._order(epoch)[within : within + count])
+            number += count
         return np.concatenate(pieces)
 
     def _order(self, epoch: int) -> IntArray:
@@ -56,12 +54,12 @@ class Stream:
                 del self._epochs[next(iter(self._epochs))]
             rng = generator(self._seed, phase_index=self._phase_index, purpose=f"order of {self.origin}", index=epoch)
             weights = self.pool.weights
-            self._epochs[epoch] = rng.permutation(len(self.pool) if weights is None else _drawn_once(weights, rng))
+            self._epochs[epoch] = rng.permutation(len(self.pool) if weights is None else _resampled(weights, rng))
         return self._epochs[epoch]
 
 
-def _drawn_once(weights: FloatArray, rng: np.random.Generator) -> IntArray:
-    """As many places as there are weights, each in proportion to its weight: systematic resampling, one uniform number for all."""
+def _resampled(weights: FloatArray, rng: np.random.Generator) -> IntArray:
+    """As many indices as there are weights, each in proportion to its weight: systematic resampling from one uniform number."""
     ends = np.cumsum(weights, dtype=np.float64)
     ends *= len(ends) / ends[-1]
     ends[-1] = len(ends)
@@ -72,12 +70,11 @@ def _drawn_once(weights: FloatArray, rng: np.random.Generator) -> IntArray:
 class Batches:
     """The batches of one phase.
 
-    interleaved: a cycle is `external` whole batches of external text, then `task` whole batches of task text.
-    blended: every batch holds both, external : task by tokens (from mean lengths, rounded to whole sequences, at least one of each:
-    a ratio beyond what one batch can hold, like 999 : 1, becomes one task sequence per batch).
+    interleaved: a cycle is `external` batches of external text, then `task` batches of task text. blended: every batch holds both, in the
+    ratio external : task of tokens (from mean lengths, rounded to whole sequences, at least one of each).
 
     Raises:
-        DataError: if a pool that the phase draws from is absent or empty.
+        DataError: if a pool that the phase samples from is absent or empty.
     """
 
     def __init__(
@@ -93,22 +90,22 @@ class Batches:
         self.phase, self.special = phase, special
         self.seed, self.phase_index = seed, phase_index
         self._streams: dict[Origin, Stream] = {}
-        offered: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
-        for origin, pool, part in offered:
-            if part == 0:
+        pools: list[tuple[Origin, TokenPool | None, int]] = [("external", external, phase.external), ("task", task, phase.task)]
+        for origin, pool, ratio in pools:
+            if ratio == 0:
                 continue
             if pool is None or len(pool) == 0:
-                raise DataError(f"phase {phase.name!r} draws {origin} text but there is none; give some or set phases.{origin} = 0")
+                raise DataError(f"phase {phase.name!r} samples {origin} text but there is none; pass some or set phases.{origin} = 0")
             self._streams[origin] = Stream(pool, origin, seed=seed, phase_index=phase_index)
         self._per_step = self._counts()
-        asked = [stream.pool.soft_labels for stream in self._streams.values() if stream.pool.soft_labels is not None]
-        self._classes = asked[0].shape[1] if asked else 0
+        soft_labels = [stream.pool.soft_labels for stream in self._streams.values() if stream.pool.soft_labels is not None]
+        self._classes = soft_labels[0].shape[1] if soft_labels else 0
         self._outputs = task.targets.shape[1] if task is not None and task.targets is not None else 0
 
     def batch(self, step: int) -> Batch:
-        """The batch of this step, with masks wherever its MLM loss has weight. A few milliseconds for 4,096 tokens."""
+        """The batch of a step, with the masks of its text term. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[Any]] = []
-        labels, external, taught, targets = [], [], [], []
+        labels, external, soft_labels, targets = [], [], [], []
         token_values: list[npt.NDArray[Any]] = []
         for origin, numbers in self.sequence_numbers(step).items():
             stream = self._streams[origin]
@@ -117,11 +114,11 @@ class Batches:
             labels.append(stream.pool.labels[positions] if origin == "task" else np.full(len(positions), -1, dtype=np.int64))
             external.append(np.full(len(positions), origin == "external"))
             soft = stream.pool.soft_labels
-            taught.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
-            known = stream.pool.targets
-            targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if known is None else known[positions])
+            soft_labels.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
+            own = stream.pool.targets
+            targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if own is None else own[positions])
             token_values += [each for position in positions if (each := stream.pool.token_values_of(int(position), self.phase)) is not None]
-        parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(taught), np.concatenate(targets))
+        parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(soft_labels), np.concatenate(targets))
         sampled, random = Sampled(sequences, token_values, *parts), functools.partial(self._generator, index=step)
         return objective_of(self.phase).batch(sampled, self.special, step=step, random=random)
 
@@ -129,7 +126,7 @@ class Batches:
         return generator(self.seed, phase_index=self.phase_index, purpose=purpose, index=index)
 
     def sequence_numbers(self, step: int) -> dict[Origin, range]:
-        """Sequence numbers, by origin, that this step takes from each stream."""
+        """The sequence numbers of a step in each stream, by origin."""
         if self.phase.mixing == "blended":
             return {origin: range(step * count, (step + 1) * count) for origin, count in self._per_step.items()}
         cycle, within = divmod(step, self.phase.external + self.phase.task)
@@ -151,23 +148,23 @@ class Batches:
         return self._mean_over_cycle({origin: count * self._tokens_read(origin) for origin, count in self._per_step.items()})
 
     def steps_for_passes(self, passes: float) -> int:
-        """The fewest steps after which the task pool (the external one, if no task text is drawn) was seen `passes` times."""
+        """The fewest steps that pass `passes` times over the task pool (the external one, if no task text is sampled)."""
         origin: Origin = "task" if self.phase.task else "external"
-        turns = math.ceil(passes * len(self._streams[origin].pool) / self._per_step[origin])
-        if self.phase.mixing == "blended" or turns == 0:
-            return turns
+        batches = math.ceil(passes * len(self._streams[origin].pool) / self._per_step[origin])
+        if self.phase.mixing == "blended" or batches == 0:
+            return batches
         share = self.phase.task if origin == "task" else self.phase.external
-        cycles, within = divmod(turns - 1, share)
+        cycles, within = divmod(batches - 1, share)
         before = self.phase.external if origin == "task" else 0
         return cycles * (self.phase.external + self.phase.task) + before + within + 1
 
     def _tokens_read(self, origin: Origin) -> float:
-        """Mean tokens of a sequence as it stands in a batch."""
+        """Mean tokens of a sequence in a batch, as its text term arranges it."""
         random = functools.partial(self._generator, index=0)
         return objective_of(self.phase).tokens_read(self._streams[origin].pool, origin, self.special, random=random)
 
     def _counts(self) -> dict[Origin, int]:
-        """Sequences of each origin in a step that draws from it."""
+        """Sequences of each origin in a step that samples from it."""
         phase, size = self.phase, float(self.phase.batch_size)
         lengths = {origin: self._tokens_read(origin) for origin in self._streams}
         if phase.mixing == "interleaved" or len(lengths) == 1:

@@ -1,12 +1,11 @@
-"""Checkpoints: where a phase can go on, bit for bit, as if it had never stopped.
+"""Checkpoints, from which a phase resumes with the same bits as if it had not stopped.
 
-A checkpoint is weights, optimizer moments and the step, nothing else: order, masks and dropout are functions of (seed, phase,
-step). Where the phase keeps the best weights on dev, those so far and their score lie beside. Each is one published folder
-`step-00000500` (500 steps done), whole or absent; the newest and the one before are kept, so that a damaged one costs a tenth of
-a phase, not the phase.
+A checkpoint holds weights, optimizer moments and the step; order, masks and dropout are functions of (seed, phase, step). If the phase
+keeps the best weights on dev, it also holds the best so far and their score. Each is one published folder `step-00000500` (500 steps
+done). The newest two are kept, so that a damaged one costs a tenth of the phase.
 
-The folder's key is what the caller says the training depends on (config, data, tokenizer): to go on under another key is an
-error with the differing fields. The caller holds the lock of the run; two processes must not share a folder.
+The key of the folder is the caller's fingerprint of the training (config, data, tokenizer); resuming with another fingerprint is an error
+that names the differing fields. The caller holds the lock of the run; two processes must not share a folder.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was read back. `best` is empty if no best weights were kept."""
+    """A checkpoint that was read. best: empty if no best weights were kept."""
 
     path: Path
     progress: Progress
@@ -77,7 +76,7 @@ def save_checkpoint(
     """Publish a checkpoint, then delete all but the newest two.
 
     Raises:
-        EnvironmentFault: if the disk refuses; the checkpoints that were there are untouched.
+        EnvironmentFault: if the disk fails; existing checkpoints are unchanged.
     """
 
     def write(folder: Path) -> None:
@@ -90,20 +89,19 @@ def save_checkpoint(
     publish(path, kind=KIND, key=_plain(fingerprint), write=write)
     with environment_faults(work):
         for old in _folders(work)[KEPT:]:
-            # Out of the way first: a folder half deleted would look like a damaged checkpoint.
-            doomed = old.with_name(f".{old.name}.tmp-old")
-            old.rename(doomed)
-            shutil.rmtree(doomed)
+            # Renamed first: a folder half deleted would look like a damaged checkpoint.
+            obsolete = old.with_name(f".{old.name}.tmp-old")
+            old.rename(obsolete)
+            shutil.rmtree(obsolete)
     return path
 
 
 def load_newest(work: Path, *, fingerprint: Mapping[str, Any], emit: Emit, stage: str, strict: bool = False) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None if there is none. Removes what a killed writer left.
-
-    A damaged one is named in a warning and passed over.
+    """Read the newest undamaged checkpoint, or return None if there is none. A damaged one is named in a warning and skipped. Removes
+    temporary folders of killed writers.
 
     Raises:
-        ArtifactError: if the newest whole one was made under another fingerprint (names the fields); with `strict`, if one is damaged.
+        ArtifactError: if that checkpoint has another fingerprint (names the fields); with `strict`, if one is damaged.
     """
     with environment_faults(work):
         for leftover in work.glob(".step-*.tmp-*"):
@@ -116,12 +114,12 @@ def load_newest(work: Path, *, fingerprint: Mapping[str, Any], emit: Emit, stage
         except ArtifactError as error:
             if strict:
                 raise
-            emit(Event("warning", stage, f"checkpoint {path.name} is damaged and passed over ({error})", data={"checkpoint": str(path)}))
+            emit(Event("warning", stage, f"checkpoint {path.name} is damaged and skipped ({error})", data={"checkpoint": str(path)}))
             continue
         if reasons := explain_difference(artifact.key, _plain(fingerprint)):
             shown = "; ".join(reasons[:6]) + ("" if len(reasons) <= 6 else f"; and {len(reasons) - 6} more")
             raise ArtifactError(
-                f"{path}: made under other settings or data ({shown}); undo the change, or delete {work} to start the phase anew"
+                f"{path}: made with other settings or data ({shown}); undo the change, or delete {work} to start the phase again"
             )
         return _read(path)
     return None
@@ -135,7 +133,7 @@ def _read(path: Path) -> Checkpoint:
             tensors[name] = read_tensors(file) if file.exists() else {}
         progress = Progress(**json.loads((path / "state.json").read_text("utf-8")))
     except (ArtifactError, ValueError, TypeError) as error:
-        # Its hashes are right, so these are the bytes that were written: by another version.
+        # The hashes are right, so another version wrote these bytes.
         raise ArtifactError(f"{path}: not a checkpoint of this version ({error}); delete it to start from an earlier one") from error
     return Checkpoint(path, progress, tensors["weights"], tensors["optimizer"], tensors["best"])
 
@@ -148,13 +146,13 @@ def restore_weights(parameters: Mapping[str, Tensor], weights: Mapping[str, Tens
     """
     if differing := sorted(set(parameters) ^ set(weights)):
         which = "missing" if differing[0] in parameters else "unknown"
-        raise ArtifactError(f"{origin}: tensor {differing[0]!r} is {which}; delete the checkpoint to start anew")
+        raise ArtifactError(f"{origin}: tensor {differing[0]!r} is {which}; delete the checkpoint to start again")
     with torch.no_grad():
         for name, parameter in parameters.items():
             if (parameter.shape, parameter.dtype) != (weights[name].shape, weights[name].dtype):
                 raise ArtifactError(
                     f"{origin}: tensor {name!r} is {weights[name].dtype} {list(weights[name].shape)}, the model has {parameter.dtype} "
-                    f"{list(parameter.shape)}; delete the checkpoint to start anew"
+                    f"{list(parameter.shape)}; delete the checkpoint to start again"
                 )
             parameter.copy_(weights[name])
 
@@ -167,6 +165,6 @@ def _folders(work: Path) -> list[Path]:
 
 
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back: tuples are lists, keys are strings."""
+    """The fingerprint after a round trip through JSON: tuples are lists, keys are strings."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint)))
     return plain

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.terms import MaskingConfig
-from cramlm.records import Batch, BoolArray, FloatArray, IntArray
+from cramlm.records import Batch, BoolArray, IntArray
 
 LONGEST_SPAN = 10  # words
 
@@ -50,8 +50,8 @@ class FlatTokens:
     """The tokens of a step's sequences, end to end or packed.
 
     ids: (N,). owner: (N,), the sequence of each token, contiguous, -1 = padding. sequences: their number S. where: (S,), which of them
-    get masks; None = all. values: (N,), for span, whole-word and phrase True where a word (a collocation) begins, for scored and scored-control
-    the scores, above 0 for tokens to hide; None for random.
+    get masks; None = all. values: (N,), for span, whole-word and phrase True where a word (a collocation) begins, for scored and
+    scored-control the scores, above 0 for tokens to hide; None for random.
     """
 
     ids: IntArray
@@ -118,7 +118,7 @@ def choose(
     return positions[_hidden(unit, owner, count, rng, cut=config.kind == "span")]
 
 
-def _first_of_each(keys: FloatArray, owner: IntArray, count: IntArray) -> IntArray:
+def _first_of_each(keys: npt.NDArray[np.floating[Any]], owner: IntArray, count: IntArray) -> IntArray:
     """Of each owner's elements the `count` with the lowest keys; their indices, rising. owner: rising."""
     order = np.lexsort((keys, owner))
     available = np.bincount(owner, minlength=len(count))

@@ -1,7 +1,7 @@
-"""Resident memory of this process, as Linux counts it: now, and the most since a moment.
+"""Resident memory of this process on Linux, its peak, and the memory that is available.
 
-glibc keeps what was freed inside its heap, so that a process that trains one model after the other would grow with the scatter of what it
-freed: `trim` hands whole free pages back. It costs milliseconds and belongs between pieces of work, not into every step.
+glibc keeps freed memory in its heap, so that a process that trains one model after the other grows by fragmentation; `trim` returns free
+pages to the system. It takes milliseconds and belongs between pieces of work, not into every step.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def resident() -> int | None:
-    """Bytes that are resident now; None where the system does not tell."""
+    """Resident bytes; None if unknown."""
     return _field("VmRSS:")
 
 
-def most_resident() -> int | None:
-    """The most bytes that were resident since the process began, or since `forget_peak`; None where the system does not tell."""
+def peak_resident() -> int | None:
+    """Peak of the resident bytes since the process started or since `reset_peak`; None if unknown."""
     return _field("VmHWM:")
 
 
-def forget_peak() -> None:
-    """Let `most_resident` begin anew; nothing where the system cannot."""
+def reset_peak() -> None:
+    """Start a new peak; does nothing where the system cannot."""
     try:
         _RESET.write_text("5")
     except OSError:
@@ -35,8 +35,8 @@ def forget_peak() -> None:
 
 
 def available() -> int | None:
-    """Bytes that new work can take without swapping: of the machine, or of this process's control group or address space (`ulimit -v`)
-    if that allows less; None where the system does not tell.
+    """Bytes available without swapping: of the machine, or less if this process's control group or address space (`ulimit -v`) limits it;
+    None if unknown.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
@@ -53,7 +53,7 @@ def available() -> int | None:
 
 
 def trim() -> None:
-    """Collect garbage and give freed pages back to the system."""
+    """Collect garbage and return freed pages to the system."""
     gc.collect()
     if sys.platform == "linux":
         trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none

@@ -3,7 +3,7 @@
     sum over terms and origins of  weight * mean over the term's positions or sequences of that origin
 
 In `tlm` that is the paper's objective (Yao et al. 2022, equation 1: `mlm` on external and, times rho_2, on task text, and `classify`) and
-the soft labels of a linear teacher (`distil`). rho_1 is how often external text is drawn, see batching.py. Each mean is over its own
+the soft labels of a linear teacher (`distil`). rho_1 is how often external text is sampled (batching.py). Each mean is over its own
 positions or sequences, so that a term does not fade when a batch holds few of its kind. An encoder with experts adds balance_weight times
 their balance, a mean over sequences (model/encoder.py), whatever `loss_scale`.
 
@@ -40,9 +40,7 @@ SEQUENCES = "sequences"
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The losses of a batch. means: of each term and origin that it has, detached scalars in nats before weights; and the balance of
-    experts.
-    """
+    """The losses of a batch. means: of each term and origin in it, detached scalars in nats before weights; and the balance of experts."""
 
     total: Tensor
     means: Mapping[str, Tensor]
@@ -57,27 +55,27 @@ class Objective:
 
     def __init__(self, phase: PhaseConfig) -> None:
         self.phase = phase
-        found = list(terms_of(phase))
-        self.text_terms = [term for term in found if isinstance(term, TextTerm)]
-        self.label_terms = [term for term in found if isinstance(term, LabelTerm)]
-        # A term that reads some of the steps only is tried before the one that reads the rest.
+        terms = list(terms_of(phase))
+        self.text_terms = [term for term in terms if isinstance(term, TextTerm)]
+        self.label_terms = [term for term in terms if isinstance(term, LabelTerm)]
+        # A term that applies to some of the steps comes before the one that applies to the rest.
         self.text_terms.sort(key=lambda term: type(term).applies is TextTerm.applies)
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The batch of a step, with tokens to predict wherever a text term is on the text."""
+        """The batch of a step, with the tokens to predict of the text term that applies."""
         for term in self.text_terms:
             if term.of_origin(sampled.external).any() and term.applies(random):
                 return replace(term.batch(sampled, special, step=step, random=random), term=term.kind)
         return sampled.packed(self.phase, special)
 
     def tokens_read(self, pool: TokenPool, origin: Origin, special: SpecialIds, *, random: Random) -> float:
-        """Mean tokens of a sequence as it stands in a batch."""
+        """Mean tokens of a sequence in a batch, as its text term arranges it."""
         on = [term for term in self.text_terms if origin in term.configs]
         return on[-1].tokens_read(pool, special, random=random) if on else pool.mean_length
 
     def counts(self, batch: Batch | PackedBatch) -> Counts:
-        """What the means of a whole step are over, by name; 0 where it has nothing of a term."""
-        counts = {name: count for term in self._at(batch) for name, count in term.counts(batch).items()}
+        """The number of positions or sequences of each mean of a whole step, by name; 0 where it has none."""
+        counts = {name: count for term in self._terms_in(batch) for name, count in term.counts(batch).items()}
         return {**counts, SEQUENCES: len(batch.first)}
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
@@ -90,14 +88,13 @@ class Objective:
         return labels + (0.0 if text is None else text.flops(model, batch))
 
     def losses(self, model: Model, batch: PackedBatch, counts: Counts | None = None, *, dropout: Dropout | None = None) -> Losses:
-        """The weighted losses of a batch, or its share of those of a larger one: then `counts` are the larger one's, and the shares sum up.
+        """The weighted losses of a batch. With the `counts` of a larger batch: its part of that one's losses; the parts sum up to them.
 
         loss_scale "sum": the weighted sum, as in the paper's formula. "mean": divided by the sum of the weights of the terms present, as in
-        the released code: an external batch is plain MLM, a task batch (rho_2 * mlm + classify) / (rho_2 + 1).
+        the released code: an external batch has the loss of MLM, a task batch (rho_2 * mlm + classify) / (rho_2 + 1).
 
-        A head runs on every share of a batch that has work for it, so that each has gradients for the same parameters; the vocabulary head
-        runs on predicted positions only, the classifier only where labels are learnt. A batch without any term has total 0 (and gradient
-        0).
+        A head runs on every part if the whole batch needs it, so that all parts have gradients for the same parameters. A batch without any
+        term has total 0 (and gradient 0).
         """
         counts = self.counts(batch) if counts is None else counts
         text = self._text_term(batch)
@@ -106,17 +103,17 @@ class Objective:
         read, made = (batch, None) if text is None else text.encoded(model, batch, dropout=dropout)
         hidden, balance = model.hidden_and_balance(read, dropout=dropout)
         labels = [term for term in self.label_terms if any(counts[name] for name in term.weights)]
-        present = [weight for term in self._at(batch) for name, weight in term.weights.items() if counts[name]]
+        present = [weight for term in self._terms_in(batch) for name, weight in term.weights.items() if counts[name]]
         scale = 1.0 / sum(present) if self.phase.loss_scale == "mean" and present else 1.0
         total, means = torch.zeros((), device=hidden.device), dict[str, Tensor]()
         if text is not None:
-            found = text.loss(model, hidden, read, made, counts, scale=scale)
-            total, means = total + found.weighted, {**means, **found.means}
+            term_loss = text.loss(model, hidden, read, made, counts, scale=scale)
+            total, means = total + term_loss.weighted, {**means, **term_loss.means}
         if labels:
             logits = model.task_logits(hidden, batch, dropout=dropout).float()
             for term in labels:
-                found = term.loss(model, logits, batch, counts, scale=scale)
-                total, means = total + found.weighted, {**means, **found.means}
+                term_loss = term.loss(model, logits, batch, counts, scale=scale)
+                total, means = total + term_loss.weighted, {**means, **term_loss.means}
         if balance is not None and counts[SEQUENCES]:
             balance = balance / counts[SEQUENCES]
             total = total + model.encoder_config.balance_weight * balance
@@ -128,8 +125,7 @@ class Objective:
     def _text_term(self, batch: Batch | PackedBatch) -> TextTerm | None:
         return next((term for term in self.text_terms if term.kind == batch.term), None)
 
-    def _at(self, batch: Batch | PackedBatch) -> list[TextTerm | LabelTerm]:
-        """The terms of this batch."""
+    def _terms_in(self, batch: Batch | PackedBatch) -> list[TextTerm | LabelTerm]:
         text = self._text_term(batch)
         return [*([] if text is None else [text]), *self.label_terms]
 
@@ -141,7 +137,7 @@ def objective_of(phase: PhaseConfig) -> Objective:
 
 
 def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:
-    """The batch on its device, its rows dealt over at most `count` parts."""
+    """Split the rows of a batch into at most `count` parts, on a device."""
     count = min(count, len(batch.token_ids))
     return [PackedBatch.of(shard(batch, number, count), device) for number in range(count)]
 
@@ -149,26 +145,26 @@ def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> li
 def gradients(
     model: Model, parts: Sequence[PackedBatch], phase: PhaseConfig, counts: Counts, *, precision: Precision, dropout_seed: int
 ) -> Losses:
-    """The losses of the parts together, detached; their gradient is afterwards in every parameter's `grad`.
+    """Compute the gradient of the parts together into every parameter's `grad`; return their losses, detached.
 
-    counts: of the whole step. Dropout is a function of `dropout_seed` and the part.
+    counts: of the whole step. Dropout masks are a function of `dropout_seed` and the part.
     """
     if len(parts) == 1:
         computed = _losses(model, parts[0], phase, counts, precision, _dropout(phase, dropout_seed, part=0))
         computed.total.backward()  # type: ignore[no-untyped-call]
         return Losses(computed.total.detach(), computed.means)
-    named = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def one(number: int) -> tuple[Losses, Sequence[Tensor | None]]:
-        part_losses = _losses(model, parts[number], phase, counts, precision, _dropout(phase, dropout_seed, part=number))
-        return part_losses, torch.autograd.grad(part_losses.total, named, allow_unused=True)
+    def of_part(number: int) -> tuple[Losses, Sequence[Tensor | None]]:
+        losses = _losses(model, parts[number], phase, counts, precision, _dropout(phase, dropout_seed, part=number))
+        return losses, torch.autograd.grad(losses.total, trained, allow_unused=True)
 
-    answers = list(_threads(len(parts), os.getpid()).map(one, range(len(parts))))
-    for parameter, *found in zip(named, *(gradient for _, gradient in answers), strict=True):
-        for gradient in found:
+    results = list(_threads(len(parts), os.getpid()).map(of_part, range(len(parts))))
+    for parameter, *of_parts in zip(trained, *(gradient for _, gradient in results), strict=True):
+        for gradient in of_parts:
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-    return _summed([part_losses for part_losses, _ in answers])
+    return _summed([losses for losses, _ in results])
 
 
 def _dropout(phase: PhaseConfig, seed: int, *, part: int) -> Dropout:
@@ -176,7 +172,7 @@ def _dropout(phase: PhaseConfig, seed: int, *, part: int) -> Dropout:
 
 
 def _losses(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
-    # PyTorch's cache of cast weights is shared by all threads, and nothing here is cast twice.
+    # Without the cache of cast weights: all threads would share it, and no weight is cast twice here.
     with torch.autocast(part.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
         return objective_of(phase).losses(model, part, counts, dropout=dropout)
 
@@ -189,6 +185,6 @@ def _summed(parts: Sequence[Losses]) -> Losses:
 
 @functools.cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Threads whose operations run on one core each; `process`, because a forked process inherits none."""
+    """Threads whose operations run on one core each. process: part of the cache key, because a forked process inherits no threads."""
     del process
     return ThreadPoolExecutor(count, "gradients", initializer=torch.set_num_threads, initargs=(1,))

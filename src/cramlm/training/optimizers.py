@@ -1,12 +1,11 @@
-"""How gradients become updates, and how large the steps are over a phase.
+"""Optimizers and learning rate schedules.
 
 AdamW for everything, or Muon for the hidden matrices and AdamW for the rest, both torch.optim's. Muon scales its updates to a root mean
 square of 0.2 x lr whatever the shape (Liu et al. 2025, Muon is Scalable for LLM Training), so one learning rate serves all matrices.
-Its Newton-Schulz iterations run at the machine's speed of matrix products (42 ms a step for four layers of 256, a tenth of a step of
-4,096 tokens); batching equal shapes won 5 % of that and was dropped. AdamW runs fused: on CPU an 8192 x 256 embedding takes 0.8 ms
-instead of 4.5.
+Its Newton-Schulz iterations take 42 ms a step for four layers of 256, a tenth of a step of 4,096 tokens. AdamW runs fused: on a CPU an
+8192 x 256 embedding takes 0.8 ms instead of 4.5.
 
-A parameter without gradient in a step (a head that had nothing to do) is left alone, decay and moments included.
+A parameter without gradient in a step (of a head that had no work) is unchanged, without weight decay.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ MUON_MOMENTUM = 0.95
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """What the peak learning rate is multiplied with at `step` (0-based) of `steps`: in (0, 1], 1 at the peak.
+    """The factor of the peak learning rate at `step` (0-based) of `steps`, in (0, 1].
 
-    Rises linearly over the warm-up (never 0: no step is wasted). linear: falls to 0, which it would reach at `steps`. wsd: stays,
-    then falls linearly to 0 over the last `decay_fraction` of the steps (less, if the warm-up reaches into them).
+    Rises linearly over the warm-up, from above 0. linear: then falls towards 0 at `steps`. wsd: then is constant, and falls linearly to
+    0 over the last `decay_fraction` of the steps (fewer if the warm-up extends into them).
     """
     assert 0 <= step < steps, f"step {step} of {steps}"
     warmup_steps = round(schedule.warmup_fraction * steps)
@@ -42,7 +41,7 @@ def learning_rate_factor(schedule: ScheduleConfig, step: int, steps: int) -> flo
 
 
 class JointOptimizer:
-    """AdamW, or Muon and AdamW, behind one step; its state is a flat dictionary of named tensors."""
+    """AdamW, or Muon and AdamW, with one `step`; its state is a flat dictionary of named tensors."""
 
     def __init__(self, parts: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]]) -> None:
         self._parts = dict(parts)
@@ -61,7 +60,7 @@ class JointOptimizer:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Everything that is updated."""
+        """All parameters that are updated."""
         return [parameter for _, named in self._parts.values() for parameter in named.values()]
 
     def step(self) -> None:
@@ -82,7 +81,7 @@ class JointOptimizer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put moments and counters back as they were; parameters that are not named start without.
+        """Restore moments and counters; parameters without tensors start without.
 
         Raises:
             KeyError: if a tensor belongs to no parameter of this optimizer.
@@ -99,7 +98,7 @@ class JointOptimizer:
 
 
 def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
-    """The optimizer for every parameter of the model that is trained; weight decay on matrices and embeddings, none on norms and biases."""
+    """The optimizer of every trained parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
     groups = model.parameter_groups()
     matrix, decayed, undecayed = (_trained(named) for named in (groups.matrix, groups.decayed, groups.undecayed))
     parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}

@@ -1,4 +1,4 @@
-"""Token sequences side by side in rows, without padding between them; and the rows dealt over ranks and threads."""
+"""Packing of token sequences into rows without padding between them, and sharding of the rows over ranks and threads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def pack(
     soft_labels: FloatArray | None = None,
     targets: FloatArray | None = None,
 ) -> Batch:
-    """Lay sequences side by side into rows of at most `row_length` places, longest first, each into the first row with room.
+    """Pack sequences into rows of at most `row_length` positions by first-fit decreasing: longest first, each into the first row with room.
 
-    The batch numbers its sequences by where they lie, not by the order given. Rows are cut to the fullest one, rounded up to a
-    multiple of 8. No masks. Deterministic: equal lengths keep their given order.
+    The batch numbers its sequences by their position in the rows. Rows have the length of the fullest one, rounded up to a multiple of 8.
+    The batch has no masks. Deterministic: sequences of equal length keep their order.
     """
     lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
     assert len(sequences) > 0, "a batch holds at least one sequence"
@@ -39,14 +39,14 @@ def pack(
     order = np.argsort(start)
     start, lengths = start[order], lengths[order]
     position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places = np.repeat(start, lengths) + position
+    filled = np.repeat(start, lengths) + position
 
     token_ids = np.full(rows * length, pad_id, dtype=np.int64)
-    token_ids[places] = np.concatenate([sequences[index] for index in order])
+    token_ids[filled] = np.concatenate([sequences[index] for index in order])
     sequence = np.full(rows * length, -1, dtype=np.int64)
-    sequence[places] = np.repeat(np.arange(len(order)), lengths)
+    sequence[filled] = np.repeat(np.arange(len(order)), lengths)
     position_in_sequence = np.zeros(rows * length, dtype=np.int64)
-    position_in_sequence[places] = position
+    position_in_sequence[filled] = position
     nothing = np.zeros(0, dtype=np.int64)
     return Batch(
         token_ids=token_ids.reshape(rows, length),
@@ -63,7 +63,7 @@ def pack(
 
 
 def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
-    """Values of the tokens of sequences, flat, as `pack` lays out the tokens themselves; 0 in places of padding."""
+    """Arrange values of each token of the sequences, flat, as `pack` arranges the tokens; 0 for padding."""
     lengths = [len(each) for each in values]
     number = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
     nothing = np.zeros(len(lengths), dtype=np.int64)
@@ -72,48 +72,47 @@ def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArr
 
 
 def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Row and column of each sequence, and how many places of each row are used."""
+    """Row and column of each sequence, and the used length of each row."""
     row, column = np.empty_like(lengths), np.empty_like(lengths)
-    used = np.zeros(len(lengths) + 1, dtype=np.int64)  # as many rows as could be needed; the first empty one always has room
+    used = np.zeros(len(lengths) + 1, dtype=np.int64)  # as many rows as could be needed; the first empty one always has space
     for index in np.argsort(-lengths, kind="stable"):
         length = lengths[index]
-        home = int((used <= row_length - length).argmax())
-        row[index], column[index] = home, used[home]
-        used[home] += length
+        fits = int((used <= row_length - length).argmax())
+        row[index], column[index] = fits, used[fits]
+        used[fits] += length
     return row, column, used[used > 0]
 
 
 def shard(batch: Batch, index: int, count: int) -> Batch:
-    """The rows of a batch that one of `count` ranks computes; each row belongs to exactly one.
+    """Return the rows of a batch that the rank `index` of `count` computes; each row belongs to exactly one rank.
 
-    Every rank gets as many rows as the others, or one more (a row costs its places, padding too), dealt so that real tokens are even as
-    well: fullest first, there and back. A rank for which there is no row gets one of padding.
+    Numbers of rows differ by at most one, since the cost of a row includes its padding. Real tokens are balanced too: the rows, fullest
+    first, are assigned to the ranks forwards, then backwards, and so on. A rank without a row gets one of padding.
     """
     assert 0 <= index < count, f"rank {index} of {count}"
     if count == 1:
         return batch
     by_tokens = np.argsort(-(batch.sequence >= 0).sum(axis=1), kind="stable")
-    turn, place = np.divmod(np.arange(len(by_tokens)), count)
-    mine = np.sort(by_tokens[np.where(turn % 2, count - 1 - place, place) == index])
-    if len(mine) == 0:
+    turn, offset = np.divmod(np.arange(len(by_tokens)), count)
+    rows = np.sort(by_tokens[np.where(turn % 2, count - 1 - offset, offset) == index])
+    if len(rows) == 0:
         empty = _rows(batch, np.zeros(1, dtype=np.int64), sequences=np.zeros(len(batch.first), dtype=np.bool_))
         nothing = np.zeros(0, dtype=np.int64)
         return replace(empty, masked=nothing, mlm_labels=nothing, chance=empty.chance[:0])
-    taken = np.isin(batch.first // batch.token_ids.shape[1], mine)
-    return _rows(batch, mine, sequences=taken)
+    return _rows(batch, rows, sequences=np.isin(batch.first // batch.token_ids.shape[1], rows))
 
 
 def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
-    """A batch of these rows (rising) with these of its sequences, numbered anew; the places of the others become padding."""
+    """A batch of these rows (rising) with these of its sequences, renumbered; the tokens of other sequences become padding."""
     length = batch.token_ids.shape[1]
     number = np.append(np.where(sequences, np.cumsum(sequences) - 1, -1), -1)  # the last entry is for padding, -1
     new_row = np.full(len(batch.token_ids), -1, dtype=np.int64)
     new_row[rows] = np.arange(len(rows))
     kept = new_row[batch.masked // length] >= 0
 
-    def moved(places: IntArray) -> IntArray:
-        there: IntArray = new_row[places // length] * length + places % length
-        return there
+    def moved(positions: IntArray) -> IntArray:
+        result: IntArray = new_row[positions // length] * length + positions % length
+        return result
 
     return Batch(
         token_ids=batch.token_ids[rows],

@@ -1,7 +1,7 @@
 """The terms of a phase's loss, one file each.
 
-A file defines one subclass of `TextTerm` or `LabelTerm` and registers it for its settings (config/terms.py) by `implements`. Every file of
-this folder is imported here, so that adding a term is adding a file.
+A file defines one subclass of `TextTerm` or `LabelTerm` and registers it for its settings (config/terms.py) by `implements`. All files of
+this folder are imported here, so that a new term is one new file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a term of the loss is: the tokens it predicts, what its loss is a mean over, its loss.
+"""The interface of a loss term: the tokens it predicts, the counts its means are over, its loss.
 
-A phase has at most one text term at a step (`TextTerm`): it decides what the encoder reads. Any number of label terms (`LabelTerm`) share
-the classifier's logits. All settings of one kind, for external and for task text, are one object, so that their positions go through a
-head together.
+At a step a phase has at most one text term (`TextTerm`), which makes the input of the encoder, and any number of label terms (`LabelTerm`),
+which share the classifier's logits. The settings of one kind for external and for task text are one object, so that their positions go
+through a head together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cramlm.training.pools import TokenPool
 Random: TypeAlias = Callable[[str], np.random.Generator]
 """A generator for each purpose, a function of (seed, phase, step, purpose)."""
 Counts: TypeAlias = Mapping[str, int]
-"""What each mean of a whole step is over, by its name."""
+"""The number of positions or sequences of each mean of a whole step, by its name."""
 
 _T = TypeVar("_T", bound="type[Term]")
 _IMPLEMENTATIONS: dict[str, type[Term]] = {}
@@ -47,7 +47,7 @@ def implements(config: type[TermConfig]) -> Callable[[_T], _T]:
 
 
 def terms_of(phase: PhaseConfig) -> Iterator[Term]:
-    """The terms of a phase, one object for each kind, in the order of their first mention."""
+    """The terms of a phase, one object for each kind, in the order of the config."""
     for kind in dict.fromkeys(term.kind for term in phase.terms):
         yield _IMPLEMENTATIONS[kind](phase, {term.on: term for term in phase.terms if term.kind == kind})
 
@@ -78,7 +78,7 @@ class Sampled:
         )
 
     def packed_values(self, phase: PhaseConfig) -> npt.NDArray[Any] | None:
-        """`token_values` flat, as `packed` lays out the tokens; None where there are none."""
+        """`token_values` flat, as `packed` arranges the tokens; None where there are none."""
         return lay_out(self.token_values, row_length=phase.row_length) if self.token_values else None
 
 
@@ -91,7 +91,7 @@ class TermLoss:
 
 
 class Term(ABC):
-    """All settings of one kind in a phase, by the text that they are on."""
+    """All settings of one kind in a phase, by origin."""
 
     def __init__(self, phase: PhaseConfig, configs: Mapping[Origin, Any]) -> None:
         self.phase, self.configs = phase, configs
@@ -109,7 +109,7 @@ class Term(ABC):
 
     @abstractmethod
     def counts(self, batch: Batch | PackedBatch) -> Counts:
-        """What each mean is over in a whole batch."""
+        """The number of positions or sequences of each mean, by its name."""
 
 
 class LabelTerm(Term):
@@ -124,28 +124,28 @@ class TextTerm(Term):
     """A term on tokens."""
 
     def applies(self, random: Random) -> bool:
-        """Return False at a step that another text term of the phase reads."""
+        """Return False at a step of another text term of the phase."""
         return True
 
     def of_origin(self, external: BoolArray) -> BoolArray:
-        """Which sequences the term is on."""
+        """True for the sequences whose origin the term is on."""
         return np.where(external, "external" in self.configs, "task" in self.configs)
 
     @abstractmethod
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and what stands there."""
+        """The batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and their replaced tokens."""
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
-        """Mean tokens of a pool's sequence as it stands in a batch."""
+        """Mean tokens of a pool's sequence in a batch."""
         return pool.mean_length
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Any]:
-        """The batch as the encoder reads it, and what `loss` needs of how it was made."""
+        """The batch as the encoder reads it, and intermediate results for `loss`."""
         return batch, None
 
     @abstractmethod
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
-        """hidden: (R * L, hidden) of what `encoded` gave, which is `batch` and `made`. scale: factor of every weight."""
+        """batch, made: from `encoded`. hidden: (R * L, hidden) of that batch. scale: factor of every weight."""
 
     @abstractmethod
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
@@ -153,7 +153,7 @@ class TextTerm(Term):
 
 
 class PositionTerm(TextTerm):
-    """A text term with one loss for each position of `masked`."""
+    """A text term with one loss per position of `masked`."""
 
     def counts(self, batch: Batch | PackedBatch) -> Counts:
         """Positions, by origin."""
@@ -171,17 +171,17 @@ class PositionTerm(TextTerm):
         return torch.where(is_external, external, task), is_external
 
     def means(self, each: Tensor, is_external: Tensor, counts: Counts) -> dict[str, Tensor]:
-        """The mean loss of each origin that the batch holds."""
-        found = {}
+        """The mean loss of each origin in the batch."""
+        means = {}
         for origin in self.configs:
             name = f"{self.kind}_{origin}"
             if counts[name]:
-                found[name] = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
-        return found
+                means[name] = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
+        return means
 
 
 class VocabularyTerm(PositionTerm):
-    """A text term whose positions each predict a token by the vocabulary head."""
+    """A text term whose positions predict tokens through the vocabulary head."""
 
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Cross-entropy of the tokens."""
@@ -195,5 +195,5 @@ class VocabularyTerm(PositionTerm):
 
 
 def without_labels(batch: Batch) -> Batch:
-    """The batch with nothing to learn from labels."""
+    """The batch without labels and soft labels."""
     return replace(batch, task_labels=np.full_like(batch.task_labels, -1), soft_labels=np.zeros_like(batch.soft_labels))

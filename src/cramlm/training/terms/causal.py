@@ -17,20 +17,20 @@ class NextTokens(VocabularyTerm):
     """Every position predicts the token after it; at a `share` of the steps."""
 
     def applies(self, random: Random) -> bool:
-        """Drawn for each step."""
+        """Sampled for each step."""
         share: float = next(iter(self.configs.values())).share
         return share == 1.0 or random("masked or causal").random() < share
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """Nothing is hidden; positions see those up to themselves."""
+        """Nothing is masked; each position attends to those up to itself."""
         batch = sampled.packed(self.phase, special)
         return next_tokens(batch, special, where=self.of_origin(batch.external))
 
 
 def next_tokens(batch: Batch, special: SpecialIds, *, where: BoolArray) -> Batch:
-    """The batch read left to right: each position of the sequences `where` (S,) predicts the token after it, if that is not [UNK].
+    """The batch with causal attention, where each position of the sequences `where` (S,) predicts the token after it unless that is [UNK].
 
-    Task labels are taken away, because a sequence's first position sees only itself.
+    Without task labels, because the first position of a sequence attends only to itself.
     """
     ids, owner = batch.token_ids.ravel(), batch.sequence.ravel()
     predicts = np.zeros(len(ids), dtype=np.bool_)

@@ -2,7 +2,7 @@
 
 classification    cross-entropy of the text's label
 multi-label       binary cross-entropy of every label, averaged over labels
-regression        squared error of the number, in spreads of the training numbers (records.Scale)
+regression        squared error of the number, in standard deviations of the training numbers (records.Scale)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GoldLabels(LabelTerm):
         return {"classify_task": int((batch.task_labels >= 0).sum())}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
-        """Sequences without a label (-1) do not count."""
+        """Sequences without a label (-1) are left out."""
         config = self.configs["task"]
         mean = summed_task_loss(model.kind, logits, batch, label_smoothing=config.label_smoothing) / counts["classify_task"]
         return TermLoss(scale * config.weight * mean, {"classify_task": mean.detach()})

@@ -17,12 +17,12 @@ class SoftLabels(LabelTerm):
 
     def counts(self, batch: Batch | PackedBatch) -> Counts:
         """Sequences with soft labels, by origin."""
-        known = batch.soft_labels.sum(1) > 0
-        external, task = int((known & batch.external).sum()), int((known & ~batch.external).sum())
+        has_soft_labels = batch.soft_labels.sum(1) > 0
+        external, task = int((has_soft_labels & batch.external).sum()), int((has_soft_labels & ~batch.external).sum())
         return {f"distil_{origin}": external if origin == "external" else task for origin in self.configs}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
-        """Soft labels of 0 (a sequence that the teacher does not know) add nothing."""
+        """Soft labels of 0 (a sequence without a teacher's prediction) add nothing."""
         each = -(batch.soft_labels * torch.log_softmax(logits, -1))
         weighted, means = torch.zeros((), device=logits.device), {}
         for origin, config in self.configs.items():

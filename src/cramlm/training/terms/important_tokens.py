@@ -1,4 +1,4 @@
-"""Token importance: tell which words of the labelled texts matter to the label; the scorer of selective masking (Gu et al. 2020)."""
+"""Token importance (Gu et al. 2020): classify tokens of labelled texts by importance to the label, to score text for masks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, Te
 
 @implements(ImportantTokens)
 class TokenImportance(PositionTerm):
-    """The token head learns the labels that training/importance.py gave the words."""
+    """The token head learns the token labels of training/importance.py."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """Nothing is hidden; `mlm_labels` are 1 for important tokens, 0 for others."""
+        """Nothing is masked; `mlm_labels` are 1 for important tokens, 0 for others."""
         batch, values = sampled.packed(self.phase, special), sampled.packed_values(self.phase)
         assert values is not None, f"phase {self.phase.name}: its texts come without token labels"
         labelled = np.flatnonzero(values)
         return replace(batch, masked=labelled, mlm_labels=values[labelled].astype(np.int64) - 1)
 
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
-        """Binary cross-entropy; important tokens weigh `positive_weight`."""
+        """Binary cross-entropy; important tokens have the weight `positive_weight`."""
         positive_weight: float = self.configs["task"].positive_weight
         weights, is_external = self.position_weights(batch, counts, scale=scale)
         important = batch.mlm_labels.float()

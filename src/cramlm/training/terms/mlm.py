@@ -1,4 +1,4 @@
-"""Masked language modeling: predict the tokens that the phase's masks hid."""
+"""Masked language modeling: predict the tokens that the phase's masks hide."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Replaced-token detection: a generator's guesses stand where tokens were masked; the encoder tells which tokens are not the text's.
+"""Replaced-token detection (ELECTRA, Clark et al. 2020): masked tokens are replaced by samples of a small generator, and the encoder
+classifies every token as original or replaced.
 
-Which guess is taken is drawn from the generator's distribution by one number per position that the batch brings along, so that a step does
-not depend on how it is dealt over threads and ranks. A guess that is right counts as the text's own. No gradient flows through the guesses.
-Labels are learnt from the text with its replacements.
+The generator's distribution is sampled with one uniform number per position from the batch (`chance`), so that a step does not depend on
+how it is split over threads and ranks. A sample that equals the original token counts as original. No gradient flows through the samples.
+Label terms read the text with its replacements.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from cramlm.records import Batch
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
 
-_BLOCK = 1 << 20  # probabilities that are summed up at a time
-_PARTS = 1 << 32  # of a probability, so that their sums are whole numbers: exact, in any order, on any device
+_BLOCK = 1 << 20  # probabilities in memory at a time
+_UNIT = 1 << 32  # fixed-point scale of a probability: sums of integers are exact, in any order, on any device
 
 
 @implements(ReplacedTokens)
 class ReplacedTokenDetection(PositionTerm):
-    """The generator predicts masked tokens; the encoder tells at every position whether its token was replaced."""
+    """The generator predicts masked tokens; the token head classifies every token as original or replaced."""
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -46,14 +47,14 @@ class ReplacedTokenDetection(PositionTerm):
         return {**super().counts(batch), **{f"detection_{origin}": read[origin] for origin in self.configs}}
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """New masks at every step, with a number for each that says which guess is taken."""
+        """New masks at every step, with a uniform number for each to sample the replacement."""
         batch, masking = sampled.packed(self.phase, special), self.phase.masking
         where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
         batch = mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)
         return replace(batch, chance=random("replacements").random(len(batch.masked), dtype=np.float32))
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Replaced]:
-        """The batch with the generator's guesses."""
+        """The batch with replaced tokens."""
         replaced = replace_tokens(model, batch, dropout=dropout)
         return replaced.batch, replaced
 
@@ -75,7 +76,7 @@ class ReplacedTokenDetection(PositionTerm):
         return TermLoss(total, means)
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the generator, which is a second encoder, its vocabulary head and detection."""
+        """Of the generator's encoder and vocabulary head, and of detection."""
         if not len(batch.masked):
             return 0.0
         rows, length = batch.token_ids.shape
@@ -89,40 +90,40 @@ class ReplacedTokenDetection(PositionTerm):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """batch: with guesses at its masked places. logits: the generator's, (M, V). wrong: where a token is not the text's, (R * L,)."""
+    """batch: with replaced tokens. logits: the generator's, (M, V). is_replaced: (R * L,), True where a token is not the original."""
 
     batch: PackedBatch
     logits: Tensor
-    wrong: Tensor
+    is_replaced: Tensor
 
 
 def replace_tokens(model: Model, batch: PackedBatch, *, dropout: Dropout | None = None) -> Replaced:
-    """Let the generator guess the masked tokens of a batch."""
+    """Replace the masked tokens of a batch by samples of the generator."""
     rows = (batch.token_ids, batch.sequence, batch.position)
     logits = model.generator(model.encoder.word_embeddings, *rows, batch.masked, dropout=dropout or no_dropout())
     tokens = batch.token_ids.flatten().clone()
-    wrong = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    guesses = drawn(logits.detach(), batch.chance)
-    tokens[batch.masked], wrong[batch.masked] = guesses, guesses != batch.mlm_labels
-    return Replaced(replace(batch, token_ids=tokens.view(batch.token_ids.shape)), logits, wrong)
+    is_replaced = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    samples = sample_tokens(logits.detach(), batch.chance)
+    tokens[batch.masked], is_replaced[batch.masked] = samples, samples != batch.mlm_labels
+    return Replaced(replace(batch, token_ids=tokens.view(batch.token_ids.shape)), logits, is_replaced)
 
 
-def drawn(logits: Tensor, chance: Tensor) -> Tensor:
-    """A token for each row of logits (M, V) from their softmax, as the numbers `chance` (M,) in [0, 1) fall; (M,) int64."""
+def sample_tokens(logits: Tensor, chance: Tensor) -> Tensor:
+    """A token for each row of logits (M, V) from their softmax, by inversion at `chance` (M,) in [0, 1); (M,) int64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     block = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), block):
         part = slice(start, start + block)
-        ends = (torch.softmax(logits[part].float(), -1).double() * _PARTS).long().cumsum(-1)
+        ends = (torch.softmax(logits[part].float(), -1).double() * _UNIT).long().cumsum(-1)
         point = (chance[part].double() * ends[:, -1]).long()
         tokens[part] = torch.searchsorted(ends, point[:, None], right=True).squeeze(1)
     return tokens
 
 
 def detection_losses(model: Model, hidden: Tensor, replaced: Replaced) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of 'was this token replaced?' at every real place, in nats, and whether each is a place of external text; both (T,)."""
+    """Binary cross-entropy of detection at every real token, in nats, and whether each is of external text; both (T,)."""
     owner = replaced.batch.sequence.flatten()
     real = (owner >= 0).nonzero().squeeze(1)
     logits = model.place_head(hidden.index_select(0, real))
-    each = functional.binary_cross_entropy_with_logits(logits, replaced.wrong[real].float(), reduction="none")
+    each = functional.binary_cross_entropy_with_logits(logits, replaced.is_replaced[real].float(), reduction="none")
     return each, replaced.batch.external[owner[real]]
