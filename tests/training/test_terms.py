@@ -186,7 +186,7 @@ def test_replacements_stand_at_masked_places_only_and_right_guesses_are_not_wron
     assert not replaced.is_replaced[elsewhere].any()
     assert torch.equal(replaced.is_replaced[batch.masked], after[batch.masked] != batch.mlm_labels)
     sure = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"mlm_labels": after[batch.masked]})
-    assert not replace_tokens(model, sure).wrong.any()
+    assert not replace_tokens(model, sure).is_replaced.any()
 
 
 @pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 2 + 1 + 8 + 16)])
