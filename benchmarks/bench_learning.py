@@ -37,7 +37,7 @@ from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConf
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.records import Batch, Event, Task
@@ -158,7 +158,9 @@ def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer,
 def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, tokens_per_second: float) -> dict[str, Any]:
     """Train for what its minutes hold at that speed, and look at the held-out loss twelve times."""
     per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
-    model = build_model(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels), seed=arguments.seed)
+    model = build_model(
+        ModelSpec(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels)), seed=arguments.seed
+    )
     counting = place_embeddings(model, arm, texts, tokenizer, seed=arguments.seed, kept=arguments.out / "counting.json")
     steps = max(24, int((60 * arm.minutes - counting) * tokens_per_second / per_step))
     phase = arm.phase.model_copy(update={"steps": steps, "evaluate_every": max(1, steps // 12), "keep": "last"})
@@ -266,7 +268,7 @@ def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Map
     labels = np.array([texts.task.labels.index(str(example.label)) for example in texts.task.train], dtype=np.int64)
     text = Text(texts.passages, [example.text for example in texts.task.train], labels, len(texts.task.labels))
     paper, own = tokenizers[PAPER_VOCABULARY], tokenizers[default.vocabulary]
-    start = build_model(SIZE.bert, HeadConfig(pooling="cls"), vocab_size=paper.vocab_size, labels=text.label_count, seed=0)
+    start = build_model(ModelSpec(SIZE.bert, HeadConfig(pooling="cls"), vocab_size=paper.vocab_size, labels=text.label_count), seed=0)
     save_mlm(start, paper, arguments.out / "peer" / "mlm", max_length=LENGTH)
     save_classifier(start, paper, arguments.out / "peer" / "classifier", labels=texts.task.labels, max_length=LENGTH)
     sequences = [paper.sequences(part, max_length=LENGTH, cut="truncate") for part in (text.passages, text.task)]
@@ -280,7 +282,7 @@ def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Map
         batch=SIZE.batch,
         external_per_task=EXTERNAL_PER_TASK,
     )
-    modern = build_model(default.encoder, default.head, vocab_size=own.vocab_size, labels=text.label_count, seed=0)
+    modern = build_model(ModelSpec(default.encoder, default.head, vocab_size=own.vocab_size, labels=text.label_count), seed=0)
     ours = our_turn(modern, default.phase, own, text, 4)
     rates: dict[str, list[float]] = {"released": [], "default": []}
     for turn in range(6):

@@ -108,7 +108,7 @@ def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path
     """Write an untrained classifier of this size; returns the mean tokens of a text."""
     from cramlm.config.run import HeadConfig, TokenizerConfig
     from cramlm.model.huggingface.folder import save_classifier
-    from cramlm.model.model import build_model
+    from cramlm.model.model import ModelSpec, build_model
     from cramlm.model.tokenizer import Tokenizer, train_tokenizer
     from cramlm.recipes import PRESETS
 
@@ -117,7 +117,7 @@ def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path
     encoder = PRESETS[preset].model_copy(update={"init_std": 0.1})  # answers that differ from text to text
     head = HeadConfig(pooling="cls" if encoder.shape == "bert" else "mean")
     labels = ["first", "second", "third", "fourth"]
-    model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=len(labels), seed=1)
+    model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=len(labels)), seed=1)
     lengths = tokenizer.sequences(texts, max_length=256, cut="truncate").lengths
     save_classifier(model, tokenizer, folder, labels=labels, max_length=256 if lengths.mean() > 64 else 128)
     return float(lengths.mean())

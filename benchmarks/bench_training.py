@@ -36,7 +36,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig, MaskingConfig, Optimize
 from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.training.batching import Batches
@@ -149,7 +149,7 @@ def measure_size(
     size = SIZES[name]
     tokenizer = tokenizers[PAPER_VOCABULARY]
     external, task = encoded(tokenizer, text)
-    model = build_model(size.bert, HeadConfig(pooling="cls"), vocab_size=tokenizer.vocab_size, labels=text.label_count, seed=0)
+    model = build_model(ModelSpec(size.bert, HeadConfig(pooling="cls"), vocab_size=tokenizer.vocab_size, labels=text.label_count), seed=0)
     save_mlm(model, tokenizer, folder / "mlm", max_length=LENGTH)
     save_classifier(model, tokenizer, folder / "classifier", labels=[f"l{i}" for i in range(text.label_count)], max_length=LENGTH)
     special = special_ids(tokenizer)
@@ -164,7 +164,9 @@ def measure_size(
     per_token = characters_per_token(text, tokenizer)
     own = per_token if size.vocabulary == PAPER_VOCABULARY else characters_per_token(text, tokenizers[size.vocabulary])
     default = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
-    modern = build_model(size.modern, HeadConfig(), vocab_size=tokenizers[size.vocabulary].vocab_size, labels=text.label_count, seed=0)
+    modern = build_model(
+        ModelSpec(size.modern, HeadConfig(), vocab_size=tokenizers[size.vocabulary].vocab_size, labels=text.label_count), seed=0
+    )
     sides = [
         Side("released", lambda: (sum(loop.step() for _ in range(max(1, size.turn // 2))), 0.0), per_token, [], []),
         Side("cramlm", our_turn(model, released_phase(size), tokenizer, text, size.turn), per_token, [], []),

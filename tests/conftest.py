@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
@@ -62,4 +62,4 @@ def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     """Weights large enough for probabilities that differ between texts."""
     head = HeadConfig(pooling="cls" if request.param == "bert" else "mean")
     encoder = EncoderConfig(shape=request.param, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
-    return build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=3, seed=5)
+    return build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=3), seed=5)

@@ -20,7 +20,7 @@ import httpx
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.huggingface.folder import save_classifier
-from cramlm.model.model import build_model
+from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
 PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
@@ -31,7 +31,7 @@ JSON = {"content-type": "application/json"}
 def export_tiny(folder: Path, tokenizer: Tokenizer) -> Path:
     """A model whose answers differ between texts, exported; it reads 48 tokens."""
     encoder = EncoderConfig(shape="modernbert", layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
-    model = build_model(encoder, HeadConfig(pooling="mean"), vocab_size=tokenizer.vocab_size, labels=3, seed=5)
+    model = build_model(ModelSpec(encoder, HeadConfig(pooling="mean"), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
     save_classifier(model, tokenizer, folder, labels=LABELS, max_length=48)
     return folder
 

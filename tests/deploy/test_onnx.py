@@ -20,7 +20,7 @@ from cramlm.export.onnx import export_onnx
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.inference.predictor import Predictor, load_predictor
 from cramlm.model.huggingface.folder import save_classifier
-from cramlm.model.model import build_model
+from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Event, Example
 from cramlm.storage.artifacts import verify
@@ -39,7 +39,7 @@ def examples(texts: list[str]) -> list[Example]:
 
 def saved(folder: Path, tokenizer: Tokenizer, shape: str, pooling: Any) -> Path:
     encoder = EncoderConfig(shape=shape, layers=1, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)  # type: ignore[arg-type]
-    model = build_model(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3, seed=5)
+    model = build_model(ModelSpec(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
     save_classifier(model, tokenizer, folder / "export", labels=LABELS, max_length=48)
     return folder / "export"
 

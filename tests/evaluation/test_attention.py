@@ -13,7 +13,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.evaluation.attention import HeadShares, head_shares
 from cramlm.experiments.attention import draw, look_at, markdown, plain
 from cramlm.model.huggingface.folder import save_mlm
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.records import silent
 
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def build(encoder: EncoderConfig, tokenizer: Tokenizer) -> Model:
     head = HeadConfig(pooling="cls")
-    return build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=1, pad_id=tokenizer.pad_id)
+    return build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=1)
 
 
 @pytest.mark.parametrize("encoder", SHAPES, ids=lambda encoder: encoder.shape)

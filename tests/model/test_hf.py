@@ -14,7 +14,7 @@ import torch
 
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.kernels.dropout import Dropout
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
 pytestmark = [
@@ -59,7 +59,7 @@ TORTURE = [
 @pytest.fixture(params=list(model_fixtures.SHAPES))
 def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     encoder, head = model_fixtures.SHAPES[request.param]
-    return scrambled(build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=len(LABELS), seed=11))
+    return scrambled(build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=len(LABELS)), seed=11))
 
 
 def scrambled(model: Model) -> Model:
@@ -125,7 +125,7 @@ def test_dropout_gives_the_mean_and_the_spread_of_transformers_bert_under_traini
     import transformers
 
     encoder, head = model_fixtures.SHAPES["bert"]
-    model = scrambled(build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=11))
+    model = scrambled(build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2), seed=11))
     hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)
     rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": attention_rate}
     native = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="eager", **rates).train()
@@ -151,7 +151,7 @@ def test_transformers_tokenizer_gives_our_ids_for_every_script_and_literal_speci
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     for name in ("bert", "modernbert-mean"):
         encoder, head = model_fixtures.SHAPES[name]
-        model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=0)
+        model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2), seed=0)
         hf.save_classifier(model, tokenizer, tmp_path / name, labels=["a", "b"], max_length=24)
         native = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
         assert native.model_max_length == 24
@@ -184,7 +184,7 @@ def test_a_saved_language_model_loads_with_a_fresh_classifier(model: Model, toke
     hf.save_mlm(model, tokenizer, tmp_path, max_length=48)
     loaded, _, max_length = hf.load_mlm(tmp_path, head=model.head_config, labels=5, seed=2)
     assert max_length == 48
-    fresh = build_model(model.encoder_config, model.head_config, vocab_size=tokenizer.vocab_size, labels=5, seed=2)
+    fresh = build_model(ModelSpec(model.encoder_config, model.head_config, vocab_size=tokenizer.vocab_size, labels=5), seed=2)
     parameters, drawn = dict(model.named_parameters()), dict(fresh.named_parameters())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, drawn[name] if name.startswith("classifier.") else parameters[name]), name
@@ -219,7 +219,7 @@ def test_the_same_model_is_saved_as_the_same_bytes(model: Model, tokenizer: Toke
 
 def test_loading_does_not_import_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
     encoder, head = model_fixtures.SHAPES["bert"]
-    model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=2, seed=0)
+    model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2), seed=0)
     hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)
     script = (
         "import sys; from pathlib import Path; from cramlm.model.huggingface.folder import load_classifier; "

@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
-from cramlm.model.model import build_model
+from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
 
 @pytest.fixture(params=["bert", "modernbert-mean"])
 def exported(request: pytest.FixtureRequest, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     encoder, head = model_fixtures.SHAPES[request.param]
-    model = build_model(encoder, head, vocab_size=tokenizer.vocab_size, labels=3, seed=0)
+    model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=3), seed=0)
     folder = tmp_path / "model"
     hf.save_classifier(model, tokenizer, folder, labels=["a", "b", "c"], max_length=64)
     return folder

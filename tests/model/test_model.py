@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.kernels.dropout import Dropout
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
 
 def built(name: str, *, seed: int = 5, vocab_size: int = 400) -> Model:
     encoder, head = model_fixtures.SHAPES[name]
-    return build_model(encoder, head, vocab_size=vocab_size, labels=3, seed=seed)
+    return build_model(ModelSpec(encoder, head, vocab_size=vocab_size, labels=3), seed=seed)
 
 
 @pytest.fixture(params=list(model_fixtures.SHAPES))
@@ -63,15 +63,15 @@ def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone
 
 def test_parts_that_two_models_share_start_equal() -> None:
     encoder, head = model_fixtures.SHAPES["modernbert-mean"]
-    two = build_model(encoder, head, vocab_size=400, labels=2, seed=1)
-    nine = build_model(encoder, head, vocab_size=400, labels=9, seed=1)
+    two = build_model(ModelSpec(encoder, head, vocab_size=400, labels=2), seed=1)
+    nine = build_model(ModelSpec(encoder, head, vocab_size=400, labels=9), seed=1)
     for (name, one), other in zip(two.encoder.named_parameters(), nine.encoder.parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
 def test_initial_weights_have_the_asked_spread() -> None:
     config = EncoderConfig(layers=2, hidden=128, heads=2, intermediate=256, init_std=0.05)
-    model = build_model(config, HeadConfig(), vocab_size=1000, labels=2, seed=0)
+    model = build_model(ModelSpec(config, HeadConfig(), vocab_size=1000, labels=2), seed=0)
     parameters = dict(model.named_parameters())
     assert parameters["encoder.word_embeddings"].std().item() == pytest.approx(0.05, rel=0.02)
     assert parameters["encoder.layers.0.qkv.weight"].std().item() == pytest.approx(0.05, rel=0.02)

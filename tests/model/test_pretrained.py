@@ -21,7 +21,7 @@ from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import Taken, take_weights
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
 pytestmark = [
@@ -49,9 +49,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(folder: Path, *, labels: int = 3) -> tuple[Model, Any, Taken]:
     pretrained = open_pretrained(folder)
     tokenizer = pretrained.tokenizer
-    model = build_model(
-        pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=labels, seed=1, pad_id=tokenizer.pad_id
-    )
+    spec = ModelSpec(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=labels, pad_id=tokenizer.pad_id)
+    model = build_model(spec, seed=1)
     return model, tokenizer, take_weights(model, pretrained)
 
 
@@ -123,7 +122,9 @@ def test_an_encoder_saved_alone_in_half_precision_is_taken_and_its_head_is_drawn
     save_file({renamed[name]: tensor.half() for name, tensor in tensors.items()}, folder / "model.safetensors")
     model, tokenizer, taken = opened(folder)
     assert not taken.mlm_head
-    fresh = build_model(model.encoder_config, model.head_config, vocab_size=model.vocab_size, labels=3, seed=1, pad_id=tokenizer.pad_id)
+    fresh = build_model(
+        ModelSpec(model.encoder_config, model.head_config, vocab_size=model.vocab_size, labels=3, pad_id=tokenizer.pad_id), seed=1
+    )
     for name, parameter in fresh.named_parameters():
         drawn = torch.equal(parameter, model.get_parameter(name))
         assert drawn == (not name.startswith("encoder.") and not (shape in ("bert", "albert") and name.startswith("classifier.dense"))), (
@@ -150,7 +151,7 @@ def test_rows_beyond_the_tokenizers_last_id_are_left_out(tmp_path: Path) -> None
 def test_a_folder_of_cramlm_is_a_starting_point_too(folders: dict[str, Path], tmp_path: Path) -> None:
     encoder = EncoderConfig(layers=2, hidden=32, heads=4, intermediate=48, max_positions=64)
     tokenizer = open_pretrained(folders["bert"]).tokenizer
-    model = build_model(encoder, HeadConfig(), vocab_size=tokenizer.vocab_size, labels=2, seed=7, pad_id=tokenizer.pad_id)
+    model = build_model(ModelSpec(encoder, HeadConfig(), vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=7)
     hf.save_mlm(model, tokenizer, tmp_path, max_length=64)
     copy, _, taken = opened(tmp_path, labels=2)
     assert taken.mlm_head

@@ -17,7 +17,7 @@ from cramlm.config.terms import Classify, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import predict_logits, predict_logits_fast
 from cramlm.model.huggingface.folder import load_classifier, save_prompted
-from cramlm.model.model import Model, build_model
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.training.flops import executed_flops
@@ -89,7 +89,7 @@ def test_long_passages_become_pieces_in_the_patterns_in_turn(tokenizer: Tokenize
 
 def prompted_model(tokenizer: Tokenizer, prompt: Prompt) -> Model:
     encoder = EncoderConfig(layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
-    return build_model(encoder, head_of(prompt), vocab_size=tokenizer.vocab_size, labels=2, seed=5, prompt=prompt)
+    return build_model(ModelSpec(encoder, head_of(prompt), vocab_size=tokenizer.vocab_size, labels=2, prompt=prompt), seed=5)
 
 
 def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_pattern(tokenizer: Tokenizer) -> None:

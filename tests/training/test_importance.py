@@ -13,7 +13,7 @@ from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_phase, 
 
 from cramlm.config.run import HeadConfig, MaskingConfig
 from cramlm.config.terms import ImportantTokens
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.training.batching import Batches
 from cramlm.training.importance import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.masking import mask
@@ -34,7 +34,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def model_of() -> Model:
-    return build_model(ENCODER, HeadConfig(pooling="mean", token_classifier=True), vocab_size=VOCABULARY, labels=LABELS, seed=7)
+    return build_model(ModelSpec(ENCODER, HeadConfig(pooling="mean", token_classifier=True), vocab_size=VOCABULARY, labels=LABELS), seed=7)
 
 
 def pool_of_words(sequences: int = 24) -> TokenPool:

@@ -14,7 +14,7 @@ from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_m
 from cramlm.config.run import HeadConfig, PhaseConfig
 from cramlm.model.kernels.dropout import Dropout
 from cramlm.model.kernels.torch import weighted_cross_entropy
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, objective_of
@@ -203,7 +203,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     targets = (given > 0).astype(np.float32) if kind == "multi-label" else given
     pools = external, replace(task, labels=np.zeros_like(task.labels), targets=targets)
     batch = Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL).batch(0)
-    model = build_model(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=outputs, seed=7, kind=kind)
+    model = build_model(ModelSpec(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=outputs, kind=kind), seed=7)
     packed = PackedBatch.of(batch)
     labelled = packed.task_labels >= 0
     assert labelled.tolist() == (~packed.external).tolist()
@@ -218,7 +218,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
 
 
 def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer() -> None:
-    model = build_model(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=1, seed=7, kind="regression")
+    model = build_model(ModelSpec(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=1, kind="regression"), seed=7)
     batch = first_batch(make_phase())
     with torch.no_grad():
         before = model.task_logits(model.hidden(batch), batch)

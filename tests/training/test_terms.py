@@ -25,7 +25,7 @@ from training_fixtures import (
 from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
 from cramlm.config.terms import Term
 from cramlm.errors import Stopped
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
@@ -54,7 +54,7 @@ def phase_of(objective: str, **changes: Any) -> PhaseConfig:
 def model_of(*, seed: int = 7, shape: str = "modernbert") -> Model:
     """With a generator, whatever the phase; small."""
     encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
-    return build_model(encoder, HeadConfig(pooling="cls", generator=16), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
+    return build_model(ModelSpec(encoder, HeadConfig(pooling="cls", generator=16), vocab_size=VOCABULARY, labels=LABELS), seed=seed)
 
 
 def pool_of_words(sequences: int, *, labelled: bool, seed: int) -> TokenPool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.model.model import Model, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Emit, silent
 from cramlm.training.batching import Batches
 from cramlm.training.distributed import ALONE, Ranks
@@ -73,7 +73,7 @@ def make_batches(phase: PhaseConfig, *, seed: int = 7, external: int = 90, task:
 
 def make_model(*, shape: str = "modernbert", seed: int = 7) -> Model:
     encoder = ENCODER.model_copy(update={"shape": shape})
-    return build_model(encoder, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=LABELS, seed=seed)
+    return build_model(ModelSpec(encoder, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=LABELS), seed=seed)
 
 
 def accuracy_on_dev(model: Model, step: int = 0) -> dict[str, float]:

@@ -11,7 +11,7 @@ from cramlm.evaluation.attention import HeadShares, head_shares
 from cramlm.inference.runs import model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import take_weights
-from cramlm.model.model import build_model
+from cramlm.model.model import ModelSpec, build_model
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import Bars, bar_panels
 from cramlm.storage.artifacts import publish_file
@@ -33,7 +33,9 @@ def look_at(models: Sequence[Path], texts: Sequence[str], *, max_length: int, em
         name = name if name not in found else str(path)
         pretrained = open_pretrained(model_of(path))
         tokenizer = pretrained.tokenizer
-        model = build_model(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=2, seed=0, pad_id=tokenizer.pad_id)
+        model = build_model(
+            ModelSpec(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=0
+        )
         take_weights(model, pretrained)
         longest = min(max_length, pretrained.encoder.max_positions)
         found[name] = head_shares(model, tokenizer, texts, max_length=longest)

@@ -81,41 +81,41 @@ class ParameterGroups:
     undecayed: dict[str, nn.Parameter]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything but the weights of a model. labels: logits of the classifier; kind: their meaning, which changes no shape."""
+
+    encoder: EncoderConfig
+    head: HeadConfig
+    vocab_size: int
+    labels: int
+    pad_id: int = 0
+    prompt: Prompt | None = None
+    kind: TaskKind = "classification"
+
+
 class Model(nn.Module):
-    """An encoder of one of the shapes with a vocabulary head and a classifier, or with a prompt in place of the classifier. Build it with
-    `build_model`.
+    """An encoder with a vocabulary head and a classifier, or with a prompt in place of the classifier; build it with `build_model`."""
 
-    kind: what the classifier's logits mean (records.TaskKind); its weights are of the same shapes in each.
-    """
+    classifier: Classifier  # unless there is a prompt
 
-    classifier: Classifier  # there unless a prompt is
-
-    def __init__(
-        self,
-        encoder: EncoderConfig,
-        head: HeadConfig,
-        *,
-        vocab_size: int,
-        labels: int,
-        pad_id: int,
-        prompt: Prompt | None = None,
-        kind: TaskKind = "classification",
-    ) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
+        encoder, head, prompt, pad_id = spec.encoder, spec.head, spec.prompt, spec.pad_id
         assert encoder.is_modern or head.pooling == "cls", f"the native {encoder.shape} class pools [CLS] only"
         self.encoder_config = encoder
         self.head_config = head
-        self.vocab_size = vocab_size
-        self.labels = labels
-        self.kind: TaskKind = kind
+        self.vocab_size = spec.vocab_size
+        self.labels = spec.labels
+        self.kind: TaskKind = spec.kind
         self.pad_id = pad_id
-        self.encoder = build_encoder(encoder, vocab_size=vocab_size, pad_id=pad_id)
-        self.mlm_head = MlmHead(encoder, vocab_size)
+        self.encoder = build_encoder(encoder, vocab_size=spec.vocab_size, pad_id=pad_id)
+        self.mlm_head = MlmHead(encoder, spec.vocab_size)
         self.prompt_head = None if prompt is None else PromptHead(prompt, encoder)
         if prompt is None:
-            self.classifier = build_classifier(encoder, labels)
+            self.classifier = build_classifier(encoder, spec.labels)
         if head.generator is not None:
-            self.generator = Generator(encoder, head.generator, vocab_size, pad_id=pad_id)
+            self.generator = Generator(encoder, head.generator, spec.vocab_size, pad_id=pad_id)
         if head.has_token_classifier:
             self.place_head = PlaceHead(encoder)
 
@@ -222,36 +222,17 @@ class Model(nn.Module):
         return times * (sum(matrices.values()) - routed) + routed // self.encoder_config.experts
 
 
-def build_model(
-    encoder: EncoderConfig,
-    head: HeadConfig,
-    *,
-    vocab_size: int,
-    labels: int,
-    seed: int,
-    pad_id: int = 0,
-    prompt: Prompt | None = None,
-    kind: TaskKind = "classification",
-) -> Model:
-    """A model with fresh weights: each parameter is a function of (seed, its name), so parts that two models share start equal."""
-    model = empty_model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt, kind=kind)
+def build_model(spec: ModelSpec, *, seed: int) -> Model:
+    """A model with initial weights. Each parameter is a function of (seed, its name), so that equal parts of two models start equal."""
+    model = empty_model(spec)
     initialise_all(model, seed=seed)
     return model
 
 
-def empty_model(
-    encoder: EncoderConfig,
-    head: HeadConfig,
-    *,
-    vocab_size: int,
-    labels: int,
-    pad_id: int,
-    prompt: Prompt | None = None,
-    kind: TaskKind = "classification",
-) -> Model:
-    """A model whose weights are whatever the memory held: to be filled. Leaves PyTorch's global generator alone."""
+def empty_model(spec: ModelSpec) -> Model:
+    """A model with uninitialised weights; does not use PyTorch's global generator."""
     with torch.device("meta"):
-        model = Model(encoder, head, vocab_size=vocab_size, labels=labels, pad_id=pad_id, prompt=prompt, kind=kind)
+        model = Model(spec)
     return model.to_empty(device="cpu")
 
 

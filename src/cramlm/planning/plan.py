@@ -18,7 +18,7 @@ from cramlm.errors import UsageError
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
 from cramlm.model.huggingface.pretrained import start_from
-from cramlm.model.model import empty_model
+from cramlm.model.model import ModelSpec, empty_model
 from cramlm.pipeline.context import Context, Plan, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
@@ -153,7 +153,7 @@ def measure_machine(config: RunConfig, given: Budget, precision: Precision) -> M
     seconds = min(_LONGEST_MEASUREMENT, MEASURED_SHARE * given.nominal_seconds) if given != Budget() else 0.3
     joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
     finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
-    model = empty_model(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0)
+    model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))
     return Machine(joint, finetune, count_parameters(model).total)
 
 

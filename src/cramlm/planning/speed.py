@@ -21,7 +21,7 @@ import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
-from cramlm.model.model import build_model
+from cramlm.model.model import ModelSpec, build_model
 from cramlm.records import IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
@@ -150,7 +150,7 @@ class _Trial:
         special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=vocab_size)
         pools = [_made_up_pool(phase, special, origin, lengths) for origin in ("external", "task")]
         self._phase = phase
-        self._model = build_model(encoder, head, vocab_size=vocab_size, labels=_LABELS, seed=0)
+        self._model = build_model(ModelSpec(encoder, head, vocab_size=vocab_size, labels=_LABELS), seed=0)
         self._batches = Batches(phase, pools[0], pools[1], seed=0, phase_index=0, special=special)
         self._updater = Updater(self._model, phase, precision=precision)
         self._step = 0

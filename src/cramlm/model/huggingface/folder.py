@@ -42,7 +42,7 @@ from cramlm.model.huggingface.config import (
     refuse_pickles,
 )
 from cramlm.model.huggingface.weights import tensor_names
-from cramlm.model.model import Model, empty_model, initialise_all
+from cramlm.model.model import Model, ModelSpec, empty_model, initialise_all
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
 from cramlm.storage.artifacts import environment_faults, raise_if_refused
@@ -98,8 +98,7 @@ def load_classifier(folder: Path) -> LoadedModel:
             f"{folder / CONFIG_FILE}: a regression of {len(labels)} numbers, expected one in id2label; export the model again"
         )
     head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
-    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
-    model = empty_model(loaded.encoder, head, **sizes, kind=kind)
+    model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, len(labels), loaded.tokenizer.pad_id, kind=kind))
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
     initialise_all(model, seed=0)
     _fill(model, folder / WEIGHTS_FILE, "classifier")
@@ -109,8 +108,8 @@ def load_classifier(folder: Path) -> LoadedModel:
 def _load_prompted(folder: Path) -> LoadedModel:
     loaded = _read(folder, "mlm")
     prompt, labels = read_prompt(folder, loaded.tokenizer)
-    sizes: dict[str, Any] = {"vocab_size": loaded.tokenizer.vocab_size, "labels": len(labels), "pad_id": loaded.tokenizer.pad_id}
-    model = empty_model(loaded.encoder, head_of(prompt), **sizes, prompt=prompt)
+    tokenizer = loaded.tokenizer
+    model = empty_model(ModelSpec(loaded.encoder, head_of(prompt), tokenizer.vocab_size, len(labels), tokenizer.pad_id, prompt))
     compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
     _fill(model, folder / WEIGHTS_FILE, "mlm")
     assert model.prompt_head is not None
@@ -126,7 +125,7 @@ def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple
         ArtifactError: as `load_classifier`.
     """
     loaded = _read(folder, "mlm")
-    model = empty_model(loaded.encoder, head, vocab_size=loaded.tokenizer.vocab_size, labels=labels, pad_id=loaded.tokenizer.pad_id)
+    model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, labels, loaded.tokenizer.pad_id))
     compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
     initialise_all(model, seed=seed)
     _fill(model, folder / WEIGHTS_FILE, "mlm")

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.run import PhaseConfig
 from cramlm.model.device import Precision
-from cramlm.model.model import Model, build_model
-from cramlm.model.prompts import Prompt
-from cramlm.records import TaskKind
+from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.training.batching import Batches
 from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
@@ -28,29 +26,13 @@ from cramlm.training.pools import TokenPool
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """What a model is built from; its weights come with the training."""
-
-    encoder: EncoderConfig
-    head: HeadConfig
-    special: SpecialIds
-    labels: int
-    prompt: Prompt | None = None
-    kind: TaskKind = "classification"
-
-    def build(self, seed: int) -> Model:
-        """A model of this size."""
-        sizes = {"vocab_size": self.special.vocab_size, "labels": self.labels, "pad_id": self.special.pad}
-        return build_model(self.encoder, self.head, **sizes, seed=seed, prompt=self.prompt, kind=self.kind)
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
     """A phase to train; number: its place among the phases. work: where rank 0 keeps checkpoints."""
 
     phase: PhaseConfig
     number: int
-    size: Size
+    model: ModelSpec
+    special: SpecialIds
     seed: int
     precision: Precision
     threads: int
@@ -89,9 +71,9 @@ def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
         external, task = (_pool(ranks), _pool(ranks))
         torch.set_num_threads(order.threads)
         train_phase(
-            order.size.build(order.seed),
+            build_model(order.model, seed=order.seed),
             TrainingJob(
-                Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.size.special),
+                Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.special),
                 order.work,
                 fingerprint={},
                 precision=order.precision,

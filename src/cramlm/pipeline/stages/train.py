@@ -24,12 +24,12 @@ from cramlm.model.device import Precision
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import take_weights
-from cramlm.model.model import Model, initialise_all
+from cramlm.model.model import Model, ModelSpec, build_model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import Chosen, Context, Ended, Plan, Text, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.ranks import Order, Size, training_together
+from cramlm.pipeline.stages.ranks import Order, training_together
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, ask_model, external_length, piece_length, pieces_file
 from cramlm.planning.schedule import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
@@ -101,8 +101,10 @@ class _Training:
         self.special = SpecialIds(
             tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id
         )
-        self.size = Size(config.encoder, config.head, self.special, len(run.task.labels), text.prompt, run.task.kind)
-        self.model = self.size.build(config.seed)
+        self.spec = ModelSpec(
+            config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind
+        )
+        self.model = build_model(self.spec, seed=config.seed)
         self.place_embeddings()
         self.sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
         self.sections["dev_metric"] = config.metric
@@ -227,7 +229,7 @@ class _Training:
         drawn = with_importance(self.pools(phase), importance)
         # Of every evaluation so far: a phase that is resumed keeps them. Another key has another folder.
         candidates = work / "dev-predictions" / hash_json(key)
-        order = Order(phase, number, self.size, config.seed, plan.precision, plan.threads, config.metric, work)
+        order = Order(phase, number, self.spec, self.special, config.seed, plan.precision, plan.threads, config.metric, work)
         known = None if before is None else known_score(phase, before)
 
         def evaluate(model: Model, step: int) -> Mapping[str, float]:
