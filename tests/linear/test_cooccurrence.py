@@ -1,4 +1,4 @@
-"""Token embeddings out of the company that tokens keep."""
+"""Token embeddings from co-occurrence counts."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def texts_of(sequences: list[list[int]]) -> Tokens:
 def sentences(seed: int = 0, count: int = 400) -> list[list[int]]:
     """Subject, verb, object: 10 and 11 stand with 20-22, 12 and 13 with 30-32; 1 opens each, as [CLS] does."""
     rng = np.random.default_rng(seed)
-    drawn = []
+    sampled = []
     for _ in range(count):
         kind = rng.integers(2)
-        drawn.append(
+        sampled.append(
             [1, int(rng.integers(10, 12) + 2 * kind), int(rng.integers(20, 23) + 10 * kind), int(rng.integers(20, 23) + 10 * kind)]
         )
-    return drawn
+    return sampled
 
 
 def cosine(values: np.ndarray, one: int, other: int) -> float:
     return float(values[one] @ values[other] / np.linalg.norm(values[one]) / np.linalg.norm(values[other]))
 
 
-def test_tokens_that_keep_the_same_company_lie_close_and_others_far() -> None:
+def test_tokens_with_the_same_contexts_are_similar_and_others_are_not() -> None:
     values = token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
     assert cosine(values, 10, 11) > 0.8
     assert cosine(values, 12, 13) > 0.8
     assert cosine(values, 10, 12) < 0.4
 
 
-def test_tokens_without_company_are_left_open_and_the_rest_has_the_spread_asked_for() -> None:
+def test_tokens_without_a_context_are_nan_and_the_others_have_the_given_standard_deviation() -> None:
     values = token_embeddings([texts_of([*sentences(), [7]])], vocab_size=40, width=16, std=0.06, seed=1)
     seen = {token for sequence in sentences() for token in sequence}
     assert set(np.flatnonzero(np.isfinite(values).all(axis=1))) == seen
@@ -47,7 +47,7 @@ def test_tokens_without_company_are_left_open_and_the_rest_has_the_spread_asked_
     assert values[sorted(seen)].std() == pytest.approx(0.06, rel=1e-5)
 
 
-def test_information_is_the_positive_pointwise_mutual_information_of_a_count_by_hand() -> None:
+def test_ppmi_equals_that_of_counts_by_hand() -> None:
     # 5 6 7 6, window 4, a pair counts 12 / distance to both sides.
     sequences = [[5, 6, 7, 6], [6, 5]]
     counts = np.zeros((8, 8))
@@ -56,34 +56,34 @@ def test_information_is_the_positive_pointwise_mutual_information_of_a_count_by_
             for right in range(left + 1, len(sequence)):
                 counts[one, sequence[right]] += 12 // (right - left)
                 counts[sequence[right], one] += 12 // (right - left)
-    neighbours = counts.sum(axis=0) ** 0.75
+    contexts = counts.sum(axis=0) ** 0.75
     with np.errstate(divide="ignore", invalid="ignore"):
-        expected = np.log(counts / counts.sum(axis=1, keepdims=True) / (neighbours / neighbours.sum()))
+        expected = np.log(counts / counts.sum(axis=1, keepdims=True) / (contexts / contexts.sum()))
     expected = np.where(np.isfinite(expected), np.maximum(expected, 0), 0)
     seen = np.bincount([token for sequence in sequences for token in sequence], minlength=8)
     columns = np.argsort(-seen, kind="stable")[:3]
-    assert cooccurrence._information([texts_of(sequences)], seen) == pytest.approx(expected[:, columns], abs=1e-6)
+    assert cooccurrence._ppmi([texts_of(sequences)], seen) == pytest.approx(expected[:, columns], abs=1e-6)
 
 
-def test_sequences_are_no_company_to_one_another_and_their_grouping_does_not_matter() -> None:
-    drawn = sentences()
-    whole = token_embeddings([texts_of(drawn)], vocab_size=40, width=16, std=0.06, seed=1)
-    parts = token_embeddings([texts_of(drawn[:150]), texts_of(drawn[150:])], vocab_size=40, width=16, std=0.06, seed=1)
+def test_contexts_end_at_a_sequence_and_the_grouping_of_sequences_does_not_matter() -> None:
+    sampled = sentences()
+    whole = token_embeddings([texts_of(sampled)], vocab_size=40, width=16, std=0.06, seed=1)
+    parts = token_embeddings([texts_of(sampled[:150]), texts_of(sampled[150:])], vocab_size=40, width=16, std=0.06, seed=1)
     assert np.array_equal(whole, parts, equal_nan=True)
 
 
-def test_the_seed_turns_the_axes_and_changes_no_angle() -> None:
+def test_the_seed_rotates_the_axes_and_changes_no_angle() -> None:
     one, other = (token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=seed) for seed in (1, 2))
     assert not np.allclose(one[10], other[10], atol=1e-3)
     assert cosine(one, 10, 20) == pytest.approx(cosine(other, 10, 20), abs=1e-4)
 
 
-def test_a_width_beyond_the_tokens_that_were_seen_and_no_text_at_all_are_no_trouble() -> None:
+def test_a_width_above_the_number_of_tokens_and_a_text_of_one_token_are_no_error() -> None:
     assert np.isfinite(token_embeddings([texts_of(sentences())], vocab_size=40, width=64, std=0.06, seed=1)[10]).all()
     assert np.isnan(token_embeddings([texts_of([[3]])], vocab_size=40, width=8, std=0.06, seed=1)).all()
 
 
-def test_texts_of_the_same_company_lie_close_whatever_frequent_tokens_and_unknown_ones_stand_beside() -> None:
+def test_vectors_of_similar_texts_are_close_whatever_frequent_and_unknown_tokens_they_hold() -> None:
     values = token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=1)
     texts = texts_of([[1, 10, 20], [1, 1, 1, 11, 21, 39], [1, 12, 30], [39]])
     vectors = TextSpace.of([texts_of(sentences())], values).vectors(texts)

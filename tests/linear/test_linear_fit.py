@@ -21,7 +21,7 @@ from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
-from cramlm.linear.fit import LinearFit, fit_linear
+from cramlm.linear.fit import LinearFit, SearchSpace, fit_linear
 from cramlm.records import Event, Example, Task, TaskKind
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
@@ -29,8 +29,9 @@ METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "ma
 
 
 def fit(task: Task, **more: Any) -> LinearFit:
-    options: dict[str, Any] = {"c": (1.0, 10.0), "metric": METRICS[task.kind], "seed": 0, "stage": "baseline", **more}
-    return fit_linear(task, **options)
+    space = {"c": (1.0, 10.0), "metric": METRICS[task.kind], "seed": 0, **more}
+    rest = {name: space.pop(name) for name in ("vectors", "emit") if name in space}
+    return fit_linear(task, SearchSpace(**space), stage="baseline", **rest)
 
 
 def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
@@ -216,8 +217,8 @@ def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monke
 
 def test_events_count_variants_and_end_with_the_choice() -> None:
     events: list[Event] = []
-    fitted = fit(topic_task(), emit=events.append, stage="static")
-    assert {event.stage for event in events} == {"static"}
+    fitted = fit(topic_task(), emit=events.append)
+    assert {event.stage for event in events} == {"baseline"}
     assert [event.kind for event in events] == ["start", "progress", "progress", "progress", "progress", "done"]
     assert f"best on dev: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
 

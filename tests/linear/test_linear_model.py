@@ -17,7 +17,7 @@ from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
-from cramlm.linear.fit import fit_linear
+from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
 from cramlm.records import Task
@@ -27,7 +27,7 @@ TEXTS = ["", "wave ship", "the summit of a ridge", "漢字 ọ̀rọ̀", "w0 w2 
 
 def fit(task: Task, *, vectors: TextVectors | None = None, **options: Any) -> LinearModel:
     metric = "pearson" if task.kind == "regression" else "macro_f1"
-    return fit_linear(task, c=(3.0,), metric=metric, seed=0, stage="baseline", vectors=vectors, **options).model
+    return fit_linear(task, SearchSpace((3.0,), metric, 0, **options), stage="baseline", vectors=vectors).model
 
 
 def vectors_of(task: Task, folder: Path) -> TextVectors:

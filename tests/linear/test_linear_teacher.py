@@ -10,7 +10,7 @@ import pytest
 from linear_fixtures import TOPICS, example
 
 from cramlm.linear.cooccurrence import TextSpace
-from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalized
+from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, Scheme, Setting
 from cramlm.linear.teacher import FOLDS, SoftLabels, aligned, folds, sharpened, soft_labels
@@ -37,7 +37,7 @@ def task_of(rows: Rows) -> Task:
 
 def model_of(task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: TextVectors | None = None) -> LinearModel:
     """A model of one setting, fitted on all training texts, without logit adjustment."""
-    texts = [normalized(row) for row in task.train]
+    texts = [normalize(row.text) for row in task.train]
     kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
     tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
     rows = tfidf.transform(texts) if vectors is None else beside(tfidf.transform(texts), vectors.of(texts))

@@ -1,12 +1,10 @@
-"""Counting which tokens stand near which: a compiled loop over plain arrays.
+"""Token embeddings from co-occurrence counts (PPMI and truncated SVD), and vectors of texts that average them.
 
-Token embeddings to start from, out of the company that tokens keep in the text at hand.
-
-A small encoder that sees a few million tokens spends most of them on learning which words are alike. Counting says so in seconds: the
-positive pointwise mutual information of tokens at most `WINDOW` places apart, and its best approximation of the embedding's width
-(Levy and Goldberg 2014: what skip-grams with negative sampling approach; their settings from Levy, Goldberg and Dagan 2015: neighbours
-weighted by 1 / distance, their probabilities raised to 0.75, singular vectors times the square root of their values). The vocabulary head
-is tied to the embedding, so that it starts with the same knowledge. What it is worth: docs/log.md.
+A small encoder that trains on a few million tokens spends most of them on learning which words are similar. Counts give that in seconds:
+the positive pointwise mutual information (PPMI) of tokens at most `WINDOW` positions apart, and its truncated SVD of the embedding's width.
+Skip-grams with negative sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan
+2015: counts weighted by 1 / distance, context probabilities raised to 0.75, singular vectors times the square root of the singular values.
+The vocabulary head is tied to the embedding, so it starts from the same values. What they are worth: docs/log.md.
 """
 
 from __future__ import annotations
@@ -23,76 +21,76 @@ from cramlm.records import FloatArray, IntArray
 from cramlm.storage.compiled import jit
 
 
-def _count_neighbours(ids, starts, column, weights, counts):  # type: ignore[no-untyped-def]
-    """counts[a, column[b]] += weights[distance - 1] for all tokens a, b of a sequence that are at most len(weights) places apart.
+def _count_contexts(ids, starts, column, weights, counts):  # type: ignore[no-untyped-def]
+    """counts[a, column[b]] += weights[distance - 1] for all tokens a, b of a sequence that are at most len(weights) positions apart.
 
-    ids: end to end; starts: (n + 1,), where sequences begin. column: a place in the table for each token as a neighbour, -1 for none.
+    ids: sequences, concatenated; starts: (n + 1,), their offsets. column: the column of each token as a context, -1 for none.
     """
     for sequence in range(len(starts) - 1):
         for right in range(starts[sequence], starts[sequence + 1]):
-            there = column[ids[right]]
+            context = column[ids[right]]
             for distance in range(1, min(len(weights), right - starts[sequence]) + 1):
                 left = ids[right - distance]
-                if there >= 0:
-                    counts[left, there] += weights[distance - 1]
+                if context >= 0:
+                    counts[left, context] += weights[distance - 1]
                 if column[left] >= 0:
                     counts[ids[right], column[left]] += weights[distance - 1]
 
 
-count_neighbours: Any = jit(_count_neighbours)
+count_contexts: Any = jit(_count_contexts)
 
 
 WINDOW = 4
-NEIGHBOURS = 4096  # tokens that are counted as neighbours, the most frequent: the others' columns hold next to nothing
+CONTEXTS = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
 SMOOTHING = 0.75
-FREQUENT = 1e-3  # a token of this share of the text counts half
+FREQUENT = 1e-3  # a token with this share of the text has half the weight of a rare one
 _ITERATIONS = 3
-_ROWS = 256  # that are weighed at a time
+_ROWS = 256  # rows of the PPMI matrix that are computed at a time
 
 
 def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
-    """(vocab_size, width) float32 with standard deviation `std` over tokens that were seen beside others; rows of the rest are NaN.
+    """Return (vocab_size, width) float32 with standard deviation `std` over the tokens that have a context; rows of other tokens are NaN.
 
-    The axes are turned by a random rotation, so that none is special. Takes vocab_size x min(vocab_size, 4096) x 4 bytes, some seconds.
+    The axes are rotated at random, so that none is special. Takes some seconds and vocab_size * min(vocab_size, 4096) * 4 bytes.
     """
-    information = _information(texts, _occurrences(texts, vocab_size))
-    known = information.any(axis=1)  # not judged by the result: vectors of vanishing singular values are rounding noise in any row
-    rank = min(width, *information.shape)
+    ppmi = _ppmi(texts, _token_counts(texts, vocab_size))
+    has_context = ppmi.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
+    rank = min(width, *ppmi.shape)
     values = np.zeros((vocab_size, width), dtype=np.float32)
-    values[:, :rank] = _singular_vectors(information, rank, seed)
-    turn, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
-    values = values @ turn.astype(np.float32)
-    values[known] *= std / max(float(values[known].std()), 1e-12) if known.any() else 1.0
-    values[~known] = np.nan
+    values[:, :rank] = _singular_vectors(ppmi, rank, seed)
+    rotation, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
+    values = values @ rotation.astype(np.float32)
+    values[has_context] *= std / max(float(values[has_context].std()), 1e-12) if has_context.any() else 1.0
+    values[~has_context] = np.nan
     return values
 
 
-def _occurrences(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
-    """(vocab_size,): how often each token stands in all the texts."""
+def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
+    """(vocab_size,): occurrences of each token in all texts."""
     return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
 
 
-def _information(texts: Sequence[Tokens], seen: IntArray) -> FloatArray:
-    """(tokens, neighbours) float32: positive pointwise mutual information."""
-    columns = np.argsort(-seen, kind="stable")[: min(NEIGHBOURS, int((seen > 0).sum()))]
-    column = np.full(len(seen), -1, dtype=np.int64)
+def _ppmi(texts: Sequence[Tokens], token_counts: IntArray) -> FloatArray:
+    """(tokens, contexts) float32: positive pointwise mutual information."""
+    columns = np.argsort(-token_counts, kind="stable")[: min(CONTEXTS, int((token_counts > 0).sum()))]
+    column = np.full(len(token_counts), -1, dtype=np.int64)
     column[columns] = np.arange(len(columns))
     weights = np.array([12 // distance for distance in range(1, WINDOW + 1)], dtype=np.int32)  # whole numbers: sums are exact in any order
-    counts = np.zeros((len(seen), len(columns)), dtype=np.int32)
+    counts = np.zeros((len(token_counts), len(columns)), dtype=np.int32)
     for each in texts:
-        count_neighbours(each.ids, each.offsets, column, weights, counts)
-    neighbours = counts.sum(axis=0, dtype=np.float64) ** SMOOTHING
-    neighbours /= max(neighbours.sum(), 1.0)
-    information: FloatArray = counts.view(np.float32)  # in place: the table may be large
+        count_contexts(each.ids, each.offsets, column, weights, counts)
+    contexts = counts.sum(axis=0, dtype=np.float64) ** SMOOTHING
+    contexts /= max(contexts.sum(), 1.0)
+    ppmi: FloatArray = counts.view(np.float32)  # in place: the matrix may be large
     for first in range(0, len(counts), _ROWS):
         near = counts[first : first + _ROWS].astype(np.float64)
-        expected = np.maximum(near.sum(axis=1, keepdims=True) * neighbours, 1e-300)
-        information[first : first + _ROWS] = np.log(np.maximum(near, expected) / expected)
-    return information
+        expected = np.maximum(near.sum(axis=1, keepdims=True) * contexts, 1e-300)
+        ppmi[first : first + _ROWS] = np.log(np.maximum(near, expected) / expected)
+    return ppmi
 
 
 def _singular_vectors(matrix: FloatArray, rank: int, seed: int) -> FloatArray:
-    """(rows, rank): left singular vectors times the square root of their values."""
+    """(rows, rank): left singular vectors times the square root of their singular values."""
     from sklearn.utils.extmath import randomized_svd  # a second to import
 
     vectors, sizes, _ = randomized_svd(matrix, rank, n_iter=_ITERATIONS, random_state=seed)
@@ -102,9 +100,10 @@ def _singular_vectors(matrix: FloatArray, rank: int, seed: int) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextSpace:
-    """Where texts lie: their tokens averaged, frequent ones for less, and what all texts share taken out.
+    """Vectors of texts: the weighted mean of their tokens' embeddings, less the direction that all texts share.
 
-    (Smooth inverse frequency: Arora, Liang and Ma 2017.) What is frequent and what is shared is learnt from some texts, and then fixed.
+    Smooth inverse frequency (Arora, Liang and Ma 2017): frequent tokens have lower weights. Frequencies and the shared direction are those
+    of the texts given to `of`. weighted: (V, width), embeddings times weights. shared: (width, 1).
     """
 
     weighted: FloatArray
@@ -112,9 +111,9 @@ class TextSpace:
 
     @classmethod
     def of(cls, texts: Sequence[Tokens], embeddings: FloatArray) -> TextSpace:
-        """Learnt from these texts. embeddings: (V, width); tokens whose row is not finite count as nothing."""
-        seen = _occurrences(texts, len(embeddings))
-        weights = FREQUENT / (FREQUENT + seen / max(seen.sum(), 1))
+        """Fit to texts. embeddings: (V, width); rows that are not finite are taken as 0."""
+        counts = _token_counts(texts, len(embeddings))
+        weights = FREQUENT / (FREQUENT + counts / max(counts.sum(), 1))
         width = embeddings.shape[1]
         units = _unit(np.nan_to_num(embeddings).astype(np.float32))
         plain = cls((weights[:, None] * units).astype(np.float32), np.zeros((width, 1), dtype=np.float32))
@@ -122,9 +121,9 @@ class TextSpace:
         return cls(plain.weighted, np.linalg.eigh(scatter)[1][:, -1:].astype(np.float32))
 
     def vectors(self, texts: Tokens) -> FloatArray:
-        """(texts, width) float32, rows of length 1; 0 for a text without a single known token."""
-        places = (np.ones(len(texts.ids), dtype=np.float32), texts.ids.astype(np.int32), texts.offsets)
-        averaged = _unit(scipy.sparse.csr_matrix(places, shape=(len(texts), len(self.weighted))) @ self.weighted)
+        """(texts, width) float32, rows of length 1; 0 for a text none of whose tokens has an embedding."""
+        token_matrix = (np.ones(len(texts.ids), dtype=np.float32), texts.ids.astype(np.int32), texts.offsets)
+        averaged = _unit(scipy.sparse.csr_matrix(token_matrix, shape=(len(texts), len(self.weighted))) @ self.weighted)
         return _unit(averaged - averaged @ self.shared @ self.shared.T)
 
 

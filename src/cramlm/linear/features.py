@@ -1,13 +1,13 @@
 """TF-IDF features of text in four variants, fitted on training texts and stored as plain data.
 
     words        1- and 2-grams of words, lower case; a word keeps its combining marks (Yoruba's tones)
-    tokens       1- and 2-grams of what white space separates, as written: markup such as `<<` and `[[` counts
+    tokens       1- and 2-grams of the strings between white space, as written; markup such as `<<` and `[[` is kept
     characters   2- to 5-grams of characters inside words, lower case
     union        tokens and characters side by side, each scaled by sqrt(1/2)
 
-Every text is put into Unicode NFC first. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
-idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1. Character n-grams depend on the word alone, so that they are computed once per
-distinct word and multiplied with the counts of words, which gives the same matrix in a fraction of the time.
+Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
+idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1. Character n-grams depend on the word alone: they are counted once per distinct
+word and multiplied with the counts of words, which gives the same matrix in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import scipy.sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
-from cramlm.records import Example, FloatArray
+from cramlm.records import FloatArray
 from cramlm.text.words import word_pattern
 
 Variant: TypeAlias = Literal["words", "tokens", "characters", "union"]
@@ -33,7 +33,7 @@ Terms: TypeAlias = Literal["words", "tokens", "characters"]
 VARIANTS: Final[tuple[Variant, ...]] = ("words", "tokens", "characters", "union")
 MAX_FEATURES: Final = 300_000
 MIN_DOCUMENTS: Final = 2
-"""A term that occurs in fewer training texts is dropped, if there are at least `MANY_TEXTS` of them."""
+"""Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
 MANY_TEXTS: Final = 1000
 CHARACTER_NGRAMS: Final = range(2, 6)
 _PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
@@ -42,11 +42,6 @@ _PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "characters": ("characters",),
     "union": ("tokens", "characters"),
 }
-
-
-def normalized(example: Example) -> str:
-    """The text of an example (both halves of a pair) in Unicode NFC."""
-    return normalize(example.whole_text)
 
 
 def normalize(text: str) -> str:
@@ -64,7 +59,7 @@ class Vocabulary:
 
     @classmethod
     def fit(cls, kind: Terms, texts: Sequence[str]) -> tuple[Vocabulary, Any]:
-        """The terms of training texts, at most the `MAX_FEATURES` most frequent ones, and the matrix of these texts."""
+        """Return the vocabulary of training texts, at most the `MAX_FEATURES` most frequent terms, and the matrix of these texts."""
         try:
             counts, terms = _count(kind, texts, None)
         except ValueError:  # scikit-learn's "empty vocabulary": no text holds a term of this kind
@@ -80,7 +75,7 @@ class Vocabulary:
         return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
 
     def transform(self, texts: Sequence[str]) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 without a single known term."""
+        """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
         return self._weigh(_count(self.kind, texts, {term: column for column, term in enumerate(self.terms)})[0])
@@ -122,7 +117,7 @@ def unit_rows(matrix: Any) -> Any:
 
 
 def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
-    """How often each text has each term, CSR, and the terms in order of columns; `columns` fixes them."""
+    """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts."""
     if kind != "characters":
         vectorizer = CountVectorizer(analyzer=_TERMS[kind], vocabulary=columns, dtype=np.float32)
         return (vectorizer.fit_transform if columns is None else vectorizer.transform)(texts), vectorizer.get_feature_names_out()
@@ -158,16 +153,17 @@ _TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_term
 
 
 def character_ngrams(word: str) -> list[str]:
-    """The n-grams of one word between two spaces, as scikit-learn's analyzer `char_wb` counts them: a word that is shorter than n is
-    counted once, whole.
+    """The n-grams of a word with a space on either side, as scikit-learn's analyzer `char_wb` counts them.
+
+    A word that is shorter than n is counted once, whole.
     """
     padded = f" {word} "
-    found: list[str] = []
+    ngrams: list[str] = []
     for size in CHARACTER_NGRAMS:
-        found += [padded[start : start + size] for start in range(max(1, len(padded) - size + 1))]
+        ngrams += [padded[start : start + size] for start in range(max(1, len(padded) - size + 1))]
         if size >= len(padded):
             break
-    return found
+    return ngrams
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """Fit linear models of a task and choose among them on dev: TF-IDF alone (the baseline), or with text vectors beside it (`static`).
 
-Candidates are the variants of TF-IDF, multinomial and one-vs-rest logistic regression, uniform and balanced class weights, C, and the
-strength of logit adjustment; the dev score decides, on ties the earlier in this order. Up to `FEW_TEXTS` training texts every candidate is
-fitted on all of them. With more, every candidate is fitted on a sample of that size, and the best `FINALISTS` on all texts, with growing C
-as long as the score grows (successive halving). Test is not read here.
+Candidates are all combinations of a TF-IDF variant, multinomial or one-vs-rest logistic regression, uniform or balanced class weights, C
+and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to `FEW_TEXTS` training texts every
+candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the best `FINALISTS` on all texts,
+with growing C while the score grows (successive halving). The test split is not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
-from cramlm.linear.features import VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalized
+from cramlm.linear.features import VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Fitter, Scheme, Setting, inner_products
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
@@ -28,13 +28,13 @@ FEW_TEXTS: Final = 1500
 FINALISTS: Final = 3  # combinations of variant, scheme and class weights
 MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, one-vs-rest alone: the coordinates would take over half a gigabyte
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
-"""Training texts beyond so many characters are sampled, the same share of every label."""
+"""If the training texts have more characters together, a sample is fitted that has the same share of every label."""
 _SAMPLE_STREAM: Final = 0x7F1D
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One fitted model: the tau that is best on dev, and the dev score with it."""
+class Candidate:
+    """A fitted model: its setting, the tau that is best on dev, and the dev score with it."""
 
     variant: Variant
     setting: Setting
@@ -49,15 +49,15 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearFit:
-    """The model that is best on dev, everything that was tried, and the distinct predictions of all candidates on dev (candidates, n, ...).
+    """The model that is best on dev. predictions: the distinct dev predictions of all candidates (candidates, n, ...).
 
-    train_texts: how many of the training texts it was fitted on.
+    train_texts: the number of training texts that it was fitted on.
     """
 
     model: LinearModel
     metric: str
     score: float
-    tried: tuple[Tried, ...]
+    tried: tuple[Candidate, ...]
     predictions: npt.NDArray[Any]
     train_texts: int
     seconds: float
@@ -73,8 +73,8 @@ class LinearFit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The training and dev texts under one variant: matrices (CSR), and which training texts the first one holds."""
+class FeatureRows:
+    """Matrices (CSR) of the training and dev texts under one variant of TF-IDF. kept: the training texts that `train` holds."""
 
     tfidf: Tfidf
     train: Any
@@ -86,27 +86,27 @@ class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
     def __init__(self, task: Task, vectors: TextVectors | None, *, seed: int) -> None:
-        self._train, self._dev = ([normalized(example) for example in split] for split in (task.train, task.dev))
+        whole = [[example.whole_text for example in split] for split in (task.train, task.dev)]
+        self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
         self._seed = seed
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
-        whole = [[example.whole_text for example in split] for split in (task.train, task.dev)]
         self._vectors = None if vectors is None else tuple(vectors.of(texts) for texts in whole)
 
-    def rows(self, variant: Variant) -> Rows:
-        """The matrices under one variant, text vectors beside them if there are any."""
+    def rows(self, variant: Variant) -> FeatureRows:
+        """The matrices under one variant, with text vectors beside them if there are any."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
         kinds: tuple[Terms, ...] = ("tokens", "characters") if variant == "union" else (variant,)
         parts = [self._part(kind, kept) for kind in kinds]
         train, dev = join([part[1] for part in parts]), join([part[2] for part in parts])
         if self._vectors is not None:
             train, dev = beside(train, self._vectors[0][kept]), beside(dev, self._vectors[1])
-        return Rows(Tfidf(variant, tuple(part[0] for part in parts)), train, dev, kept)
+        return FeatureRows(Tfidf(variant, tuple(part[0] for part in parts)), train, dev, kept)
 
-    def sample(self, rows: Rows, count: int) -> Rows:
+    def sample(self, rows: FeatureRows, count: int) -> FeatureRows:
         """About `count` of the training rows, the same share of every label."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
-        return Rows(rows.tfidf, rows.train[chosen], rows.dev, rows.kept[chosen])
+        return FeatureRows(rows.tfidf, rows.train[chosen], rows.dev, rows.kept[chosen])
 
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         key = kind, kept.tobytes()
@@ -116,84 +116,69 @@ class TaskFeatures:
         return self._parts[key]
 
 
-def fit_linear(
-    task: Task,
-    *,
-    c: Sequence[float],
-    metric: str,
-    seed: int,
-    stage: str,
-    vectors: TextVectors | None = None,
-    variants: Sequence[Variant] = VARIANTS,
-    emit: Emit = silent,
-) -> LinearFit:
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """What is searched. c: inverse regularizations. metric: the dev score that decides. seed: of samples and solvers."""
+
+    c: tuple[float, ...]
+    metric: str
+    seed: int
+    variants: tuple[Variant, ...] = VARIANTS
+
+
+def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: TextVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
 
-    c: inverse regularizations to try. metric: the dev score that decides. stage: the name under which events are emitted.
+    vectors: text vectors beside TF-IDF. stage: the name under which events are emitted.
     """
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
-    features, grid = TaskFeatures(task, vectors, seed=seed), sorted(c)
-    emit(Event("start", stage, total=len(variants), unit="variants"))
-    search = _Search(task, metric, seed)
-    finals = _Search(task, metric, seed) if len(task.train) > FEW_TEXTS else search
-    rows: dict[Variant, Rows] = {}
-    for done, variant in enumerate(variants):
-        emit(Event("progress", stage, variant, done=done, total=len(variants), unit="variants"))
+    features, grid, total = TaskFeatures(task, vectors, seed=space.seed), sorted(space.c), len(space.variants)
+    progress: dict[str, Any] = {"total": total, "unit": "variants"}
+    emit(Event("start", stage, **progress))
+    few = len(task.train) <= FEW_TEXTS
+    search = _Search(task, space)
+    rows: dict[Variant, FeatureRows] = {}
+    for done, variant in enumerate(space.variants):
+        emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = features.rows(variant)
         if len(rows[variant].kept) < len(task.train):
             shown = f"{len(rows[variant].kept):,} of {len(task.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
-        search.try_all(rows[variant] if finals is search else features.sample(rows[variant], FEW_TEXTS), grid)
-    for finalist in search.best_schemes(FINALISTS) if finals is not search else ():
-        emit(
-            Event(
-                "progress",
-                stage,
-                f"{finalist.variant}, {finalist.setting.scheme}",
-                done=len(variants),
-                total=len(variants),
-                unit="variants",
-            )
-        )
-        finals.try_growing(rows[finalist.variant], finalist.setting, [value for value in grid if value >= finalist.setting.c])
-    search = finals
-    best = search.best
-    fit = LinearFit(
-        LinearModel(
-            task.kind, task.labels, best.rows.tfidf, vectors, best.coefficients, best.tried.setting, best.adjustment, best.tried.tau
-        ),
-        metric,
-        best.tried.score,
-        tuple(search.tried),
-        np.unique(np.concatenate(search.predictions), axis=0),
-        len(best.rows.kept),
-        time.perf_counter() - began,
-    )
-    adjusted = f", logit adjustment tau = {best.tried.tau:g}" if KINDS[task.kind].has_prior else ""
-    score = f"{METRIC_NAMES[metric]} {format_metric(metric, best.tried.score)}"
-    message = f"best on dev: {best.tried.variant}, {best.tried.setting}{adjusted}: {score}"
-    emit(Event("done", stage, message, done=len(variants), total=len(variants), unit="variants", data={"score": best.tried.score}))
-    return fit
+        search.try_all(rows[variant] if few else features.sample(rows[variant], FEW_TEXTS), grid)
+    if not few:
+        finalists, search = search.best_schemes(FINALISTS), _Search(task, space)
+        for finalist in finalists:
+            emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
+            search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
+    best, seconds = search.best, time.perf_counter() - began
+    tried = best.candidate
+    model = LinearModel(task.kind, task.labels, best.rows.tfidf, vectors, best.coefficients, tried.setting, best.adjustment, tried.tau)
+    predictions = np.unique(np.concatenate(search.predictions), axis=0)
+    adjusted = f", logit adjustment tau = {tried.tau:g}" if KINDS[task.kind].has_prior else ""
+    score = f"{METRIC_NAMES[space.metric]} {format_metric(space.metric, tried.score)}"
+    message = f"best on dev: {tried.variant}, {tried.setting}{adjusted}: {score}"
+    emit(Event("done", stage, message, done=total, data={"score": tried.score}, **progress))
+    return LinearFit(model, space.metric, tried.score, tuple(search.tried), predictions, len(best.rows.kept), seconds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Best:
-    rows: Rows
-    tried: Tried
+    rows: FeatureRows
+    candidate: Candidate
     coefficients: Coefficients
     adjustment: FloatArray
 
 
 class _Search:
-    """What was tried so far on one task."""
+    """The candidates that were fitted so far on one task."""
 
-    def __init__(self, task: Task, metric: str, seed: int) -> None:
-        self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), seed
+    def __init__(self, task: Task, space: SearchSpace) -> None:
+        self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task)
         self._adjustments = logit_adjustments(task)
-        self._scorer = DevScorer.of(task, metric)
-        self.tried: list[Tried] = []
+        self._scorer = DevScorer.of(task, space.metric)
+        self.tried: list[Candidate] = []
         self.predictions: list[npt.NDArray[Any]] = []
         self._best: _Best | None = None
 
@@ -202,14 +187,14 @@ class _Search:
         assert self._best is not None, "at least one candidate is fitted"
         return self._best
 
-    def best_schemes(self, count: int) -> list[Tried]:
+    def best_schemes(self, count: int) -> list[Candidate]:
         """The best candidate of each variant, scheme and class weights, best first, `count` of them."""
-        found: dict[tuple[str, str, str], Tried] = {}
+        best: dict[tuple[str, str, str], Candidate] = {}
         for tried in sorted(self.tried, key=lambda each: -each.score):
-            found.setdefault((tried.variant, tried.setting.scheme, tried.setting.class_weights), tried)
-        return list(found.values())[:count]
+            best.setdefault((tried.variant, tried.setting.scheme, tried.setting.class_weights), tried)
+        return list(best.values())[:count]
 
-    def try_all(self, rows: Rows, grid: Sequence[float]) -> None:
+    def try_all(self, rows: FeatureRows, grid: Sequence[float]) -> None:
         """Every scheme with every C, on the few rows of one variant."""
         coordinates = Coordinates.of(inner_products(rows.train, rows.train))
         dev = coordinates.transform(inner_products(rows.dev, rows.train))
@@ -221,7 +206,7 @@ class _Search:
                 setting = Setting(scheme, class_weights, c)
                 self._try(rows, setting, fitter(c), dev if reduced else rows.dev, coordinates if reduced else None)
 
-    def try_growing(self, rows: Rows, setting: Setting, grid: Sequence[float]) -> None:
+    def try_growing(self, rows: FeatureRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows."""
         coordinates, train, dev = None, rows.train, rows.dev
         if setting.scheme == "multinomial" and len(rows.kept) <= MAX_MULTINOMIAL_TEXTS:
@@ -235,31 +220,31 @@ class _Search:
                 break
             last = score
 
-    def _fitter(self, train: Any, rows: Rows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
+    def _fitter(self, train: Any, rows: FeatureRows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
         return self._solver.fitter(train, self._targets[rows.kept], scheme, class_weights, outputs=self._outputs, seed=self._seed)
 
-    def _try(self, rows: Rows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
+    def _try(self, rows: FeatureRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
         logits = self._solver.logits(setting.scheme, fitted.scores(dev))
         taus = tuple(self._adjustments)
         predictions = np.stack([self._scorer.predictions(logits + self._adjustments[tau]) for tau in taus])
         scores = self._scorer.scores(predictions)
-        place = int(np.argmax(scores))
-        tried = Tried(rows.tfidf.variant, setting, taus[place], float(scores[place]))
+        index = int(np.argmax(scores))
+        tried = Candidate(rows.tfidf.variant, setting, taus[index], float(scores[index]))
         self.tried.append(tried)
         self.predictions.append(np.unique(predictions, axis=0))
-        if self._best is None or tried.score > self._best.tried.score:
+        if self._best is None or tried.score > self._best.candidate.score:
             coefficients = fitted if coordinates is None else coordinates.restore(fitted, rows.train)
             self._best = _Best(rows, tried, coefficients, self._adjustments[tried.tau])
         return tried.score
 
 
 def _sampled(texts: Sequence[str], strata: IntArray, limit: int, seed: int) -> IntArray:
-    """Training rows to fit on, in order: all, or the same share of every stratum so that they have about `limit` characters together."""
+    """Indices of training texts, ascending: all, or the same share of every stratum with about `limit` characters together."""
     return _share_of(strata, limit / max(1, sum(map(len, texts))), seed)
 
 
 def _share_of(strata: IntArray, share: float, seed: int) -> IntArray:
-    """Places of a random share of every stratum, in order, at least one of each; all where the share is 1 or more."""
+    """Indices of a random share of every stratum, ascending, at least one of each; all if the share is 1 or more."""
     rows = np.arange(len(strata))
     if share >= 1:
         return rows

@@ -31,7 +31,7 @@ from cramlm.storage.artifacts import environment_faults, raise_if_refused
 
 FORMAT: Final = 1
 VECTORS_WEIGHT: Final = 0.5
-"""Length of a text's vector beside the length 1 of its TF-IDF row (docs/log.md)."""
+"""Length of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
 _BATCH: Final = 4096
 _SCHEMES: Final[Mapping[TaskKind, tuple[Scheme, ...]]] = {
     "classification": ("multinomial", "one-vs-rest"),
@@ -42,13 +42,13 @@ _SCHEMES: Final[Mapping[TaskKind, tuple[Scheme, ...]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextVectors:
-    """Averaged token embeddings of texts. space: learnt from training texts and passages, then fixed."""
+    """Averaged token embeddings of texts. space: fitted to the training texts and passages."""
 
     space: TextSpace
     tokenizer: Tokenizer
 
     def of(self, texts: Sequence[str]) -> FloatArray:
-        """(texts, width) float32, rows of length 1, or 0 for a text without a known token."""
+        """(texts, width) float32, rows of length 1, or 0 for a text none of whose tokens has an embedding."""
         return self.of_tokens(self.tokenizer.sequences(texts, max_length=UNCUT, cut="truncate"))
 
     def of_tokens(self, tokens: Tokens) -> FloatArray:
@@ -58,7 +58,7 @@ class TextVectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/choice.py)."""
+    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/logit_adjustment.py)."""
 
     kind: TaskKind
     labels: tuple[str, ...]
@@ -70,14 +70,14 @@ class LinearModel:
     tau: float
 
     def features(self, texts: Sequence[str], tokens: Tokens | None = None) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, features). tokens: the texts encoded, if that was done already."""
+        """The matrix of texts, scipy CSR float32 (texts, features). tokens: the encoded texts, if they exist already."""
         rows = self.tfidf.transform([normalize(text) for text in texts])
         if self.vectors is None:
             return rows
         return beside(rows, self.vectors.of(texts) if tokens is None else self.vectors.of_tokens(tokens))
 
     def logits(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
-        """Adjusted logits, float32 (texts, labels); in a classification log-probabilities up to a constant per text, in a regression the
+        """Adjusted logits, float32 (texts, labels): of a classification log-probabilities up to a constant per text, of a regression the
         numbers (texts, 1).
         """
         if tokens is not None:
@@ -86,7 +86,7 @@ class LinearModel:
         return np.concatenate(parts)
 
     def logits_of_features(self, rows: Any) -> FloatArray:
-        """The same for a matrix that `features` gave."""
+        """As `logits`, from the matrix that `features` returned."""
         logits: FloatArray = SOLVERS[self.kind].logits(self.setting.scheme, self.coefficients.scores(rows)) + self.adjustment
         return logits
 
@@ -96,7 +96,7 @@ class LinearModel:
         Raises:
             OSError: if the disk refuses.
         """
-        facts = {
+        description = {
             "format": FORMAT,
             "kind": self.kind,
             "labels": list(self.labels),
@@ -115,36 +115,45 @@ class LinearModel:
             (folder / TOKENIZER_FILE).write_text(self.vectors.tokenizer.content, "utf-8")
         contiguous = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in tensors.items()}
         (folder / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(contiguous))
-        (folder / MODEL_FILE).write_text(json.dumps(facts, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        (folder / MODEL_FILE).write_text(json.dumps(description, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
     @classmethod
     def load(cls, folder: Path, *, tokenizer: Tokenizer | None = None) -> LinearModel:
-        """Read what `save` wrote. tokenizer: used in place of the folder's if it is the same one.
+        """Read what `save` wrote. tokenizer: used in place of the folder's if both are the same.
 
         Raises:
-            ArtifactError: naming the file that is missing or damaged, or the part that does not fit. EnvironmentFault: if the disk fails.
+            ArtifactError: if a file is missing or damaged, or the files do not fit together. EnvironmentFault: if the disk fails.
         """
-        facts, tensors = _read_facts(folder / MODEL_FILE), _read_weights(folder / WEIGHTS_FILE)
+        stored, tensors = _read_description(folder / MODEL_FILE), _read_weights(folder / WEIGHTS_FILE)
         try:
             parts = tuple(
-                Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms))) for kind, terms in facts["terms"].items()
+                Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms))) for kind, terms in stored["terms"].items()
             )
-            tfidf, vectors, width = Tfidf(facts["variant"], parts), None, 0
-            if facts["vectors"]:
+            tfidf, vectors, width = Tfidf(stored["variant"], parts), None, 0
+            if stored["vectors"]:
                 own = Tokenizer.load(folder)
                 tokenizer = own if tokenizer is None or tokenizer.fingerprint != own.fingerprint else tokenizer
                 weighted, shared = tensors["vectors.weighted"], tensors["vectors.shared"]
                 width = weighted.shape[1]
                 _check(weighted.shape[0] == tokenizer.vocab_size and shared.shape == (width, 1), "vectors.weighted or vectors.shared")
                 vectors = TextVectors(TextSpace(weighted, shared), tokenizer)
-            outputs = len(facts["labels"])
+            outputs = len(stored["labels"])
             weights = tensors["weights"]
             _check(weights.shape == (tfidf.width + width, outputs), "weights")
             coefficients = Coefficients(weights, _vector(tensors, "bias", outputs))
             adjustment = _vector(tensors, "adjustment", outputs)
             _check(all(values.dtype == np.float32 and np.isfinite(values).all() for values in tensors.values()), "a number")
-            setting = Setting(facts["scheme"], facts["class_weights"], float(facts["c"]))
-            return cls(facts["kind"], tuple(facts["labels"]), tfidf, vectors, coefficients, setting, adjustment, float(facts["tau"]))
+            setting = Setting(stored["scheme"], stored["class_weights"], float(stored["c"]))
+            return cls(
+                stored["kind"],
+                tuple(stored["labels"]),
+                tfidf,
+                vectors,
+                coefficients,
+                setting,
+                adjustment,
+                float(stored["tau"]),
+            )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ArtifactError(
                 f"{folder}: {MODEL_FILE} and {WEIGHTS_FILE} do not fit together ({error}); export the model again"
@@ -162,30 +171,32 @@ def kind_of_linear(folder: Path) -> TaskKind:
     Raises:
         ArtifactError: if its description is damaged.
     """
-    kind: TaskKind = _read_facts(folder / MODEL_FILE)["kind"]
+    kind: TaskKind = _read_description(folder / MODEL_FILE)["kind"]
     return kind
 
 
-def _read_facts(path: Path) -> Mapping[str, Any]:
+def _read_description(path: Path) -> Mapping[str, Any]:
     try:
-        facts: Mapping[str, Any] = json.loads(path.read_bytes())
-        labels, terms, kinds = facts["labels"], facts["terms"], tuple(SOLVERS)
+        description: Mapping[str, Any] = json.loads(path.read_bytes())
+        labels, terms, kinds = description["labels"], description["terms"], tuple(SOLVERS)
         strings = len(labels) > 0 and all(_are_distinct_strings(each) for each in (labels, *terms.values()))
-        known = facts["kind"] in kinds and facts["variant"] in VARIANTS and facts["class_weights"] in get_args(ClassWeights)
-        known = known and facts["scheme"] in _SCHEMES[facts["kind"]]
-        fits = tuple(terms) == _kinds_of(facts["variant"]) and isinstance(facts["vectors"], bool)
+        known = (
+            description["kind"] in kinds and description["variant"] in VARIANTS and description["class_weights"] in get_args(ClassWeights)
+        )
+        known = known and description["scheme"] in _SCHEMES[description["kind"]]
+        fits = tuple(terms) == _kinds_of(description["variant"]) and isinstance(description["vectors"], bool)
     except OSError as error:
         raise_if_refused(error, path)
         raise ArtifactError(f"{path}: {error.strerror}; pass a folder that holds a linear model") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(f"{path}: damaged, not the description of a linear model; export it again") from error
-    if facts.get("format") != FORMAT:
-        raise ArtifactError(f"{path}: format {facts.get('format')!r}, this version reads {FORMAT}; export the model again")
+    if description.get("format") != FORMAT:
+        raise ArtifactError(f"{path}: format {description.get('format')!r}, this version reads {FORMAT}; export the model again")
     if not (strings and known and fits):
         raise ArtifactError(
             f"{path}: labels, terms, kind, variant, scheme or class_weights have values that are not allowed; export the model again"
         )
-    return facts
+    return description
 
 
 def _are_distinct_strings(values: Any) -> bool:

@@ -4,8 +4,8 @@
     multi-label       one binary logistic regression per label
     regression        ridge regression with alpha = 1 / C, so that C is the inverse regularization in all of them
 
-Multinomial regression is better on labels of uneven size (SciERC, 100 labels: macro-F1 28 against 19), one-vs-rest two to four times faster
-on many texts.
+Multinomial regression is better where labels have uneven sizes (SciERC, 100 training texts: macro-F1 28 and 19), one-vs-rest is two to four
+times faster on many texts.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
 ClassWeights: TypeAlias = Literal["uniform", "balanced"]
 
 UNEVEN: Final = 2.0
-"""Balanced class weights are tried where the largest label has more than this many times the texts of the smallest."""
-_ABSENT: Final = -30.0  # bias of a label that no training row has: probability 1e-13
+"""Balanced class weights are tried if the largest label has more than this many times the texts of the smallest."""
+_ABSENT: Final = -30.0  # bias of a label without a training row: probability 1e-13
 _LIBLINEAR: Final[dict[str, Any]] = {"solver": "liblinear", "dual": True, "tol": 0.1, "max_iter": 60}
 _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations do not change dev scores beyond noise
-_JITTER: Final = 1e-5  # beside rows of length 1
+_JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
 
@@ -69,22 +69,22 @@ Fitter: TypeAlias = Callable[[float], Coefficients]
 
 
 class Solver(Protocol):
-    """One kind of task. `targets` is an array with a row for each text."""
+    """Fits linear models for one kind of task. `targets` is an array with a row for each text."""
 
     def targets(self, task: Task) -> Any:
-        """What is learnt of each training text."""
+        """The targets of the training texts."""
 
     def strata(self, targets: Any) -> IntArray:
-        """What a sample of the training rows keeps in proportion, (n,)."""
+        """The stratum of each row, (n,): samples keep the proportions of the strata."""
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
-        """The ways of fitting that are tried."""
+        """The candidates: schemes and class weights, in order."""
 
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
-        """A function from C to the model fitted on a matrix (n, features), dense or CSR; a call starts from the model of the last one."""
+        """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model."""
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
-        """Decision values as logits with the meaning of an encoder's (evaluation/kinds.py), float32 (n, outputs)."""
+        """Convert decision values to logits as an encoder has them (evaluation/kinds.py), float32 (n, outputs)."""
 
 
 class ClassificationSolver:
@@ -162,7 +162,7 @@ class MultiLabelSolver:
         return np.zeros(len(targets), dtype=np.int64)
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
-        return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # uniform weights hardly ever predict a rare label
+        return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
         def fit(c: float) -> Coefficients:
@@ -214,7 +214,7 @@ SOLVERS: Final[dict[TaskKind, Solver]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coordinates:
-    """Rows of `n` training texts in the space that they span.
+    """Training rows in coordinates of the space that they span.
 
     An L2-regularized linear model is a combination of its training rows (representer theorem), so that fitting in the coordinates of an
     orthonormal basis of their span gives the same model with n columns instead of hundreds of thousands. The coordinates are the Cholesky
@@ -225,7 +225,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, gram: FloatArray) -> Coordinates:
-        """From the inner products of the training rows with each other, (n, n), which are overwritten."""
+        """From the inner products of the training rows, (n, n), which are overwritten."""
         gram[np.diag_indices_from(gram)] += _JITTER  # repeated texts make the matrix singular
         return cls(np.ascontiguousarray(scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)))
 
@@ -236,13 +236,13 @@ class Coordinates:
         return coordinates
 
     def restore(self, fitted: Coefficients, train: Any) -> Coefficients:
-        """A model fitted on `rows` as one of the features of `train`, CSR (n, features)."""
+        """Convert a model fitted on `rows` to one of the features of `train`, CSR (n, features)."""
         combined = scipy.linalg.solve_triangular(self.rows, fitted.weights, lower=True, trans="T", check_finite=False)
         return Coefficients(np.asarray(train.T @ combined, dtype=np.float32), fitted.bias)
 
 
 def inner_products(one: Any, other: Any) -> FloatArray:
-    """Of the rows of two CSR matrices with the same columns, dense float32 (rows of one, rows of the other).
+    """Inner products of the rows of two CSR matrices with the same columns, dense float32 (rows of one, rows of the other).
 
     Columns with many entries are multiplied as dense matrices: a sparse product takes time with the square of a column's length.
     """
@@ -264,7 +264,7 @@ def _multinomial(rows: FloatArray, ids: IntArray, row_weights: FloatArray, c: fl
     """
     texts, features = rows.shape
     labels = len(start.bias)
-    total, places = float(row_weights.sum()), np.arange(texts)
+    total, indices = float(row_weights.sum()), np.arange(texts)
 
     def objective(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         weights = values[: features * labels].reshape(features, labels).astype(np.float32)
@@ -272,16 +272,16 @@ def _multinomial(rows: FloatArray, ids: IntArray, row_weights: FloatArray, c: fl
         scores -= scores.max(axis=1, keepdims=True)
         odds = np.exp(scores)
         sums = odds.sum(axis=1)
-        loss = float((row_weights * (np.log(sums) - scores[places, ids])).sum(dtype=np.float64))
+        loss = float((row_weights * (np.log(sums) - scores[indices, ids])).sum(dtype=np.float64))
         loss += float(np.square(weights, dtype=np.float64).sum()) / (2 * c)
         slope = odds * (row_weights / sums)[:, None]
-        slope[places, ids] -= row_weights
+        slope[indices, ids] -= row_weights
         gradient = np.concatenate([(rows.T @ slope + weights / c).ravel(), slope.sum(axis=0)])
         return loss / total, gradient.astype(np.float64) / total
 
     first = np.concatenate([start.weights.ravel(), start.bias]).astype(np.float64)
-    found = scipy.optimize.minimize(objective, first, jac=True, method="L-BFGS-B", options=_LBFGS).x.astype(np.float32)
-    return Coefficients(found[: features * labels].reshape(features, labels), found[features * labels :])
+    solution = scipy.optimize.minimize(objective, first, jac=True, method="L-BFGS-B", options=_LBFGS).x.astype(np.float32)
+    return Coefficients(solution[: features * labels].reshape(features, labels), solution[features * labels :])
 
 
 def _binary(rows: Any, positive: Any, c: float, class_weights: ClassWeights, seed: int) -> tuple[FloatArray, float]:
@@ -297,7 +297,7 @@ def _fit(model: Any, rows: Any, targets: Any) -> None:
 
 
 def _with_columns(rows: Any) -> Any:
-    """The matrix, or a column of zeros in place of none, which scikit-learn refuses: no training text has a term."""
+    """The matrix, or one column of zeros if it has none, which scikit-learn refuses."""
     return rows if rows.shape[1] else np.zeros((rows.shape[0], 1), dtype=np.float32)
 
 

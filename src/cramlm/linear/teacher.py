@@ -1,10 +1,10 @@
 """Soft labels: what a fitted linear model predicts for passages, and for training texts that it was not fitted on.
 
-A small encoder trained on a few hundred labels does not recover the lexical cues that logistic regression reads off in seconds, and the
-co-occurrence vectors show which words are alike. The model's probabilities are targets of the encoder's classifier beside the gold labels.
-They contain the model's logit adjustment. Their sharpness is set by out-of-fold predictions: probabilities are raised to the power that
-makes the gold labels most likely. With few labels their mean can be aligned with the frequencies of the gold labels (distribution
-alignment, Berthelot et al. 2020), since the passages were retrieved for the training texts.
+A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds, and co-occurrence
+vectors add which words are similar. The model's probabilities are targets of the encoder's classifier beside the gold labels. They contain
+the model's logit adjustment. Probabilities are raised to the power that makes the gold labels of out-of-fold texts most likely. With few
+labels their mean can be aligned with the frequencies of the gold labels (distribution alignment, Berthelot et al. 2020), because the
+passages were retrieved for the training texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
 ALIGNMENT_PRIOR: Final = 100
-"""Passages by which the mean prediction is shrunk to the gold labels' frequencies before it is aligned with them."""
+"""Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
 POWERS: Final = tuple(0.25 * step for step in range(2, 49))
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
@@ -33,8 +33,8 @@ _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices 
 class SoftLabels:
     """Distributions over the task's labels, float32.
 
-    passages: (passages, labels). training_texts: (training texts, labels), each predicted out of fold; rows of 0 for texts whose label no
-    text outside the fold has. power: the exponent of the probabilities.
+    passages: (passages, labels). training_texts: (training texts, labels), each predicted out of fold; a row is 0 if no text outside the
+    fold has the label of its text. power: the exponent of the probabilities.
     """
 
     passages: FloatArray
@@ -45,12 +45,12 @@ class SoftLabels:
 def soft_labels(
     model: LinearModel, task: Task, passages: Sequence[str], tokens: Tokens | None, *, seed: int, align_distribution: bool
 ) -> SoftLabels:
-    """Predictions for `passages` and, out of fold, for the training texts of `task`. tokens: the passages encoded, if they are."""
+    """Predictions for `passages` and, out of fold, for the training texts of `task`. tokens: the encoded passages, if they exist."""
     assert model.kind == "classification", "soft labels are distributions over labels"
     targets = SOLVERS[model.kind].targets(task)
     held_out = _out_of_fold(model, task, targets, seed=seed)
-    known = held_out.sum(axis=1) > 0
-    power = _best_power(held_out[known], targets[known])
+    predicted_rows = held_out.sum(axis=1) > 0
+    power = _best_power(held_out[predicted_rows], targets[predicted_rows])
     outputs = KINDS[model.kind].outputs
     predicted = sharpened(outputs(model.logits(passages, tokens)), power) if passages else np.zeros((0, len(task.labels)), np.float32)
     if align_distribution:
@@ -70,33 +70,35 @@ def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int
     probabilities = np.zeros((len(texts), len(task.labels)), dtype=np.float32)
     for number in range(FOLDS):
         inside = fold == number
-        learnt = np.bincount(targets[~inside], minlength=len(task.labels)) > 0
-        if not inside.any() or learnt.sum() < 2:
+        present = np.bincount(targets[~inside], minlength=len(task.labels)) > 0
+        if not inside.any() or present.sum() < 2:
             continue
         fitter = solver.fitter(rows[~inside], targets[~inside], setting.scheme, setting.class_weights, outputs=len(task.labels), seed=seed)
         logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
         # A label without a text outside the fold would get probability 0 against its own gold label.
-        probabilities[inside] = np.where(learnt[targets[inside]][:, None], outputs(logits), 0)
+        probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), 0)
     return probabilities
 
 
 def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
-    """A fold for every text, chosen at random, each with its share of every label. Texts with equal letters and digits (one sentence with
-    other entities marked in it) are in the same fold: else one would reveal the label of the other.
+    """Return a random fold for every text; every fold has its share of every label.
+
+    Texts with equal letters and digits (one sentence in which other entities are marked) are in the same fold, because one would reveal
+    the label of the other.
     """
-    same: dict[str, int] = {}
-    groups = [same.setdefault("".join(filter(str.isalnum, text.casefold())), len(same)) for text in texts]
-    label_of = np.zeros(len(same), dtype=np.int64)
+    numbers: dict[str, int] = {}
+    groups = [numbers.setdefault("".join(filter(str.isalnum, text.casefold())), len(numbers)) for text in texts]
+    label_of = np.zeros(len(numbers), dtype=np.int64)
     label_of[groups] = labels
-    order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(same))
+    order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(numbers))
     order = order[np.argsort(label_of[order], kind="stable")]
-    fold = np.empty(len(same), dtype=np.int64)
-    fold[order] = np.arange(len(same)) % FOLDS
+    fold = np.empty(len(numbers), dtype=np.int64)
+    fold[order] = np.arange(len(numbers)) % FOLDS
     return fold[groups]
 
 
 def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
-    """The power that makes the labels of out-of-fold texts most likely; 1 without such texts."""
+    """The power that makes the labels of out-of-fold texts most likely; 1 if there are none."""
     if not len(probabilities):
         return 1.0
 
@@ -108,7 +110,7 @@ def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
 
 
 def sharpened(probabilities: FloatArray, power: float) -> FloatArray:
-    """Rows raised to a power and normalized; rows of 0 stay."""
+    """Rows raised to a power and normalized; rows of 0 stay 0."""
     logs = np.log(np.maximum(probabilities, 1e-9)) * power
     raised = np.exp(logs - logs.max(axis=1, keepdims=True, initial=-np.inf))
     raised /= raised.sum(axis=1, keepdims=True)
@@ -117,11 +119,12 @@ def sharpened(probabilities: FloatArray, power: float) -> FloatArray:
 
 
 def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:
-    """Rows (texts, labels) times the ratio of each label's frequency in `counts` (labels,), training texts, to its mean in the rows;
-    normalized again.
+    """Rows (texts, labels) times the ratio of each label's frequency in the training texts to its mean in the rows, normalized again.
+
+    counts: training texts of each label, (labels,).
     """
     prior = counts / counts.sum()
     mean = (probabilities.sum(axis=0) + ALIGNMENT_PRIOR * prior) / (len(probabilities) + ALIGNMENT_PRIOR)
-    weighed = probabilities * np.divide(prior, mean, out=np.zeros_like(mean), where=prior > 0)
-    result: FloatArray = (weighed / np.maximum(weighed.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    weighted = probabilities * np.divide(prior, mean, out=np.zeros_like(mean), where=prior > 0)
+    result: FloatArray = (weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
     return result

@@ -5,9 +5,9 @@ Each stage publishes the model that is best on dev, what was tried (fit.json) an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.executors import available_cores
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
-from cramlm.linear.features import VARIANTS, Variant
-from cramlm.linear.fit import FEW_TEXTS, LinearFit, fit_linear
+from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import Context, Plan, Text, fingerprint, write_json
@@ -70,10 +69,7 @@ def fit_baseline(run: Context) -> Artifact | None:
         return None
 
     def write(target: Path) -> None:
-        _save(
-            fit_linear(run.task, c=run.config.baseline.c, metric=run.config.metric, seed=run.config.seed, stage="baseline", emit=run.emit),
-            target,
-        )
+        _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
 
     key = {"format": _FORMAT, "task": _task(run.task), "config": run.config.baseline.model_dump(mode="json"), "seed": run.config.seed}
     return run.stage("baseline", key={**key, "metric": run.config.metric}, write=write)
@@ -93,12 +89,11 @@ def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact
             text.tokenizer.cut(passages, max_length=UNCUT, cut="split"),
         ]
         space = TextSpace.of(texts, read_array(embedding.path / "embedding.npy"))
-        variants: Sequence[Variant] = VARIANTS
+        searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
-            variants = (LinearModel.load(baseline.path).tfidf.variant,)
+            searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
         vectors = TextVectors(space, text.tokenizer)
-        options: dict[str, Any] = {"c": run.config.baseline.c, "metric": run.config.metric, "seed": run.config.seed}
-        _save(fit_linear(run.task, **options, stage="static", vectors=vectors, variants=variants, emit=run.emit), target)
+        _save(fit_linear(run.task, searched, stage="static", vectors=vectors, emit=run.emit), target)
 
     inputs = {
         "selection": fingerprint(text.selection),
@@ -115,6 +110,11 @@ def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact
         **inputs,
     }
     return run.stage("static", key=key, write=write)
+
+
+def search_space(config: RunConfig) -> SearchSpace:
+    """The candidates of the run's linear models."""
+    return SearchSpace(config.baseline.c, config.metric, config.seed)
 
 
 def _task(task: Task) -> dict[str, str]:
