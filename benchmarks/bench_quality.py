@@ -20,7 +20,7 @@ import cramlm
 from cramlm.cli.console import console_events
 from cramlm.errors import UsageError
 from cramlm.experiments.compare import Experiment, compare
-from cramlm.experiments.grid import Question, arms_of, read_counts
+from cramlm.experiments.grid import Grid, arms_of, read_counts
 from quality_code import claim, code_of
 from quality_results import add_to
 from quality_tables import RESULTS
@@ -41,9 +41,9 @@ def main() -> None:
     found: dict[str, dict[str, Experiment]] = {}
     for task, labels in product(arguments.tasks, read_counts(",".join(arguments.labels))):
         out = arguments.out / arguments.budget / f"{task}-{labels}"
-        question = question_of(arguments, task, labels)
+        grid = grid_of(arguments, task, labels)
         with console_events() as emit:
-            experiment = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
+            experiment = compare(grid, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
         found.setdefault(task, {})[labels] = experiment
         target = arguments.results or RESULTS / f"quality-{arguments.budget}.json"
         head = {"budget": arguments.budget, "threads": arguments.threads}
@@ -55,12 +55,12 @@ def main() -> None:
     print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "tasks": plain(found)}, ensure_ascii=False))
 
 
-def question_of(arguments: argparse.Namespace, task: str, labels: str) -> Question:
+def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
     """The recipes with their defaults; nothing is chosen per task but its files."""
     folder = arguments.data / "tasks" / task
     corpus = str(arguments.data / OWN_CORPUS[task]) if task in OWN_CORPUS else f"{arguments.data}/corpus/*.jsonl.zst"
     given = {"threads": arguments.threads, "tokens_per_second": arguments.speed}
-    return Question(
+    return Grid(
         arms=arms_of(arguments.arms),
         seeds=tuple(arguments.seeds),
         labels=(labels,),
@@ -73,7 +73,7 @@ def question_of(arguments: argparse.Namespace, task: str, labels: str) -> Questi
 
 
 def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
-    """Task -> number of labels -> question, rows, pairs and runs."""
+    """Task -> number of labels -> grid, rows, pairs and runs."""
     return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in found.items()}
 
 

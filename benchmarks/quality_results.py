@@ -1,6 +1,6 @@
 """What bench_quality.py knows of one task and number of labels, over several calls: other seeds and other arms of a question add up.
 
-A run is kept with its answers to the test rows, a character for each, so that arms of different calls are compared row by row.
+A run is kept with its predictions to the test rows, a character for each, so that arms of different calls are compared row by row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm
-from cramlm.experiments.results import CellResult, Pair, Spent, pairs_of, rows_of, totals_of
+from cramlm.experiments.results import CellResult, Pair, Usage, pairs_of, rows_of, totals_of
 from cramlm.records import Emit
 from cramlm.storage.artifacts import lock, publish_file, wait_while_locked
 
@@ -40,21 +40,21 @@ def added(known: Mapping[str, Any] | None, experiment: Experiment, code: str) ->
 
     Every run has the `code` that made it (None where that was not kept).
 
-    A pair of arms without answers on both sides (they were not always kept) stays as it was found.
+    A pair of arms without predictions on both sides (they were not always kept) stays as it was found.
 
     Raises:
         ValueError: if the test rows were others, or have more labels than there are characters.
     """
-    question = experiment.question.as_dict()
+    grid = experiment.grid.as_dict()
     codes = {} if known is None else {(cell["arm"], cell["seed"]): cell.get("code") for cell in known["cells"]}
     codes |= {(result.arm, result.seed): code for result in experiment.results}
-    if known is not None and all(known["question"][name] == question[name] for name in SAME):
+    if known is not None and all(known["grid"][name] == grid[name] for name in SAME):
         experiment = _together(known, experiment)
-    names = sorted({name for result in experiment.results for name in (*result.true, *result.answers)})
+    names = sorted({name for result in experiment.results for name in (*result.true, *result.predictions)})
     if len(names) > len(CHARACTERS):
-        raise ValueError(f"{len(names)} labels; answers are kept for {len(CHARACTERS)} at the most")
+        raise ValueError(f"{len(names)} labels; predictions are kept for {len(CHARACTERS)} at the most")
     cells = [
-        result.as_dict() | {"code": codes[result.arm, result.seed], "answers": _text(result.answers, names)}
+        result.as_dict() | {"code": codes[result.arm, result.seed], "predictions": _text(result.predictions, names)}
         for result in experiment.results
     ]
     return experiment.as_dict() | {"names": names, "cells": cells}
@@ -66,27 +66,27 @@ def _together(known: Mapping[str, Any], experiment: Experiment) -> Experiment:
     order = [*dict.fromkeys([*(row["arm"] for row in known["rows"]), *(result.arm for result in experiment.results)])]
     results = sorted([*earlier, *experiment.results], key=lambda result: (order.index(result.arm), result.seed))
     pairs = {frozenset((pair.arm, pair.other)): pair for pair in [*(Pair(**pair) for pair in known["pairs"]), *pairs_of(results)]}
-    asked = [Arm(arm["name"], arm["source"], tuple(arm["settings"])) for arm in known["question"]["arms"]]
-    arms = {arm.name: arm for arm in [*asked, *experiment.question.arms]}
-    seeds = sorted({*known["question"]["seeds"], *experiment.question.seeds})
-    question = replace(experiment.question, arms=tuple(arms.values()), seeds=tuple(seeds))
+    asked = [Arm(arm["name"], arm["source"], tuple(arm["settings"])) for arm in known["grid"]["arms"]]
+    arms = {arm.name: arm for arm in [*asked, *experiment.grid.arms]}
+    seeds = sorted({*known["grid"]["seeds"], *experiment.grid.seeds})
+    grid = replace(experiment.grid, arms=tuple(arms.values()), seeds=tuple(seeds))
     rows = tuple(rows_of(results))
-    return Experiment(question, tuple(results), rows, tuple(pairs.values()), totals_of(results), experiment.failed)
+    return Experiment(grid, tuple(results), rows, tuple(pairs.values()), totals_of(results), experiment.failed)
 
 
-def _text(answers: Sequence[str], names: Sequence[str]) -> str:
+def _text(predictions: Sequence[str], names: Sequence[str]) -> str:
     character = dict(zip(names, CHARACTERS, strict=False))
-    return "".join(character[answer] for answer in answers)
+    return "".join(character[answer] for answer in predictions)
 
 
 def _read(known: Mapping[str, Any], results: Sequence[CellResult]) -> Iterator[CellResult]:
     """The runs of an earlier call; what is true is the same for all, and is not kept."""
     true = next((result.true for result in results if result.true), ())
     for cell in known["cells"]:
-        told = cell.get("answers", "")
+        told = cell.get("predictions", "")
         if told and true and len(told) != len(true):
             raise ValueError(f"{cell['arm']}, seed {cell['seed']}: {len(told)} test rows were answered; there are {len(true)} now")
-        answers = tuple(known["names"][CHARACTERS.index(character)] for character in told)
-        spent = None if cell["spent"] is None else Spent(**cell["spent"])
+        predictions = tuple(known["names"][CHARACTERS.index(character)] for character in told)
+        usage = None if cell["usage"] is None else Usage(**cell["usage"])
         kept = {name: value for name, value in cell.items() if name != "code"}
-        yield CellResult(**kept | {"spent": spent, "answers": answers, "true": true if answers else ()})
+        yield CellResult(**kept | {"usage": usage, "predictions": predictions, "true": true if predictions else ()})

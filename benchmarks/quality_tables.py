@@ -168,7 +168,7 @@ def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
     if any(row["cpu_minutes"] is None for row in known):
         return score, "", ""
     operations = f"{fmean(row['executed_flops'] for row in known):.1e}".replace("+", "")
-    at_least = "" if all(row["whole"] for row in known) else "≥ "
+    at_least = "" if all(row["complete"] for row in known) else "≥ "
     return score, f"{at_least}{fmean(row['cpu_minutes'] for row in known):.1f}", operations
 
 

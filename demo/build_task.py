@@ -2,14 +2,13 @@
 
     python demo/build_task.py --out runs/demo/data [--seed 13]
 
-The task: which library does a short piece of documentation describe? Eight libraries, twelve labelled examples of each. Docstrings are read
-with `ast` (nothing is imported); a task text is the opening prose of one public docstring. The names of all the libraries are replaced by
-one neutral word in every text. A quarter of each library's files is held out: dev and test come from held-out files only, and nothing of a
-held-out file is in the corpus. The corpus is all the other documentation of the standard library and the installed packages, unlabelled.
+The task: which library does a short piece of documentation describe? There are eight libraries with twelve labelled texts each. Docstrings
+are read with `ast`, without importing the packages; a task text is the opening prose of a public docstring. The names of all libraries are
+replaced by the same word in every text. A quarter of each library's files is held out: dev and test come from held-out files, the corpus
+does not contain them. The corpus is the remaining documentation of the standard library and the installed packages, without labels.
 
-Written: train, dev, test.jsonl (text, label), corpus/*.jsonl.zst (id, text, source), all_labels.jsonl (every labelled passage outside the
-held-out files, for headroom.py only) and counts.json. The same seed and the same installed versions give the same files, whatever the
-number of workers.
+Output: train, dev, test.jsonl (text, label), corpus/*.jsonl.zst (id, text, source), all_labels.jsonl (all labelled passages outside the
+held-out files, for headroom.py only) and counts.json. Equal seeds and installed versions give the same files.
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
 TRAIN_PER_LABEL, DEV_PER_LABEL, TEST_PER_LABEL = 12, 16, 130
-FEWEST_WORDS, MOST_WORDS = 10, 25  # of a task text; longer openings are cut
+MIN_WORDS, MAX_WORDS = 10, 25  # of a task text; longer openings are truncated
 HELD_OUT = 0.25  # share of a library's files
-PER_FILE = 12  # most texts that one file gives to a split
-NEAR_COPY = 8  # task texts share no run of so many words with any other docstring's opening
-LEAK = 13  # no passage of the corpus shares a run of so many words with a dev or test text
-SHARD_BYTES = 8_000_000
+PER_FILE = 12  # maximum number of texts of one file in a split
+NEAR_COPY = 8  # a task text shares no such number of consecutive words with the opening of another docstring
+LEAK = 13  # a passage of the corpus shares no such number of consecutive words with a dev or test text
+FILE_BYTES = 8_000_000  # of a corpus file, uncompressed
 NEUTRAL = "library"
 
-# Label = top-level package; the tuple holds further spellings, aliases and makers. All of them disappear from every text.
+# Label = top-level package -> other spellings, aliases and makers. All of them are replaced in every text.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("huggingface", "hugging face", "huggingfacehub", "hf", "hfapi", "hffilesystem"),
     "networkx": ("nx",),
@@ -52,7 +52,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch": ("pytorch", "aten", "libtorch", "torchscript", "functorch", "torchvision", "torchaudio", "c10d", "c10"),
     "transformers": ("🤗", "hfargumentparser"),
 }
-# Names of neighbours would give away where a text comes from.
+# Names of related libraries, which would reveal the label.
 # fmt: off
 NEIGHBOURS = (
     "numpy", "np", "numpydoc", "pandas", "pd", "matplotlib", "plt", "tensorflow", "keras", "jax", "cupy", "dask", "pyarrow", "polars",
@@ -71,7 +71,7 @@ _SKIPPED = {"tests", "test", "testing", "_vendor", "__pycache__", "site-packages
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of documentation: `opening` is its task text (empty if it has none), `words` those of the opening, lower case."""
+    """A piece of documentation. opening: its task text, empty if there is none. words: lower-case words of the opening."""
 
     package: str
     file: str
@@ -84,23 +84,23 @@ class Piece:
 
 
 def clean(text: str) -> str:
-    """Documentation without role markup, backquotes and library names, blanks at line ends removed."""
+    """Remove role markup, backquotes and trailing blanks; replace library names."""
     plain = _ROLE.sub(r"\1", text).replace("`", "")
     return "\n".join(line.rstrip() for line in _NAME.sub(NEUTRAL, plain).splitlines()).strip()
 
 
 def opening(text: str) -> str:
-    """The prose before the first section, list or example, in one line, at most MOST_WORDS words; empty if short or no sentence."""
+    """Return the first prose (before sections, lists, examples) in one line, at most MAX_WORDS words; empty if short or no sentence."""
     prose: list[str] = []
     for line in text.splitlines():
         if line.strip() and _SECTION.match(line):
             break
         prose += line.split()
-    return " ".join(prose[:MOST_WORDS]) if len(prose) >= FEWEST_WORDS and re.fullmatch(r"[A-Z][a-z]*\W?", prose[0]) else ""
+    return " ".join(prose[:MAX_WORDS]) if len(prose) >= MIN_WORDS and re.fullmatch(r"[A-Z][a-z]*\W?", prose[0]) else ""
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Each docstring after a line with its name and arguments, and other long strings (documentation that is attached later)."""
+    """Yield each docstring after a line with its name and arguments, and other long strings (documentation attached later)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings
         stack: list[tuple[ast.AST, str]] = [(ast.parse(source), "")]
@@ -125,7 +125,7 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def read_file(job: tuple[str, str, str]) -> list[Piece]:
-    """The pieces of one file; a file that is not UTF-8 or does not parse has none."""
+    """Return the pieces of a file; none if it is not UTF-8 or does not parse."""
     package, name, path = job
     try:
         source = Path(path).read_text("utf-8")
@@ -135,14 +135,14 @@ def read_file(job: tuple[str, str, str]) -> list[Piece]:
     pieces = []
     for text in texts:
         heading, _, body = (clean(part) for part in text.partition("\n"))
-        if len(_WORD.findall(body)) >= FEWEST_WORDS:
+        if len(_WORD.findall(body)) >= MIN_WORDS:
             public = path.endswith(".py") and not heading.startswith("_")
             pieces.append(Piece(package, name, f"{heading} {body}".strip(), opening(body) if public else ""))
     return pieces
 
 
 def find_files() -> list[tuple[str, str, str]]:
-    """(package, name, path) of every source and documentation file, in a fixed order."""
+    """Return (package, name, path) of every source and documentation file, sorted."""
     jobs = []
     for root, whole in ((Path(sysconfig.get_path("purelib")), ""), (Path(sysconfig.get_path("stdlib")), "python")):
         for path in root.rglob("*"):
@@ -154,12 +154,12 @@ def find_files() -> list[tuple[str, str, str]]:
 
 
 def runs(words: list[str], length: int, step: int = 1) -> Iterator[tuple[str, ...]]:
-    """Every `step`-th run of `length` words."""
+    """Yield every `step`-th n-gram of `length` words."""
     return (tuple(words[start : start + length]) for start in range(0, len(words) - length + 1, step))
 
 
 def without_duplicates(pieces: Iterable[Piece]) -> list[Piece]:
-    """Pieces whose letters differ from those of every earlier one."""
+    """Drop pieces whose lower-case words are those of an earlier one."""
     seen: set[bytes] = set()
     kept = []
     for piece in pieces:
@@ -171,13 +171,13 @@ def without_duplicates(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def is_held_out(piece: Piece, seed: int) -> bool:
-    """Whether the file's share of the hash space is among the held-out ones; a property of the file's name and the seed."""
+    """Return True for a quarter of the files of a library, by a hash of the file name and the seed."""
     digest = hashlib.blake2b(f"{seed} {piece.file}".encode(), digest_size=8).digest()
     return piece.package in LIBRARIES and int.from_bytes(digest, "big") / 2**64 < HELD_OUT
 
 
 def take(candidates: list[Piece], count: int, rng: random.Random) -> list[Piece]:
-    """`count` pieces at random, at most PER_FILE of one file."""
+    """Sample `count` pieces, at most PER_FILE of a file."""
     per_file: Counter[str] = Counter()
     chosen = []
     for piece in rng.sample(candidates, len(candidates)):
@@ -188,7 +188,7 @@ def take(candidates: list[Piece], count: int, rng: random.Random) -> list[Piece]
 
 
 def split(pieces: list[Piece], seed: int) -> dict[str, list[Piece]]:
-    """Train, dev, test, all_labels and corpus."""
+    """Return train, dev, test, all_labels and corpus."""
     owners = Counter(run for piece in pieces if piece.opening for run in set(runs(piece.words, NEAR_COPY)))
     by_label: dict[tuple[str, bool], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -206,18 +206,18 @@ def split(pieces: list[Piece], seed: int) -> dict[str, list[Piece]]:
         parts["all_labels"] += by_label[label, False]
     for part in parts.values():
         rng.shuffle(part)
-    step = LEAK - NEAR_COPY + 1  # every run of LEAK words holds a run of NEAR_COPY words that starts at a multiple of this
-    secret = {run for piece in (*parts["dev"], *parts["test"]) for run in runs(piece.words, NEAR_COPY)}
+    step = LEAK - NEAR_COPY + 1  # every n-gram of LEAK words contains one of NEAR_COPY words that starts at a multiple of `step`
+    held_out_ngrams = {run for piece in (*parts["dev"], *parts["test"]) for run in runs(piece.words, NEAR_COPY)}
     labelled = {id(piece) for piece in parts["train"]}
     for piece in pieces:
         words = _WORD.findall(piece.text.lower())
-        if not is_held_out(piece, seed) and id(piece) not in labelled and secret.isdisjoint(runs(words, NEAR_COPY, step)):
+        if not is_held_out(piece, seed) and id(piece) not in labelled and held_out_ngrams.isdisjoint(runs(words, NEAR_COPY, step)):
             parts["corpus"].append(piece)
     return parts
 
 
-def write(parts: dict[str, list[Piece]], out: Path) -> dict[str, object]:
-    """Put the files into `out` (replaced whole) and return the counts."""
+def write(parts: dict[str, list[Piece]], out: Path) -> dict[str, Any]:
+    """Write the files, replacing the folder `out`, and return the counts."""
     temporary = out.with_name(f".{out.name}.building")
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "corpus").mkdir(parents=True)
@@ -229,7 +229,7 @@ def write(parts: dict[str, list[Piece]], out: Path) -> dict[str, object]:
     for number, piece in enumerate(parts["corpus"], start=1):
         shard.append(json.dumps({"id": str(number), "text": piece.text, "source": piece.package}, ensure_ascii=False).encode() + b"\n")
         size += len(shard[-1])
-        if sum(map(len, shard)) > SHARD_BYTES or number == len(parts["corpus"]):
+        if sum(map(len, shard)) > FILE_BYTES or number == len(parts["corpus"]):
             compressed = zstandard.ZstdCompressor(level=6, write_checksum=True).compress(b"".join(shard))
             (temporary / "corpus" / f"{shards:02}.jsonl.zst").write_bytes(compressed)
             shards, shard = shards + 1, []
@@ -252,7 +252,9 @@ def main() -> None:
     with multiprocessing.Pool() as pool:
         pieces = without_duplicates(piece for found in pool.imap(read_file, find_files(), chunksize=64) for piece in found)
     counts = write(split(pieces, arguments.seed), arguments.out)
-    print(json.dumps(counts, indent=1))
+    texts = counts["texts"]
+    print(f"task: {len(LIBRARIES)} libraries; {texts['train']} train, {texts['dev']} dev, {texts['test']:,} test texts: {arguments.out}")
+    print(f"raw text: {texts['corpus']:,} passages of documentation without labels, {counts['corpus_megabytes']} MB")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How much the demo's task leaves to be learnt: what plain methods reach with 100 labels, with every label, and with the raw text.
+"""Scores of simple methods on the demo's task with 100 labels, with all labels, and with the raw text.
 
     python demo/headroom.py runs/demo/data
 
-All rows are logistic regression: on TF-IDF of the 100 training texts; on TF-IDF of every labelled passage outside the held-out files (no
-user has those labels: the row shows what the texts hold); and on the 100 texts in a space (TF-IDF + SVD) fitted to the raw corpus (it shows
-whether unlabelled text helps at all). Variant and C are chosen on dev; test is scored once per row.
+All rows are logistic regression: on TF-IDF of the 100 training texts; on TF-IDF of all labelled passages outside the held-out files (an
+upper bound: these labels are not part of the task); and on the 100 texts with features (TF-IDF + SVD) fitted to the raw corpus, which shows
+whether unlabelled text helps. Variant and C are chosen on dev; test is scored once per row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_corpus(folder: Path) -> list[str]:
 
 
 def report(title: str, data: Path, train: str, spaces: dict[str, Pipeline]) -> None:
-    """Fit every C in every space (already fitted), choose on dev, score test once, print a line."""
+    """Fit a classifier for every C and fitted feature space, choose on dev, score test once, print a line."""
     texts, labels = read(data / f"{train}.jsonl")
     dev_texts, dev_labels = read(data / "dev.jsonl")
     best = (-1.0, "", None, None)
@@ -72,7 +72,7 @@ def main() -> None:
         ).fit(corpus)
         for size in (50, 200)
     }
-    report("words in the corpus's space", data, "train", spaces)
+    report("words, SVD of the corpus", data, "train", spaces)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The reference pages of the site, made from the code at every build: commands from the parser, settings from the config, Python
-from docstrings.
+"""Generate the reference pages of the site: commands from the parser, settings from the config models, Python from docstrings.
 
-`pages()` gives them as Markdown; MkDocs calls `on_files`, which puts them beside the written ones. Nothing of them is in the repository.
+`pages` returns them as Markdown; MkDocs calls `on_files`, which adds them to the written pages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cramlm.config import run as config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """MkDocs's hook: adds the generated pages."""
+    """MkDocs hook: add the generated pages."""
     from mkdocs.structure.files import File
 
     for place, text in pages().items():
@@ -35,18 +34,18 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """MkDocs's hook: links that lead out of docs/, to files of the repository, become their names."""
+    """MkDocs hook: replace links to files outside of docs/ by their names."""
     return re.sub(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?:README|CHANGELOG|CONTRIBUTING|src/|tests/|benchmarks/)[^)]*\)", r"\1", markdown)
 
 
 def pages() -> dict[str, str]:
-    """Markdown by the place of its page."""
+    """Return Markdown by path."""
     return {"reference/commands.md": _commands(), "reference/config.md": _config(), "reference/python.md": _python()}
 
 
 def _commands() -> str:
     group: Any = typer.main.get_command(app)
-    parts = ["# Commands", "Results go to stdout, progress and errors to stderr. `cramlm COMMAND --help` says the same."]
+    parts = ["# Commands", "Results go to stdout, progress and errors to stderr. `cramlm COMMAND --help` prints the same text."]
     for name, command in sorted(group.commands.items()):
         parts += [f"## cramlm {name}", command.help or ""]
         rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
@@ -63,8 +62,8 @@ def _parameter(parameter: Any) -> str:
 
 def _config() -> str:
     parts = [
-        "# Every setting",
-        "As `cramlm config` prints them and `--set` takes them, like `--set phases[0].steps=500`. A recipe chooses values.",
+        "# Settings",
+        "The settings that `cramlm config` prints and `--set` changes, like `--set phases[0].steps=500`. A recipe chooses their values.",
     ]
     for model in _models():
         parts += [f"## {model.__name__}", inspect.getdoc(model) or ""]

@@ -108,7 +108,7 @@ def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) 
     assert printed("passages", tmp_path / "selection") == (tmp_path / "s.jsonl").read_text("utf-8")
     assert len(printed("passages", fitted / "run").splitlines()) > 5
     inside = cramlm("passages", tmp_path / "selection", "--out", tmp_path / "selection/passages.jsonl")
-    assert_one_line(inside, 2, "write the file beside")
+    assert_one_line(inside, 2, "write the file outside")
     foreign = cramlm("select", "--train", train, "--index", index, "--out", fitted / "data")
     assert foreign.returncode == 2
     assert "would be replaced" in foreign.stderr

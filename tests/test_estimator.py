@@ -1,4 +1,4 @@
-"""The contract of a scikit-learn classifier, on runs of a second; scikit-learn's own tools are the callers."""
+"""`CramClassifier` as a scikit-learn classifier, on runs of a second."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from cramlm.errors import CramError, DataError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import lock, verify
+from serving import PATIENCE
 from tiny_task import write_task
 
 ROWS = {"max_length": 32, "batch_size": 256, "batch_unit": "tokens", "checkpoint_every": 1000, "dropout": 0.1}
@@ -47,7 +48,7 @@ WITH_CORPUS = {
 
 
 class Data:
-    """The tiny task in memory; labels are integers whose order as text is another."""
+    """The tiny task in memory; labels are integers whose order differs from that of their names."""
 
     def __init__(self, folder: Path) -> None:
         paths = write_task(folder)
@@ -68,21 +69,21 @@ def tiny(**changes: Any) -> CramClassifier:
 
 @pytest.fixture(scope="module")
 def fitted(data: Data, tmp_path_factory: pytest.TempPathFactory) -> CramClassifier:
-    """Fitted with a corpus, in a folder that stays."""
+    """A classifier fitted with a corpus, with its run in a permanent folder."""
     folder = tmp_path_factory.mktemp("fitted")
     classifier = tiny(corpus=data.corpus, settings=WITH_CORPUS, out=folder / "runs", store=folder / "store")
     assert classifier.fit(data.X, data.y) is classifier
     return classifier
 
 
-def test_it_learns_and_answers_with_the_classes_it_was_given(fitted: CramClassifier, data: Data) -> None:
+def test_it_predicts_the_classes_of_the_labels(fitted: CramClassifier, data: Data) -> None:
     assert fitted.classes_.tolist() == [9, 10]
-    answers = fitted.predict(data.X_test)
-    assert answers.dtype == fitted.classes_.dtype
-    assert fitted.score(data.X_test, data.y_test) == np.mean(answers == data.y_test) > 0.8
+    predictions = fitted.predict(data.X_test)
+    assert predictions.dtype == fitted.classes_.dtype
+    assert fitted.score(data.X_test, data.y_test) == np.mean(predictions == data.y_test) > 0.8
 
 
-def test_columns_of_probabilities_follow_the_classes_and_not_their_names(fitted: CramClassifier, data: Data) -> None:
+def test_probability_columns_are_in_the_order_of_the_classes(fitted: CramClassifier, data: Data) -> None:
     probabilities = fitted.predict_proba(data.X_test)
     assert probabilities.shape == (len(data.X_test), 2)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
@@ -91,7 +92,7 @@ def test_columns_of_probabilities_follow_the_classes_and_not_their_names(fitted:
     np.testing.assert_array_equal(probabilities, predictor.probabilities(data.X_test)[:, ::-1])
 
 
-def test_the_run_is_an_ordinary_one_without_test_file_and_with_a_dev_split_of_its_own(fitted: CramClassifier, data: Data) -> None:
+def test_the_run_has_a_dev_split_and_no_test_file(fitted: CramClassifier, data: Data) -> None:
     task = load_task(fitted.run_.path)
     assert (len(task.train) + len(task.dev), len(task.test)) == (len(data.X), 0)
     assert len(task.dev) == 4
@@ -99,7 +100,7 @@ def test_the_run_is_an_ordinary_one_without_test_file_and_with_a_dev_split_of_it
     assert verify(fitted.run_.path) > 5
 
 
-def test_the_same_fit_again_finds_its_run_and_another_gets_a_folder_of_its_own(fitted: CramClassifier, data: Data) -> None:
+def test_an_equal_fit_reuses_its_run_and_another_has_its_own_folder(fitted: CramClassifier, data: Data) -> None:
     weights = fitted.run_.export / "model.safetensors"
     before = weights.stat().st_mtime_ns
     again = clone(fitted).fit(np.array(data.X), np.array(data.y, dtype=object))
@@ -110,7 +111,7 @@ def test_the_same_fit_again_finds_its_run_and_another_gets_a_folder_of_its_own(f
     assert other.run_.path != fitted.run_.path
 
 
-def test_saved_it_is_a_plain_folder_with_the_same_answers(fitted: CramClassifier, data: Data, tmp_path: Path) -> None:
+def test_a_saved_model_gives_the_same_predictions(fitted: CramClassifier, data: Data, tmp_path: Path) -> None:
     saved = fitted.save(tmp_path / "model")
     assert verify(saved) == 1
     np.testing.assert_array_equal(Predictor.load(saved).probabilities(data.X_test)[:, ::-1], fitted.predict_proba(data.X_test))
@@ -122,14 +123,14 @@ def test_saved_it_is_a_plain_folder_with_the_same_answers(fitted: CramClassifier
     assert (tmp_path / "letters" / "dear.txt").read_text() == "mine"
 
 
-def test_a_pickle_holds_the_place_of_the_run_and_no_weights(fitted: CramClassifier, data: Data) -> None:
+def test_a_pickle_contains_the_path_of_the_run_and_no_weights(fitted: CramClassifier, data: Data) -> None:
     content = pickle.dumps(fitted)
     assert len(content) < 20_000 < (fitted.run_.export / "model.safetensors").stat().st_size
     again = pickle.loads(content)
     np.testing.assert_array_equal(again.predict(data.X_test), fitted.predict(data.X_test))
 
 
-def test_a_temporary_run_is_refused_by_pickle_and_goes_with_its_estimator(data: Data) -> None:
+def test_a_temporary_run_cannot_be_pickled_and_is_deleted_with_its_estimator(data: Data) -> None:
     classifier = tiny().fit(data.X, data.y)
     folder = classifier.run_.path
     assert folder.is_dir()
@@ -140,14 +141,14 @@ def test_a_temporary_run_is_refused_by_pickle_and_goes_with_its_estimator(data: 
     assert not folder.exists()
 
 
-def test_it_works_at_the_end_of_a_pipeline_under_cross_validation(data: Data) -> None:
+def test_it_works_in_a_pipeline_with_cross_validation(data: Data) -> None:
     lowered = FunctionTransformer(lambda texts: [text.lower() for text in texts])
     scores = cross_val_score(Pipeline([("lower", lowered), ("classify", tiny())]), data.X, data.y, cv=2, error_score="raise")
     assert scores.shape == (2,)
     assert np.isfinite(scores).all()
 
 
-def test_a_search_sets_its_parameters_and_indexes_the_corpus_once(data: Data, tmp_path: Path) -> None:
+def test_a_grid_search_sets_parameters_and_indexes_the_corpus_once(data: Data, tmp_path: Path) -> None:
     classifier = tiny(corpus=data.corpus, settings=WITH_CORPUS, store=tmp_path / "store")
     grid = [{"recipe": ["tlm"]}, {"recipe": ["labels-only"], "settings": [SETTINGS]}]  # labels-only ignores the corpus
     search = GridSearchCV(classifier, grid, cv=2, refit=True, error_score="raise").fit(data.X, data.y)
@@ -180,21 +181,21 @@ def test_parameters_are_read_set_and_cloned() -> None:
     [("très bien", "007"), (True, False), (1.0, 2.0), (-1, 1), (np.str_("b"), np.str_("a"))],
     ids=lambda pair: type(pair[0]).__name__,
 )
-def test_labels_of_any_sortable_type_come_back_as_they_were(classes: tuple[Any, Any], data: Data) -> None:
+def test_labels_of_any_sortable_type_keep_their_type(classes: tuple[Any, Any], data: Data) -> None:
     y = [classes[label == 10] for label in data.y]
     classifier = tiny(settings={**SETTINGS, "phases[0].steps": 4}).fit(tuple(data.X), y)
     assert classifier.classes_.tolist() == sorted(classes)
     assert set(classifier.predict(data.X_test).tolist()) <= set(classes)
 
 
-def test_before_fit_it_says_so() -> None:
-    for ask in (lambda: tiny().predict(["a"]), lambda: tiny().predict_proba(["a"]), lambda: tiny().save("x")):
+def test_methods_raise_not_fitted_error_before_fit() -> None:
+    for call in (lambda: tiny().predict(["a"]), lambda: tiny().predict_proba(["a"]), lambda: tiny().save("x")):
         with pytest.raises(NotFittedError):
-            ask()
+            call()
 
 
 class NAType:
-    """As pandas.NA: a comparison gives itself, which is neither true nor false."""
+    """A stand-in for pandas.NA: comparisons return itself, and it has no truth value."""
 
     def __eq__(self, other: object) -> Any:
         return self
@@ -216,7 +217,7 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         (lambda x, y: (x[:3], y), "X and y have inconsistent numbers of samples: 3 texts, 4 labels"),
         (lambda x, y: (x, ["a"] * 4), "one class only \\(.*a.*\\)"),
@@ -239,16 +240,16 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),
     ],
 )
-def test_bad_input_is_refused_by_its_place_before_anything_is_written(change: Change, complaint: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: Change, message: str, tmp_path: Path) -> None:
     texts, labels = change(TEXTS, ["sea", "hill", "sea", "hill"])
-    with pytest.raises(ValueError, match=complaint) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         tiny(out=tmp_path / "runs").fit(texts, labels)
     assert isinstance(refused.value, DataError)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"recipe": "magic"}, "recipe 'magic' is not one of tlm"),
         ({"recipe": "tlm"}, "the recipe tlm retrieves from raw text; pass corpus="),
@@ -257,22 +258,22 @@ def test_bad_input_is_refused_by_its_place_before_anything_is_written(change: Ch
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
     ],
 )
-def test_parameters_are_checked_when_it_is_fitted(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(CramError, match=complaint):
+def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CramError, match=message):
         tiny(**{"out": tmp_path / "runs", **changes}).fit(TEXTS, [0, 1, 0, 1])
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_fit_waits_while_another_process_builds_the_same(data: Data, tmp_path: Path) -> None:
+def test_fit_waits_while_another_process_builds_the_same_run(data: Data, tmp_path: Path) -> None:
     classifier = tiny(out=tmp_path / "runs").fit(data.X, data.y)
-    answers: list[Any] = []
+    refitted: list[Any] = []
     with lock(classifier.run_.path / "run"):
-        waiting = threading.Thread(target=lambda: answers.append(clone(classifier).fit(data.X, data.y)))
+        waiting = threading.Thread(target=lambda: refitted.append(clone(classifier).fit(data.X, data.y)))
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()
-    waiting.join(30)
-    assert answers[0].run_.path == classifier.run_.path
+    waiting.join(PATIENCE)
+    assert refitted[0].run_.path == classifier.run_.path
 
 
 def test_it_is_a_public_name() -> None:

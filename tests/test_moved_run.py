@@ -145,4 +145,4 @@ def test_its_heads_are_looked_at(moved: Path, tmp_path: Path) -> None:
 
 
 def test_every_file_of_it_is_verified(moved: Path) -> None:
-    assert "folders whole" in cramlm("verify", moved).stdout
+    assert "folders verified" in cramlm("verify", moved).stdout

@@ -105,7 +105,7 @@ def test_a_csv_becomes_a_report_answers_and_an_explanation(place: Place, fitted:
     answers = place.cramlm("predict", "run/export", "-", stdin="wave ship harbour sailor tide\nsummit ridge valley climber\n")
     assert [json.loads(line)["label"] for line in answers.splitlines()] == ["sea", "hill"]
     assert json.loads(place.cramlm("explain", "run", "wave ship harbour", "--json"))
-    assert "whole" in place.cramlm("verify", "run")
+    assert "verified" in place.cramlm("verify", "run")
 
 
 def test_an_onnx_folder_answers_as_the_model_does(place: Place, fitted: Path) -> None:

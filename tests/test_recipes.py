@@ -21,7 +21,7 @@ from cramlm.cli.options import resolve_run
 from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig
 from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.experiments.grid import Question, arms_of, cells_of
+from cramlm.experiments.grid import Grid, arms_of, cells_of
 from cramlm.recipes import RECIPES
 from cramlm.recipes.phases import from_checkpoint
 from cramlm.records import Event
@@ -341,8 +341,8 @@ def test_settings_of_the_task_say_how_a_recipe_reads_the_training_file(tmp_path:
 
 def test_every_draw_of_labels_gets_numbers_of_its_own(tmp_path: Path) -> None:
     train = write_labels(tmp_path / "train.jsonl", [f"label {number % 2}" for number in range(200)])
-    question = Question(arms_of(["labels-only"]), (1,), ("20", "all"), {"train": train, "dev": train})
-    few, every = cells_of(question, tmp_path / "out")
+    grid = Grid(arms_of(["labels-only"]), (1,), ("20", "all"), {"train": train, "dev": train})
+    few, every = cells_of(grid, tmp_path / "out")
     assert softness(few.config) == (("finetune", 0, 0.2), False)
     assert softness(every.config) == (("finetune", 1, 0), False)
 

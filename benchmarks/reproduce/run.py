@@ -1,12 +1,12 @@
-"""Run tables of the paper, or their twins, and write docs/reproduction.md anew.
+"""Run tables of the paper at small scale (or at its size), and write docs/reproduction.md.
 
-    python benchmarks/reproduce/run.py 4 --data ../shared/data                 # the twin of table 4, on the tasks that are here
+    python benchmarks/reproduce/run.py 4 --data ../shared/data                 # table 4 at small scale, on the available tasks
     python benchmarks/reproduce/run.py 3 4 --tasks scierc --seeds 1 2 3
     python benchmarks/reproduce/run.py 4 --paper                               # at the paper's size: GPUs, days
-    python benchmarks/reproduce/run.py 4 --print                               # only say the commands
+    python benchmarks/reproduce/run.py 4 --print                               # only print the commands
 
-A task is one experiment of `cramlm compare` over the rows of all the tables that are asked, so that a stopped one goes on and a row that
-stands in several tables is run once. Results: benchmarks/results/reproduce/.
+Each task is one experiment of `cramlm compare` over the rows of all requested tables, so that a stopped one continues and a row of
+several tables runs once. Results: benchmarks/results/reproduce/.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cramlm.cli.console import console_events
 from cramlm.experiments.compare import compare
-from cramlm.experiments.grid import Question
+from cramlm.experiments.grid import Grid
 from reproduce.page import PAGE, RESULTS, page
 from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arms_of, command
 
 KEPT: Final = ("arm", "seeds", "is_baseline", "scores", "cpu_minutes", "paper_flops", "executed_flops", "passages", "parameters")
-"""What of a row of the comparison is kept in the repository."""
+"""Fields of a row that are kept in the repository."""
 
 
 def main() -> None:
-    """Run what is asked, then write the page."""
+    """Run the requested tables, then write the page."""
     arguments = parse_arguments()
     tables = [TABLES[number] for number in (TABLES if "all" in arguments.tables else arguments.tables)]
     for task in [task for task in FOLDERS if not arguments.tasks or task in arguments.tasks]:
-        asked = [table for table in tables if task in table.here]
+        requested = [table for table in tables if task in table.here]
         if arguments.print:
-            print(*(f"table {table.number}, {task}: {command(table, task, paper=arguments.paper)}" for table in asked), sep="\n")
-        elif asked:
-            run(arguments, asked, task)
+            print(*(f"table {table.number}, {task}: {command(table, task, paper=arguments.paper)}" for table in requested), sep="\n")
+        elif requested:
+            run(arguments, requested, task)
     if not arguments.print:
         PAGE.write_text(page(), "utf-8")
         print(PAGE)
 
 
 def run(arguments: argparse.Namespace, tables: Sequence[Table], task: str) -> None:
-    """One task in all the tables asked; its rows go into the results beside those of other tables."""
+    """Run the rows of these tables on a task; add them to the results of other tables."""
     size = "paper" if arguments.paper else "twin"
     out, folder = arguments.out / f"{task}-{size}", arguments.data / "tasks" / FOLDERS[task]
     arms = arms_of(tables, task, paper=arguments.paper, data=arguments.data, out=out, init=arguments.init)
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}
     settings = () if arguments.threads is None else (f"threads={arguments.threads}",)
     corpus, budget = (f"{arguments.data}/corpus/*.jsonl.zst",), None if arguments.paper else TWIN_BUDGET
-    question = Question(arms, tuple(arguments.seeds), ("all",), files, corpus, arguments.init, budget, settings=settings)
+    grid = Grid(arms, tuple(arguments.seeds), ("all",), files, corpus, arguments.init, budget, settings=settings)
     with console_events() as emit:
-        found = compare(question, out=out, store=arguments.store, jobs=arguments.jobs, title=f"the paper's tables, {task}", emit=emit)
+        found = compare(grid, out=out, store=arguments.store, jobs=arguments.jobs, title=f"the paper's tables, {task}", emit=emit)
     print(found.table)
     keep(RESULTS / f"{task}-{size}.json", [asdict(row) for row in found.rows])
 

@@ -1,10 +1,9 @@
-"""The paper's tables: what each row changes, at the paper's size and in the twin that runs on two cores, and the figures it reports.
+"""The paper's tables: the settings of each row, at the paper's size and in our small-scale run (its "twin"), and the reported figures.
 
-The twin of a row asks the same of `tlm`, this repository's own recipe, with so many operations that two cores can run it. The paper's
-recipe made smaller (`tlm-small:chemprot:0.005`) learns nothing in as many minutes: it answers with the most frequent label whatever a row
-changes (docs/log.md).
+The twin of a row makes the same change to this repository's recipe `tlm`, with a budget for two cores. A scaled-down version of the
+paper's recipe (`tlm-small:chemprot:0.005`) learns nothing with this budget: it predicts the most frequent label in every row (docs/log.md).
 
-Source of the figures: Yao et al. 2022 (arXiv 2111.04130), tables 1 to 7; the ablations are by all signs dev scores.
+Source of the figures: Yao et al. 2022 (arXiv 2111.04130), tables 1 to 7; the ablations are apparently dev scores.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cramlm.experiments.grid import Arm
 
 TWIN_BUDGET: Final = "1e13flops"
 FOLDERS: Final[Mapping[str, str]] = {"chemprot": "chemprot", "scierc": "sciie", "acl-arc": "citation_intent", "agnews": "agnews_small"}
-"""Where the paper's tasks lie here; agnews is a part of it. The other four are not here."""
+"""Folders of the paper's tasks; agnews is a sample. The other four are not available."""
 TASKS: Final = ("agnews", "hyperpartisan", "helpfulness", "imdb", "acl-arc", "scierc", "chemprot", "rct")
 METRIC: Final[Mapping[str, str]] = dict.fromkeys(TASKS, "macro_f1") | {"chemprot": "micro_f1", "rct": "micro_f1"}
 NO_STAGE_2: Final = "without-stage-2.toml"
@@ -28,8 +27,8 @@ NO_STAGE_2: Final = "without-stage-2.toml"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row. figures: task -> what the paper reports, in percent. paper, twin: its settings, as `--set` writes them, of `source` and of
-    `twin_source`, which are recipes; none, for what the recipe sets anyway. told: what the twin sets, where that is not to be read off.
+    """A row. figures: task -> the paper's figure in percent. paper, twin: overrides, in the form of `--set`, of the recipes `source` and
+    `twin_source`. note: description of the twin, if its overrides do not suffice.
     """
 
     name: str
@@ -38,12 +37,12 @@ class Line:
     twin: tuple[str, ...] = ()
     source: str = "tlm-small"
     twin_source: str = "tlm"
-    told: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """title: what is compared. split: whose scores are shown. tasks: the paper's, in its order."""
+    """title: what is compared. split: of the scores. tasks: in the paper's order."""
 
     number: str
     title: str
@@ -53,7 +52,7 @@ class Table:
 
     @property
     def here(self) -> tuple[str, ...]:
-        """The tasks whose data are here."""
+        """The tasks with available data."""
         return tuple(task for task in self.tasks if task in FOLDERS)
 
 
@@ -70,7 +69,7 @@ def _varied(
         value = name.rpartition(" ")[2] if name[-1].isdigit() else "0"
         setting = f"{key}={small:g}"
         told = setting.removeprefix("retriever.").removeprefix("phases[0].")
-        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), () if small == default else (setting,), told=told))
+        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), () if small == default else (setting,), note=told))
     return tuple(lines)
 
 
@@ -100,26 +99,26 @@ TABLES: Final[Mapping[str, Table]] = {
                     twin=("budget=2e13flops",),
                     source="plm",
                     twin_source="plm",
-                    told="MiniLM fine-tuned, 2e13 operations",
+                    note="MiniLM fine-tuned, 2e13 operations",
                 ),
                 Line(
                     "TLM small",
                     _figures(TASKS, (93.74, 93.53, 70.54, 93.08, 69.84, 80.51, 81.99, 86.99)),
                     twin=("budget=5e12flops",),
-                    told="5e12 operations",
+                    note="5e12 operations",
                 ),
                 Line(
                     "TLM medium",
                     _figures(TASKS, (93.96, 94.05, 70.90, 93.97, 72.37, 81.88, 83.24, 87.28)),
                     source="tlm-medium",
-                    told="1e13 operations",
+                    note="1e13 operations",
                 ),
                 Line(
                     "TLM large",
                     _figures(TASKS, (94.34, 95.16, 72.49, 95.77, 72.19, 83.29, 85.12, 87.50)),
                     twin=("budget=3e13flops",),
                     source="tlm-large",
-                    told="3e13 operations",
+                    note="3e13 operations",
                 ),
             ),
         ),
@@ -135,17 +134,17 @@ TABLES: Final[Mapping[str, Table]] = {
                     (_BLIND, _MUCH, _ONE),
                     (_ONE,),
                     twin_source=_RANDOM,
-                    told="`random-retrieval`, 1 of 13 files",
+                    note="`random-retrieval`, 1 of 13 files",
                 ),
                 Line(
                     "random, 10x corpus",
                     _figures(_R, (94.04, 83.10, 80.73)),
                     (_BLIND, _MUCH, _ALL),
                     twin_source=_RANDOM,
-                    told="`random-retrieval`",
+                    note="`random-retrieval`",
                 ),
-                Line("BM25, small corpus", _figures(_R, (94.40, 86.07, 83.64)), (_ONE,), (_ONE,), told="`tlm`, 1 of 13 files"),
-                Line("BM25, 10x corpus", _figures(_R, (94.90, 87.41, 84.99)), (_ALL,), told="`tlm`"),
+                Line("BM25, small corpus", _figures(_R, (94.40, 86.07, 83.64)), (_ONE,), (_ONE,), note="`tlm`, 1 of 13 files"),
+                Line("BM25, 10x corpus", _figures(_R, (94.90, 87.41, 84.99)), (_ALL,), note="`tlm`"),
             ),
         ),
         Table(
@@ -203,13 +202,13 @@ TABLES: Final[Mapping[str, Table]] = {
             "dev",
             _S2,
             (
-                Line("two stages", _figures(_S2, (83.64, 76.37, 94.40, 94.51)), told="`tlm`"),
+                Line("two stages", _figures(_S2, (83.64, 76.37, 94.40, 94.51)), note="`tlm`"),
                 Line(
                     "stage 1 only",
                     _figures(_S2, (69.30, 57.00, 92.23, 93.98)),
                     source=NO_STAGE_2,
                     twin_source="no-stage-2",
-                    told="`no-stage-2`",
+                    note="`no-stage-2`",
                 ),
             ),
         ),
@@ -270,5 +269,5 @@ def command(table: Table, task: str, *, paper: bool) -> str:
             return f"cramlm ablate --recipe {recipe} --over retriever.kind=random,bm25 {corpora} --set {_MUCH}"
         return "\n".join(f"cramlm ablate --recipe {name} {corpora}{budget}" for name in (_RANDOM, recipe))
     settings = [told.partition("=") for told in (line.paper[0] for line in table.lines)]
-    values = (value if paper else line.told.partition("=")[2] for (_, _, value), line in zip(settings, table.lines, strict=True))
+    values = (value if paper else line.note.partition("=")[2] for (_, _, value), line in zip(settings, table.lines, strict=True))
     return f"cramlm ablate --recipe {recipe} --over {settings[0][0]}={','.join(values)}{budget}"

@@ -1,11 +1,10 @@
-"""The scikit-learn face of the pipeline: `fit(texts, labels)`, `predict(texts)`, in pipelines, cross-validation and grid searches.
+"""`CramClassifier`, a scikit-learn classifier for texts: works in pipelines, cross-validation and grid searches.
 
     classifier = CramClassifier(corpus="corpus/*.jsonl.zst", budget="10m")
     classifier.fit(texts, labels).predict(["some text"])
 
-The texts are written as a task file into a run folder, and from there on it is the run of `cramlm fit`: dev is split off inside, there is
-no test file, corpus and index come from the shared store (so that ten folds index once). What is fitted is the run's exported folder;
-the estimator itself holds no weights.
+`fit` writes the texts to a task file and runs `cramlm fit`: dev rows are split off, there is no test file, corpus and index are in the
+shared store, so that ten folds index once. The fitted model is the exported folder of the run; the estimator holds no weights.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ if TYPE_CHECKING:
 
 
 class InvalidInput(DataError, ValueError):  # noqa: N818 - scikit-learn's callers catch it as a ValueError
-    """X or y breaks a rule; the message names the place, counted from 0."""
+    """X or y is invalid; the message has the index, counted from 0."""
 
 
 class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not typed
-    """A text classifier trained from scratch on the texts it is fitted on and on what they retrieve from `corpus`.
+    """A text classifier trained from scratch on labelled texts and on the passages of `corpus` that they retrieve.
 
     corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
-    recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. One that reads no corpus ignores it.
-    init: folder of pretrained weights to start from, for recipes that can.
-    budget: wall-clock time of one fit, like "10m"; a search over 5 folds takes it 5 times.
-    settings: any other setting, as `--set` takes it: {"retriever.top_k": 20, "threads": 1}.
-    out: folder for the runs, each in a subfolder of its own named by what went in, so that the same fit is not done twice and a stopped
-    one goes on; None is a temporary folder that goes when the estimator does.
-    store: where corpora and indexes are kept; None as for `cramlm fit`. verbose: show progress on stderr.
+    recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. A recipe without retrieval ignores `corpus`.
+    init: folder of pretrained weights, for recipes that can start from one.
+    budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
+    settings: other settings, as in `--set`: {"retriever.top_k": 20, "threads": 1}.
+    out: folder for the runs, each in a subfolder named by a hash of its inputs, so that an equal fit is loaded and a stopped one continues;
+    None is a temporary folder that is deleted with the estimator.
+    store: folder for corpora and indexes; None is the default of `cramlm fit`. verbose: show progress on stderr.
 
-    Fitted: `classes_` (sorted, as they were given), `run_` (folder, config, scores of the run; its `export` is the model).
+    Fitted attributes: `classes_` (sorted, with their own type), `run_` (folder, config and scores of the run; `run_.export` is the model).
     """
 
     def __init__(
@@ -82,16 +81,16 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
-        """Train on texts (n,) and one label each (n,), of any sortable type.
+        """Train on texts (n,) and labels (n,) of any sortable type.
 
         Raises:
-            InvalidInput: (a ValueError) for lengths that differ, a text that is missing or blank, labels that are not classes.
+            InvalidInput: (a ValueError) for different lengths, a missing or blank text, labels that are not classes.
             CramError: as `cramlm.fit`.
         """
         texts = checked_texts(X, "X")
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             if not text.strip():
-                raise InvalidInput(f"X[{place}] is blank; there is nothing to learn from, drop it")
+                raise InvalidInput(f"X[{index}] is blank; drop it")
         classes, codes = checked_labels(y, len(texts))
         names = _names(classes)
         rows = [
@@ -101,7 +100,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train = folder / "data" / "train.jsonl"
-        self._config("")  # settings are checked before anything is written
+        self._config("")  # validate the settings before writing files
         publish_file(train, "".join(rows).encode())
         config = self._config(str(train))
         run = self._run(config, folder)
@@ -110,32 +109,32 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """The most probable class of each text, (n,), of the type that `fit` was given.
+        """Return the most probable class of each text, (n,), with the type of the labels.
 
         Raises:
             NotFittedError: before `fit`. InvalidInput: if a text is not a string.
         """
         probabilities = self.predict_proba(X)
-        answers: npt.NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
-        return answers
+        predictions: npt.NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
+        return predictions
 
     def predict_proba(self, X: Any) -> FloatArray:  # noqa: N803
-        """Probability of each class for each text, float32 (n, classes), columns in the order of `classes_`.
+        """Return the probability of each class, float32 (n, classes), columns in the order of `classes_`.
 
         Raises:
             NotFittedError, InvalidInput: as `predict`.
         """
         check_is_fitted(self, ("classes_", "run_"))
         predictor = self._predictor or self._open()
-        places = [predictor.labels.index(name) for name in _names(self.classes_)]
-        probabilities: FloatArray = predictor.probabilities(checked_texts(X, "X"))[:, places]
+        columns = [predictor.labels.index(name) for name in _names(self.classes_)]
+        probabilities: FloatArray = predictor.probabilities(checked_texts(X, "X"))[:, columns]
         return probabilities
 
     def save(self, path: str | Path) -> Path:
-        """Copy the model to `path` as a plain folder; `cramlm.Predictor.load` reads it, and transformers does unless it is linear.
+        """Copy the model to the folder `path` for `cramlm.Predictor.load`, and for transformers if it is an encoder.
 
         Raises:
-            UsageError: if there is something else at `path`.
+            UsageError: if `path` exists and is not such a folder.
         """
         check_is_fitted(self, ("classes_", "run_"))
         export = open_artifact(self.run_.export, kind="export")
@@ -149,15 +148,15 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return publish(Path(path), kind=export.kind, key=export.key, write=copy).path
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle or a copy holds: parameters, classes and the place of the run, no weights.
+        """Return the state for pickling and copying: parameters, classes and the path of the run, no weights.
 
         Raises:
-            UsageError: if the run lies in a temporary folder, where the copy would not find it.
+            UsageError: if the run is in a temporary folder.
         """
         state = dict(self.__dict__)
         if state.get("_scratch") is not None:
             raise UsageError(
-                "a fitted CramClassifier is its run's folder, and this one is temporary: pass out='runs' before fit, or keep .save(path)"
+                "a fitted CramClassifier in a temporary folder cannot be pickled or copied; pass out='runs' before fit, or use .save(path)"
             )
         if "_predictor" in state:
             state["_predictor"] = None
@@ -175,7 +174,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return self._predictor
 
     def _inputs(self) -> dict[str, Any]:
-        """The parameters that decide what is learnt, as plain data."""
+        """Return the parameters that affect the model, as plain data."""
         values = {name: value for name, value in self.get_params(deep=False).items() if name not in ("out", "store", "verbose")}
         return {**values, "corpus": self._corpus_files(), "settings": _overrides(self.settings)}
 
@@ -184,25 +183,25 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return [str(file) for file in files]
 
     def _config(self, train: str) -> RunConfig:
-        """The run of these parameters on a training file ("" stands for a typical one).
+        """Return the run config for a training file ("" for a typical one).
 
         Raises:
-            UsageError: if a setting does not exist, is out of range, or is not for texts of one label each.
+            UsageError: if a setting does not exist, is out of range, or is not for classification.
         """
         from cramlm.cli.options import recipe_data
         from cramlm.config.run import apply_overrides, load_config
         from cramlm.evaluation.kinds import require_single_label
 
         corpus, overrides = self._corpus_files(), _overrides(self.settings)
-        given: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
-        given |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
-        data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), given, overrides)
+        arguments: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
+        arguments |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
+        data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), arguments, overrides)
         config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
         require_single_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
         return config
 
     def _run(self, config: RunConfig, folder: Path) -> Run:
-        """The pipeline; waits while another process builds the same corpus, index or run, as parallel folds do."""
+        """Run the pipeline; wait while another process (a parallel fold) builds the same corpus, index or run."""
         from cramlm.pipeline.run import run
 
         with _events(self.verbose) as emit:
@@ -210,25 +209,25 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
 
 def checked_texts(values: Any, name: str) -> list[str]:
-    """A flat list of texts from a list, a NumPy array or a pandas Series.
+    """Return a list of texts from a list, a NumPy array or a pandas Series.
 
     Raises:
-        InvalidInput: for one string, something not flat, nothing at all, or a value that is not a text (its place is named).
+        InvalidInput: for a single string, several dimensions, no texts, or a value that is not a string (with its index).
     """
     if isinstance(values, str | bytes | Mapping | set | frozenset):
         raise InvalidInput(f"{name} is a {type(values).__name__}; pass a list of strings")
     if (dimensions := getattr(values, "ndim", 1)) != 1:
-        raise InvalidInput(f"{name} has {dimensions} dimensions, expected 1: pass a flat list of texts, of a table one column")
+        raise InvalidInput(f"{name} has {dimensions} dimensions, expected 1: pass a list of texts or one column of a table")
     texts = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not isinstance(value, str):
             missing = _is_missing(value)
             what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
-            raise InvalidInput(f"{name}[{place}] is {what}; {'drop it, or fill it' if missing else 'convert it'}")
+            raise InvalidInput(f"{name}[{index}] is {what}; {'drop it, or fill it' if missing else 'convert it'}")
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInput(f"{name}[{place}]: character {error.start} is a lone surrogate; remove it") from error
+            raise InvalidInput(f"{name}[{index}]: character {error.start} is a lone surrogate; remove it") from error
         texts.append(str(value))
     if not texts:
         raise InvalidInput(f"{name} holds no texts; a minimum of 1 is required")
@@ -236,11 +235,11 @@ def checked_texts(values: Any, name: str) -> list[str]:
 
 
 def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
-    """(the classes, sorted and of their own type; the place of each label among them).
+    """Return the sorted classes, with their own type, and the index of each label among them.
 
     Raises:
-        InvalidInput: for a number of labels other than `texts`, a missing or blank label (its place is named), labels that do not sort
-        or are no classes, or one class only.
+        InvalidInput: if the number of labels is not `texts`, a label is missing or blank (with its index), labels cannot be sorted or are
+        not classes, or there is only one class.
     """
     if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
         shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
@@ -248,13 +247,13 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
     labels = list(values)
     if len(labels) != texts:
         raise InvalidInput(f"X and y have inconsistent numbers of samples: {texts} texts, {len(labels)} labels")
-    for place, label in enumerate(labels):
+    for index, label in enumerate(labels):
         if _is_missing(label):
-            raise InvalidInput(f"y[{place}] is missing ({label}); drop the row, or label it")
+            raise InvalidInput(f"y[{index}] is missing ({label}); drop the row, or label it")
         if isinstance(label, str) and not label.strip():
-            raise InvalidInput(f"y[{place}] is blank; drop the row, or label it")
+            raise InvalidInput(f"y[{index}] is blank; drop the row, or label it")
         if isinstance(label, str) != isinstance(labels[0], str):
-            raise InvalidInput(f"y mixes text and other labels: y[0] is {labels[0]!r}, y[{place}] is {label!r}; convert them to one type")
+            raise InvalidInput(f"y mixes text and other labels: y[0] is {labels[0]!r}, y[{index}] is {label!r}; convert them to one type")
     try:
         check_classification_targets(np.asarray(labels))
         classes, codes = np.unique(np.asarray(labels), return_inverse=True)
@@ -266,12 +265,12 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for None, a float that is NaN, and the missing values of pandas, which cannot be compared."""
+    """Return True for None, NaN, and the missing values of pandas, which cannot be compared."""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
 
 
 def _names(classes: npt.NDArray[Any]) -> list[str]:
-    """The classes as the model names them."""
+    """Return the classes as label names of the model."""
     names = [str(label) for label in classes.tolist()]
     if len(set(names)) != len(names):
         raise InvalidInput("two classes have the same name when written as text; rename one")
@@ -279,12 +278,12 @@ def _names(classes: npt.NDArray[Any]) -> list[str]:
 
 
 def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
-    """Settings as `apply_overrides` reads them; JSON's scalars and lists are TOML's."""
+    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML."""
     return [f"{key}={'none' if value is None else json.dumps(value)}" for key, value in (settings or {}).items()]
 
 
 def _events(verbose: bool) -> Any:
-    """A context that gives an `Emit`."""
+    """Return a context manager that yields an `Emit`."""
     if not verbose:
         return nullcontext(enter_result=silent)
     from cramlm.cli.console import console_events
@@ -293,7 +292,7 @@ def _events(verbose: bool) -> Any:
 
 
 class _Scratch:
-    """A temporary folder that is removed with this object, or at the end of the process."""
+    """A temporary folder that is deleted with this object or at the end of the process."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="cramlm-"))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cramlm.experiments.compare import Experiment
-from cramlm.experiments.grid import Arm, Question
-from cramlm.experiments.results import CellResult, Spent, pairs_of, rows_of, totals_of
+from cramlm.experiments.grid import Arm, Grid
+from cramlm.experiments.results import CellResult, Usage, pairs_of, rows_of, totals_of
 from cramlm.records import silent
 from quality_results import add_to, added
 
@@ -21,16 +21,16 @@ TRUE = ("news", "sport") * 20
 RIGHT, HALF, WRONG = TRUE, ("news",) * 40, ("sport", "news") * 20
 
 
-def run(arm: str, seed: int, answers: Sequence[str], macro_f1: float) -> CellResult:
-    spent = Spent(seconds=60.0 * seed, cpu_seconds=30.0, starts=1)
+def run(arm: str, seed: int, predictions: Sequence[str], macro_f1: float) -> CellResult:
+    usage = Usage(seconds=60.0 * seed, cpu_seconds=30.0, starts=1)
     flops = {"paper": 2e12, "executed": 1e12}
-    return CellResult(arm, "100", seed, {"test": {"macro_f1": macro_f1}}, spent, flops, 1000, 5, 80.0, TRUE, tuple(answers))
+    return CellResult(arm, "100", seed, {"test": {"macro_f1": macro_f1}}, usage, flops, 1000, 5, 80.0, TRUE, tuple(predictions))
 
 
 def experiment(*runs: CellResult, settings: tuple[str, ...] = ()) -> Experiment:
     arms, seeds = dict.fromkeys(each.arm for each in runs), dict.fromkeys(each.seed for each in runs)
-    question = Question(tuple(Arm(arm, arm) for arm in arms), tuple(seeds), ("100",), {"train": "train.jsonl"}, settings=settings)
-    return Experiment(question, runs, tuple(rows_of(runs)), tuple(pairs_of(runs)), totals_of(runs), {})
+    grid = Grid(tuple(Arm(arm, arm) for arm in arms), tuple(seeds), ("100",), {"train": "train.jsonl"}, settings=settings)
+    return Experiment(grid, runs, tuple(rows_of(runs)), tuple(pairs_of(runs)), totals_of(runs), {})
 
 
 def add(known: dict[str, Any] | None, *runs: CellResult, settings: tuple[str, ...] = (), code: str = "c0ffee1") -> dict[str, Any]:
@@ -89,10 +89,10 @@ def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
     once = add(None, run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))
     del once["names"]
     for cell in once["cells"]:
-        del cell["answers"]
+        del cell["predictions"]
     again = add(once, run("tlm", 2, RIGHT, 1.0))
     assert again["pairs"] == once["pairs"]
-    assert [cell["answers"] for cell in again["cells"]] == ["", "01" * 20, ""]
+    assert [cell["predictions"] for cell in again["cells"]] == ["", "01" * 20, ""]
 
 
 def test_two_arms_are_one_pair_whichever_of_them_was_named_first() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cramlm.experiments.grid import Cell, Question, cells_of
+from cramlm.experiments.grid import Cell, Grid, cells_of
 from reproduce import page as pages
 from reproduce.run import KEPT, keep
 from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arm_name, arms_of, command
@@ -65,7 +65,7 @@ def _cells(tables: list[Table], task: str, *, paper: bool, data: Path, out: Path
     arms = arms_of(tables, task, paper=paper, data=data, out=out, init=None)
     files = {"train": str(data / "tasks" / FOLDERS[task] / "train.jsonl")}
     budget = None if paper else TWIN_BUDGET
-    return cells_of(Question(arms, (1,), ("all",), files, corpus=(f"{data}/corpus/*.jsonl.zst",), budget=budget), out)
+    return cells_of(Grid(arms, (1,), ("all",), files, corpus=(f"{data}/corpus/*.jsonl.zst",), budget=budget), out)
 
 
 @pytest.mark.parametrize("table", TABLE_OF.values())

@@ -154,8 +154,8 @@ def test_there_is_no_onnx_form_and_one_line_says_so(finished: Path, tmp_path: Pa
 
 
 def test_verify_and_report_take_the_run(finished: Path, tmp_path: Path) -> None:
-    assert "folders whole" in cramlm("verify", finished)
-    assert "whole" in cramlm("verify", finished / "export")
+    assert "folders verified" in cramlm("verify", finished)
+    assert "verified" in cramlm("verify", finished / "export")
     cramlm("report", finished, "--out", tmp_path / "page.html")
     assert "How the linear models were fitted" in (tmp_path / "page.html").read_text("utf-8")
 

@@ -1,6 +1,6 @@
-"""The page of a run: what it tells, what it says where something is missing, and that no text from data can act in it.
+"""The HTML report: its content, missing data, and that text from data cannot act in it.
 
-The last tests look at it in a real Chromium; they are skipped where there is none (pip install playwright, and Debian's chromium).
+The last tests open it in Chromium and are skipped without it (pip install playwright, and Debian's chromium).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VOID = {"meta", "br", "img", "input", "hr", "link"}
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced, and gathers what the tests ask for."""
+    """Parses a page, checks that its tags are balanced, and collects tags and text."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -78,14 +78,14 @@ class Page(HTMLParser):
 
 
 def passage(text: str, **settings: Any) -> str:
-    """A text from data as the templates show it."""
+    """Render a text from data with the macro of the templates."""
     macros: Any = environment().get_template("macros.html.jinja").module
     return str(macros.passage(text, **settings))
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run over data with hostile texts and labels, finished by the pipeline, which left its report.html."""
+    """A finished run on data with hostile texts and labels."""
     folder = tmp_path_factory.mktemp("reported")
     paths = write_task(folder / "data")
     label = "<b onclick=alert(1)>hill</b>"
@@ -115,7 +115,7 @@ def copied(reported: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_fit_leaves_a_page_that_is_well_formed_and_refers_to_nothing_outside_itself(reported: Path) -> None:
+def test_fit_writes_a_well_formed_page_without_external_references(reported: Path) -> None:
     text = (reported / "report.html").read_text("utf-8")
     page = Page(text)
     counts = {name: sum(tag == name for tag, _ in page.tags) for name in ("script", "style", "link", "img", "iframe", "object", "base")}
@@ -152,30 +152,30 @@ def test_text_from_data_is_shown_and_never_becomes_markup(reported: Path) -> Non
     assert "reef␀ ␛[31m <style>*{display:none}</style> &lt;script&gt; ]]> -->" in shown
 
 
-def test_text_that_turns_the_direction_of_reading_is_isolated(reported: Path) -> None:
-    turned = [place for place, data in Page((reported / "report.html").read_text("utf-8")).inside if "\u202e" in data]
-    assert turned
-    assert all("bdi" in place.split() or place.endswith("svg title") for place in turned)
+def test_text_with_direction_overrides_is_isolated(reported: Path) -> None:
+    overridden = [tags for tags, data in Page((reported / "report.html").read_text("utf-8")).inside if "\u202e" in data]
+    assert overridden
+    assert all("bdi" in tags.split() or tags.endswith("svg title") for tags in overridden)
 
 
-def test_a_row_of_50_kilobytes_takes_little_room(reported: Path) -> None:
+def test_a_row_of_50_kilobytes_is_shortened(reported: Path) -> None:
     text = (reported / "report.html").read_text("utf-8")
     assert "x" * 7000 not in text
     assert len(text) < 400_000
 
 
-def test_scores_stand_with_their_intervals_beside_the_baselines_and_without_leaked_rows(reported: Path) -> None:
+def test_scores_are_shown_with_intervals_baselines_and_without_leaked_rows(reported: Path) -> None:
     scores = json.loads((reported / "evaluation/scores.json").read_bytes())
     words = Page((reported / "report.html").read_text("utf-8")).words
     for name, entry in scores["models"].items():
         low, high = entry["test"]["intervals"]["macro_f1"]
         assert name in words
         assert f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}" in words
-    assert "1 of 19 test rows stand in train as well" in words
-    assert f"macro-F1 is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
+    assert "1 of 19 test rows are also in train" in words
+    assert f"rows the macro-F1 of the model is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
 
 
-def test_the_page_says_which_model_to_use_by_which_scores_and_how_each_linear_model_was_fitted(reported: Path) -> None:
+def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_models(reported: Path) -> None:
     scores = json.loads((reported / "evaluation/scores.json").read_bytes())
     page = Page((reported / "report.html").read_text("utf-8"))
     assert scores["verdict"] in page.words
@@ -204,7 +204,7 @@ def linear(reported: Path) -> dict[str, Path]:
     return {name: reported.parent / name for name in made}
 
 
-def test_a_run_of_a_linear_recipe_leaves_a_page_without_phases(linear: dict[str, Path]) -> None:
+def test_the_page_of_a_linear_recipe_has_no_phases(linear: dict[str, Path]) -> None:
     for name, folder in linear.items():
         scores = json.loads((folder / "evaluation/scores.json").read_bytes())
         text = (folder / "report.html").read_text("utf-8")
@@ -213,24 +213,22 @@ def test_a_run_of_a_linear_recipe_leaves_a_page_without_phases(linear: dict[str,
         assert f"{name} (this run)" in page.words
         assert "How the linear models were fitted" in page.words
         assert "linear: TF-IDF" in page.words
-        assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("every setting")[0]
+        assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("all settings")[0]
         assert "not finished" not in page.words
         assert {"#scores", "#errors"} <= {attributes["href"] for tag, attributes in page.tags if tag == "a"}
 
 
-def test_runs_of_several_kinds_of_model_stand_side_by_side_and_no_model_twice(
-    reported: Path, linear: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_comparison_of_runs_shows_each_model_once(reported: Path, linear: dict[str, Path], tmp_path: Path) -> None:
     words = Page(write_report([reported, linear["static"]], tmp_path / "two.html").read_text("utf-8")).words
-    assert "tfidf (fitted beside run)" in words
-    assert "static (fitted beside" not in words
-    assert "not of the same task" not in words
+    assert "tfidf (fitted in run)" in words
+    assert "static (fitted in" not in words
+    assert "not comparable" not in words
     words = Page(write_report([reported, *linear.values()], tmp_path / "three.html").read_text("utf-8")).words
-    assert "fitted beside" not in words
+    assert "fitted in" not in words
     assert "3 runs side by side" in words
 
 
-def test_the_same_run_gives_the_same_bytes_and_is_not_written_again(copied: Path) -> None:
+def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied: Path) -> None:
     one = report_page(copied)
     assert report_page(copied) == one
     target = copied / "report.html"
@@ -241,7 +239,7 @@ def test_the_same_run_gives_the_same_bytes_and_is_not_written_again(copied: Path
     assert (target.stat().st_mtime_ns, events) == (before, [])
 
 
-def test_what_goes_wrong_with_the_page_is_a_warning_after_a_finished_fit(copied: Path) -> None:
+def test_an_error_of_the_page_is_a_warning_after_a_finished_fit(copied: Path) -> None:
     (copied / "report.html").unlink()
     (copied / "report.html").mkdir()
     events: list[Event] = []
@@ -250,7 +248,7 @@ def test_what_goes_wrong_with_the_page_is_a_warning_after_a_finished_fit(copied:
     assert "cramlm report" in events[0].message
 
 
-def test_a_labels_only_run_without_test_file_says_what_it_has_not(reported: Path, tmp_path: Path) -> None:
+def test_a_labels_only_run_without_test_file_says_what_is_missing(reported: Path, tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     data = tiny_config(paths, corpus=None, retriever=None, baseline={"enabled": False})
     data["task"].pop("test")
@@ -260,25 +258,25 @@ def test_a_labels_only_run_without_test_file_says_what_it_has_not(reported: Path
     assert "nothing was retrieved" in words
     assert "There is no test file" in words
     assert "No linear model was fitted" in words
-    assert "Where it errs, on dev" in words
+    assert "Errors on dev" in words
     assert "nearest retrieved passages" not in words
 
 
-def test_a_half_finished_run_says_how_far_it_came(copied: Path) -> None:
+def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     words = Page(report_page(copied)).words
     published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, schedule, teacher, phase-1-joint"
-    assert f"This run is not finished. Published so far: {published}." in words
+    assert f"This run is not finished. Finished stages: {published}." in words
     assert "The model is not evaluated yet." in words
     assert "There are no predictions yet." in words
 
 
-def test_a_run_without_a_copy_of_its_task_is_shown_without_the_texts(copied: Path) -> None:
+def test_a_run_without_a_copy_of_its_task_is_shown_without_texts(copied: Path) -> None:
     shutil.rmtree(copied / "task")
     words = Page(report_page(copied)).words
-    assert "holds no copy of the task" in words
-    assert "The mistaken texts are not shown" in words or "There is no mistake to show" in words
+    assert "has no copy of the task" in words
+    assert "The texts are not shown" in words or "There are no mistakes" in words
 
 
 @pytest.mark.parametrize(
@@ -291,14 +289,14 @@ def test_a_run_without_a_copy_of_its_task_is_shown_without_the_texts(copied: Pat
     ],
     ids=["no run", "an older config", "a damaged file", "a missing file"],
 )
-def test_what_is_no_whole_run_is_refused_in_one_line(copied: Path, change: Any, needle: str) -> None:
+def test_a_folder_that_is_not_a_complete_run_is_refused_in_one_line(copied: Path, change: Any, needle: str) -> None:
     change(copied)
     with pytest.raises(ArtifactError, match=needle) as caught:
         write_report([copied])
     assert "\n" not in str(caught.value)
 
 
-def test_a_curve_that_was_resumed_counts_its_later_steps(copied: Path) -> None:
+def test_steps_after_a_resume_replace_earlier_ones(copied: Path) -> None:
     log = copied / "events.jsonl"
     again = {"time": 0, "kind": "step", "stage": "phase-1-joint", "data": {"step": 3, "loss": 9.0}}
     with log.open("a", encoding="utf-8") as file:
@@ -308,16 +306,16 @@ def test_a_curve_that_was_resumed_counts_its_later_steps(copied: Path) -> None:
     assert found[-1]["loss"] == 9.0
 
 
-def test_a_long_passage_shows_where_the_shared_words_are() -> None:
+def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:
     text = "nothing here " * 60 + "the kinase inhibits a receptor " + "or there " * 60
     page = Page(passage(text, terms=("kinase", "receptor"), limit=120))
-    shown = page.inside[[place for place, _ in page.inside].index("bdi mark")]
+    shown = page.inside[[tags for tags, _ in page.inside].index("bdi mark")]
     assert shown == ("bdi mark", "kinase")
     assert sum(tag == "mark" for tag, _ in page.tags) == 2
     assert sum(tag == "details" for tag, _ in page.tags) == 2
 
 
-def test_several_runs_stand_side_by_side_with_what_differs(reported: Path, copied: Path, tmp_path: Path) -> None:
+def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, copied: Path, tmp_path: Path) -> None:
     toml = (copied / "run.toml").read_bytes().replace(b"top_k = 20", b"top_k = 30")
     (copied / "run.toml").write_bytes(toml)
     record = json.loads((copied / "stages.json").read_bytes())  # as if the run were of these settings
@@ -326,23 +324,23 @@ def test_several_runs_stand_side_by_side_with_what_differs(reported: Path, copie
     assert "2 runs side by side" in page.words
     assert "retriever.top_k 20 30" in page.words
     assert "phases[joint].steps" not in page.words
-    assert "not of the same task" not in page.words
+    assert "not comparable" not in page.words
 
 
-def test_the_sign_test_is_the_binomial_one() -> None:
+def test_the_sign_test_is_binomial() -> None:
     assert sign_test(0, 5) == pytest.approx(0.0625)  # 2 / 2**5
     assert sign_test(1, 9) == pytest.approx(22 / 1024)
     assert sign_test(4, 4) == sign_test(0, 0) == 1.0
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
-def test_the_sign_test_is_the_sum_of_the_tails(one: int, other: int) -> None:
+def test_the_sign_test_equals_the_sum_of_both_tails(one: int, other: int) -> None:
     tail = sum(math.comb(one + other, count) for count in range(min(one, other) + 1))
     assert sign_test(one, other) == pytest.approx(min(1.0, 2 * tail / 2 ** (one + other)))
-    assert 0 <= sign_test(1000 * one, 1000 * other) <= 1, "of as many rows as a test file has"
+    assert 0 <= sign_test(1000 * one, 1000 * other) <= 1, "for as many rows as a test file has"
 
 
-def test_a_template_cleans_and_escapes_every_value_and_refuses_a_name_that_is_not_there() -> None:
+def test_templates_clean_and_escape_values_and_raise_for_missing_names() -> None:
     template = environment().from_string('<p title="{{ label }}">{{ label }}</p>')
     assert template.render(label='<b>\x00\ud83d"') == '<p title="&lt;b&gt;␀\ufffd&#34;">&lt;b&gt;␀\ufffd&#34;</p>'
     with pytest.raises(UndefinedError, match="label"):
@@ -350,20 +348,20 @@ def test_a_template_cleans_and_escapes_every_value_and_refuses_a_name_that_is_no
 
 
 @given(st.text(max_size=900), st.sets(st.text(max_size=4), max_size=3))
-def test_a_passage_shows_all_of_its_text_once_and_as_text(text: str, terms: set[str]) -> None:
+def test_a_passage_contains_all_of_its_text_once(text: str, terms: set[str]) -> None:
     page = Page(passage(text, terms=terms, limit=60))
-    shown = "".join(data for place, data in page.inside if "bdi" in place.split())
+    shown = "".join(data for tags, data in page.inside if "bdi" in tags.split())
     clean = passage(text, limit=2000)
     assert shown == "".join(Page(clean).text)
     assert {tag for tag, _ in page.tags} <= {"bdi", "mark", "details", "summary"}
 
 
 @given(st.integers(-(10**6), 10**6), st.just(0.0) | st.floats(1e-3, 1e6), st.integers(2, 6))
-def test_ticks_are_few_and_hold_the_range(low: int, span: float, wanted: int) -> None:
-    found = ticks(low, low + span, wanted)
+def test_ticks_are_few_and_cover_the_range(low: int, span: float, count: int) -> None:
+    found = ticks(low, low + span, count)
     assert found[0] <= low + 1e-6 * (abs(low) + span)
     assert found[-1] >= low + span - 1e-6 * (abs(low) + span)
-    assert 2 <= len(found) <= 2 * wanted + 2
+    assert 2 <= len(found) <= 2 * count + 2
 
 
 @pytest.fixture(scope="module")
@@ -377,28 +375,28 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-def look(browser: Any, page: Path, **context: Any) -> tuple[Any, list[str]]:
-    """The page opened, and what it complained of or asked the network for."""
+def open_page(browser: Any, page: Path, **context: Any) -> tuple[Any, list[str]]:
+    """Open the page; return it and the list of its console messages, errors and requests."""
     shown = browser.new_context(**context).new_page()
-    trouble: list[str] = []
-    shown.on("console", lambda message: trouble.append(message.text))
-    shown.on("pageerror", lambda error: trouble.append(str(error)))
-    shown.on("request", lambda request: None if request.url.startswith("file:") else trouble.append(request.url))
+    problems: list[str] = []
+    shown.on("console", lambda message: problems.append(message.text))
+    shown.on("pageerror", lambda error: problems.append(str(error)))
+    shown.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
     shown.goto(page.as_uri())
-    return shown, trouble
+    return shown, problems
 
 
-def test_a_browser_opens_it_without_complaint_or_request_and_no_text_acts(browser: Any, reported: Path) -> None:
-    shown, trouble = look(browser, reported / "report.html")
-    assert trouble == []
+def test_a_browser_opens_the_page_without_errors_or_requests(browser: Any, reported: Path) -> None:
+    shown, problems = open_page(browser, reported / "report.html")
+    assert problems == []
     assert shown.title() == "tlm: run"
     assert shown.locator("section").count() == 7
     assert shown.locator("details.rest").first.evaluate("details => { details.open = true; return details.textContent.length }") > 0
 
 
 def test_tables_sort_unfold_and_filter(browser: Any, reported: Path) -> None:
-    shown, trouble = look(browser, reported / "report.html")
-    table = shown.locator("table", has_text="Where the passages come from")
+    shown, problems = open_page(browser, reported / "report.html")
+    table = shown.locator("table", has_text="Sources of the passages")
     assert table.locator("tbody tr:visible").count() == 10
     rows = table.locator("tbody tr").count()
     header = table.locator("thead th").nth(1)
@@ -413,19 +411,19 @@ def test_tables_sort_unfold_and_filter(browser: Any, reported: Path) -> None:
     table.locator("input").fill("")
     shown.locator("section#retrieved button.unfold").first.click()
     assert table.locator("tbody tr:visible").count() == rows
-    assert trouble == []
+    assert problems == []
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_nothing_scrolls_sideways_at_any_width(browser: Any, reported: Path, width: int) -> None:
-    shown, _ = look(browser, reported / "report.html", viewport={"width": width, "height": 800})
+def test_the_page_does_not_scroll_horizontally(browser: Any, reported: Path, width: int) -> None:
+    shown, _ = open_page(browser, reported / "report.html", viewport={"width": width, "height": 800})
     shown.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_it_follows_the_reader_into_the_dark(browser: Any, reported: Path) -> None:
+def test_the_page_has_a_dark_color_scheme(browser: Any, reported: Path) -> None:
     def colours(scheme: str) -> list[int]:
-        shown, _ = look(browser, reported / "report.html", color_scheme=scheme)
+        shown, _ = open_page(browser, reported / "report.html", color_scheme=scheme)
         style = "getComputedStyle(document.querySelector('section'))"
         return [sum(map(int, re.findall(r"\d+", shown.evaluate(f"{style}.{name}"))[:3])) for name in ("backgroundColor", "color")]
 
@@ -434,8 +432,8 @@ def test_it_follows_the_reader_into_the_dark(browser: Any, reported: Path) -> No
     assert dark[0] < 150 < 600 < dark[1]
 
 
-def test_on_paper_it_is_light_and_whole_and_without_what_only_a_screen_can_do(browser: Any, reported: Path) -> None:
-    shown, trouble = look(browser, reported / "report.html", color_scheme="dark", viewport={"width": 720, "height": 1000})
+def test_the_print_style_is_light_complete_and_without_controls(browser: Any, reported: Path) -> None:
+    shown, problems = open_page(browser, reported / "report.html", color_scheme="dark", viewport={"width": 720, "height": 1000})
     shown.emulate_media(media="print", color_scheme="dark")
     for name in ("nav", ".unfold", ".filter"):
         assert shown.locator(name).count() > 0
@@ -445,16 +443,16 @@ def test_on_paper_it_is_light_and_whole_and_without_what_only_a_screen_can_do(br
         background, ink = (re.findall(r"[\d.]+", shown.evaluate(f"{style}.{name}")) for name in ("backgroundColor", "color"))
         assert background[:3] == ["255", "255", "255"] or background[3:] == ["0"], "white, or nothing painted"
         assert sum(map(int, ink[:3])) < 200
-    table = shown.locator("table", has_text="Where the passages come from")
+    table = shown.locator("table", has_text="Sources of the passages")
     assert table.locator("tbody tr:visible").count() == table.locator("tbody tr").count() > 10
     assert shown.evaluate("document.documentElement.scrollWidth") <= 720
     paper = shown.pdf(format="A4")
     assert paper.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type /Page\b", paper)) > 1
-    assert trouble == []
+    assert problems == []
 
 
-def test_without_scripts_it_is_whole(browser: Any, reported: Path) -> None:
-    shown, _ = look(browser, reported / "report.html", java_script_enabled=False)
-    table = shown.locator("table", has_text="Where the passages come from")
+def test_the_page_is_complete_without_javascript(browser: Any, reported: Path) -> None:
+    shown, _ = open_page(browser, reported / "report.html", java_script_enabled=False)
+    table = shown.locator("table", has_text="Sources of the passages")
     assert table.locator("tbody tr:visible").count() == table.locator("tbody tr").count() > 10

@@ -11,7 +11,7 @@ import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.evaluation.attention import HeadShares, head_shares
-from cramlm.experiments.attention import draw, look_at, markdown, plain
+from cramlm.experiments.attention import heads_plot, markdown, measure_heads, plain
 from cramlm.model.huggingface.folder import save_mlm
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
@@ -90,11 +90,11 @@ def test_heads_that_look_at_neighbours_or_at_the_first_token_are_told_apart(toke
 def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, encoder in zip(("one", "two"), SHAPES, strict=True):
         save_mlm(build(encoder, tokenizer), tokenizer, tmp_path / name, max_length=32)
-    found = look_at([tmp_path / "one", tmp_path / "two"], TEXTS, max_length=64, emit=silent)
+    found = measure_heads([tmp_path / "one", tmp_path / "two"], TEXTS, max_length=64, emit=silent)
     assert list(found) == ["one", "two"]
     sure = HeadShares(np.array([[0.9, 0.2], [0.95, 0.0]]), np.array([[0.0, 0.9], [0.0, 0.91]]), 10)
     table = markdown({"one": sure})
     assert "| 1 | 1 of 2 (50 %) | 0 of 2 (0 %) |" in table
     assert "| all | 2 of 4 (50 %) | 1 of 4 (25 %) |" in table
     assert plain({"one": sure})["one"]["positional"] == 0.5
-    ET.fromstring(draw(found))
+    ET.fromstring(heads_plot(found))

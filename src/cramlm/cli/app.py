@@ -1,8 +1,7 @@
-"""The command line: `fit` and `config`, and how every command ends; the other commands are in commands/.
+"""The command line: the entry point `main`, the commands `fit` and `config`, and the list of all commands.
 
-Parses, calls, prints: no logic that a Python user lacks; heavy modules are imported inside the commands.
-Results go to stdout, progress and errors to stderr. Every error that a user can cause is one line, `cramlm: error: ...`, with the exit
-code of its kind (errors.py); the traceback goes to the run's log, and to the terminal with --debug.
+Commands parse options, call the Python API and print; they import heavy modules inside their functions. Results go to stdout, progress and
+errors to stderr. An error is one line, `cramlm: error: ...`, with the exit code of its class (errors.py); --debug adds the traceback.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ import typer
 from cramlm import __version__
 from cramlm.cli import data, experiments, models, runs
 from cramlm.cli.options import (
-    SPINS,
-    GivenLabelColumn,
-    GivenOnBadRow,
-    GivenTextColumn,
+    SPIN_COUNT,
     InitOption,
     KindOption,
+    OptionalLabelColumn,
+    OptionalOnBadRow,
+    OptionalTextColumn,
     OverwriteOption,
     PairColumn,
     PresetOption,
@@ -40,19 +39,19 @@ from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_si
 from cramlm.errors import CramError
 
 _OUT_OF_MEMORY = "out of memory; choose a smaller setting or close other programs"
-_TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # its own error on CUDA only
-_STARTED = time.monotonic()  # a budget of time begins with the command, not with the pipeline
+_TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # a RuntimeError; only CUDA has a class for it
+_STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train a small text classifier from scratch on your labels and the slice of raw text that matters to them.",
+    help="Train a small text classifier from scratch on labelled texts and on the raw text that they retrieve.",
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         print(f"cramlm {__version__}")
         raise typer.Exit
 
@@ -63,7 +62,7 @@ def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")] = False,
 ) -> None:
-    """Options before the command."""
+    """Apply the options that come before the command."""
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
     check_address_space(context.invoked_subcommand)
@@ -72,41 +71,41 @@ def common(
 @app.command()
 def fit(
     train: Annotated[str | None, typer.Option(help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")] = None,
-    dev: Annotated[str | None, typer.Option(help="Labelled texts to choose by; without it a part of train is split off.")] = None,
-    test: Annotated[str | None, typer.Option(help="Labelled texts to report on; read once.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="Raw text: file, folder or quoted glob; may be repeated.")] = None,
+    dev: Annotated[str | None, typer.Option(help="Labelled texts for choosing settings (default: a part of train is split off).")] = None,
+    test: Annotated[str | None, typer.Option(help="Labelled texts for the final scores; evaluated once.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="Raw text to search: file, folder or quoted glob; may be repeated.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run (default: runs/TASK-RECIPE-N, where an equal command left off, or a new one).")
+        Path | None, typer.Option(help="Folder of the run (default: runs/TASK-RECIPE-N; an equal command continues its unfinished run).")
     ] = None,
     overwrite: OverwriteOption = False,
     recipe: RecipeOption = None,
     init: InitOption = None,
-    budget: Annotated[str | None, typer.Option(help="Wall-clock time for everything, like 20m, or operations, like 3e15flops.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Wall-clock time of the whole run, like 20m, or operations, like 3e15flops.")] = None,
     preset: PresetOption = None,
-    config: Annotated[Path | None, typer.Option(help="TOML as `cramlm config` prints it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with all settings, as `cramlm config` prints it.")] = None,
     set_: SetOption = None,
     seed: SeedOption = None,
-    text_column: GivenTextColumn = None,
-    label_column: GivenLabelColumn = None,
+    text_column: OptionalTextColumn = None,
+    label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
-    on_bad_row: GivenOnBadRow = None,
+    on_bad_row: OptionalOnBadRow = None,
     store: StoreOption = None,
-    track: Annotated[str | None, typer.Option(help="Send losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
+    track: Annotated[str | None, typer.Option(help="Log losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
 ) -> None:
-    """Retrieve, train, evaluate and export; run it again to resume or to see that nothing is left to do."""
+    """Retrieve, train, evaluate and export. The same command again resumes a stopped run and does nothing after a finished one."""
     from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    given: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": init}
-    several = os.environ.get("WORLD_SIZE", "1") != "1"  # then the first rank alone reads files, once it is known which one that is
-    resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **given)
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell in one line what gloo tells in fifty
-    from cramlm.pipeline.run import run  # after the config was checked: this loads torch
+    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": init}
+    several = os.environ.get("WORLD_SIZE", "1") != "1"  # then only the first rank reads the training file, after `join`
+    resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
+    from cramlm.pipeline.run import run  # after the config is validated: imports torch
     from cramlm.training.distributed import join
 
     with stop_on_signals() as stop, join(resolved.distributed) as ranks:
@@ -115,10 +114,10 @@ def fit(
             return
         ranks.lead()
         if several:
-            resolved = resolve_run(recipe, config, set_, task=task, **given)
+            resolved = resolve_run(recipe, config, set_, task=task, **options)
         with console_events() as emit:
-            place: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
-            finished = run(resolved, **place, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
+            folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
+            finished = run(resolved, **folders, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
     show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
     if finished.config.model == "encoder":
         flops = finished.scores["flops"]
@@ -131,7 +130,7 @@ def fit(
 def config(
     recipe: RecipeOption = None,
     init: InitOption = None,
-    train: Annotated[str | None, typer.Option(help="As in fit; without it 4,000 texts of 8 labels are assumed.")] = None,
+    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 8 labels are assumed).")] = None,
     dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
@@ -140,7 +139,7 @@ def config(
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Print every setting as TOML; `cramlm fit --config` takes it back."""
+    """Print every setting as TOML, the input of `cramlm fit --config`."""
     from cramlm.config.run import to_toml
 
     task = {"train": train or "", "dev": dev, "test": test}
@@ -171,7 +170,7 @@ for command in (
     runs.track,
     runs.verify,
     runs.doctor,
-):  # in the order of the help
+):  # in the order of --help
     app.command()(command)
 
 
@@ -179,7 +178,7 @@ app.add_typer(runs.recipes, name="recipes")
 
 
 def main() -> NoReturn:
-    """Run the command line; never shows a traceback unless asked."""
+    """Run the command line; print a traceback only with --debug."""
     interrupt_at_signals()
     try:
         code = app(standalone_mode=False)
@@ -189,11 +188,11 @@ def main() -> NoReturn:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
-        _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "nothing to do; see `cramlm --help`", 2)
+        _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "no command; see `cramlm --help`", 2)
     except Interrupted as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output went away: not our error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended, as `head` does
         sys.exit(0)
     except MemoryError:
         _fail(_OUT_OF_MEMORY, 4)

@@ -1,4 +1,4 @@
-"""Shows the events of a run to a person: live bars on a terminal, plain lines elsewhere. Writes to stderr; stdout is for results."""
+"""Output for the terminal: events of a run as progress bars or plain lines on stderr, results of the commands as tables on stdout."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _WORDS_SHOWN = 12
 
 @contextmanager
 def console_events() -> Iterator[Emit]:
-    """An `Emit` that shows events until the block ends."""
+    """Yield an `Emit` that prints events: progress bars if stderr is a terminal, else lines."""
     if sys.stderr.isatty():
         with _columns() as progress:
-            yield _Live(progress)
+            yield _Bars(progress)
     else:
-        yield _Plain()
+        yield _Lines()
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; the first column is left-aligned, the others right-aligned. Text is shown as it is, markup included."""
+    """Print a table; the first column is left-aligned, the others right-aligned. Markup in the text is not interpreted."""
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     for index, name in enumerate(header):
         table.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=index == 0)
@@ -44,8 +44,8 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     Console().print(table)
 
 
-class _Plain:
-    """One line per thing worth knowing; progress at most every `PLAIN_INTERVAL` seconds."""
+class _Lines:
+    """Prints a line per event, progress events of a stage at most every `PLAIN_INTERVAL` seconds."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
@@ -72,8 +72,8 @@ class _Plain:
                 _line(event.stage, event.message)
 
 
-class _Live:
-    """One bar per running stage; finished stages become a line above the bars."""
+class _Bars:
+    """Shows a progress bar for each running stage and prints a line above the bars for each finished one."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -94,15 +94,15 @@ class _Live:
                 seconds = time.monotonic() - self._started.pop(event.stage, time.monotonic())
                 if (bar := self._bars.pop(event.stage, None)) is not None:
                     self._progress.remove_task(bar)
-                self._say("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+                self._print("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
             case "step":
                 pass
             case "warning":
-                self._say("yellow", event.stage, f"warning: {event.message}")
+                self._print("yellow", event.stage, f"warning: {event.message}")
             case "plan" | "fresh" | "stale" | "note" | "evaluation":
-                self._say("cyan", event.stage, event.message)
+                self._print("cyan", event.stage, event.message)
 
-    def _say(self, colour: str, stage: str, message: str) -> None:
+    def _print(self, colour: str, stage: str, message: str) -> None:
         self._progress.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
 
 
@@ -131,7 +131,7 @@ def _line(stage: str, message: str) -> None:
 
 
 def summary_header(scores: Mapping[str, Any]) -> list[str]:
-    """What stands over `summary_rows`."""
+    """Return the header of `summary_rows`."""
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, main_metric
 
     kind = scores.get("kind", "classification")
@@ -139,9 +139,9 @@ def summary_header(scores: Mapping[str, Any]) -> list[str]:
 
 
 def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
-    """Rows (what, its dev score, its test scores) of a run's scores.json: the model first, then each baseline.
+    """Return rows (model, dev score, test scores) from a run's scores.json: the model of the run first, then the baselines.
 
-    Where test rows stand in train as well, a second row gives the scores on the rows that do not.
+    If some test rows are also in train, a second row gives the scores on the others.
     """
     from cramlm.evaluation.kinds import KINDS, format_metric, main_metric
 
@@ -158,35 +158,35 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, limit: int | None) -> None:
-    """Figures of each file, a line for each finding (data/validation.py) as compilers write them, and how many there are, on stdout.
+def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, per_rule: int | None) -> None:
+    """Print statistics of each file, a line for each finding (data/validation.py), and the number of findings.
 
-    limit: how many of one rule to show.
+    per_rule: number of findings to print of one rule; None is all.
     """
     for file in files:
         labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
-        ends = ", ".join(f"{_plain(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
+        ends = ", ".join(f"{printable(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
         ends = ends or ", ".join(f"{number:g}" for number in file.get("numbers", ()))
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
         print(
             f"{file['name']}: {file['rows']:,} rows, {f'{len(labels)} labels' if labels else 'numbers'} ({ends}), words {words}, {scripts}"
         )
-    ends = "numbers: the least, the middle one and the largest" if files[0].get("numbers") else "labels: the largest and the smallest"
-    print(f"{ends}; words: 5 %, half, 95 % and all of the rows have at most so many")
+    ends = "numbers: minimum, median and maximum" if files[0].get("numbers") else "labels: the largest and the smallest"
+    print(f"{ends}; words per row: 5th, 50th and 95th percentile and maximum")
     shown: dict[str, int] = {}
     for finding in findings:
         shown[finding.rule] = shown.get(finding.rule, 0) + 1
-        if limit is None or shown[finding.rule] <= limit:
-            print(_plain(str(finding)))
+        if per_rule is None or shown[finding.rule] <= per_rule:
+            print(printable(str(finding)))
     for rule, count in shown.items():
-        if limit is not None and count > limit:
-            print(f"... and {count - limit:,} more of {rule}; --all shows them")
+        if per_rule is not None and count > per_rule:
+            print(f"... and {count - per_rule:,} more of {rule}; --all shows them")
     problems = sum(finding.severity == "problem" for finding in findings)
     print(f"{problems:,} problems, {len(findings) - problems:,} notices in {len(files)} file{'s' if len(files) > 1 else ''}")
 
 
 def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
-    """What `fit` would do with several budgets (`PlannedRun.as_dict`), a line each on stdout, never cut."""
+    """Print a line for each plan (`PlannedRun.as_dict`), never truncated to the width of the terminal."""
     header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
     lines: list[Sequence[str]] = [header]
     for plan in plans:
@@ -214,21 +214,21 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(header))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
-    print("raw text: estimated tokens; passes: over the task/over the raw text")
+    print("raw text: estimated tokens; passes: epochs over the task text / over the raw text")
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget']}: {plan['refused']}")
 
 
 def show_phases(config: RunConfig) -> None:
-    """The phases of a run and the terms of their losses, on stdout, never cut."""
+    """Print the phases of a run and their loss terms, never truncated to the width of the terminal."""
     if not config.phases:
-        print(f"{config.name}: a linear model, chosen on dev; no phases")
+        print(f"{config.name}: a linear model whose settings are chosen on dev; no phases")
         return
     encoder = config.encoder
     print(f"{config.name}: {encoder.shape}, {encoder.layers} layers of {encoder.hidden}, budget {config.budget or 'none'}")
     for number, phase in enumerate(config.phases, start=1):
-        planned = f"{phase.passes:g} passes" if phase.passes else "steps by the budget"
+        planned = f"{phase.passes:g} passes" if phase.passes else "steps from the budget"
         steps = planned if phase.steps is None else f"{phase.steps:,} steps"
         text = " : ".join(f"{share} {origin}" for origin, share in (("external", phase.external), ("task", phase.task)) if share)
         print(f"\nphase {number}, {phase.name}: {text} text, {phase.mixing}; {steps} of {phase.batch_size:,} {phase.batch_unit}")
@@ -246,69 +246,69 @@ def _settings(term: TermConfig) -> str:
 
 
 def show_selection(report: Mapping[str, Any]) -> None:
-    """A selection's report.json on stdout: where it comes from, what became of queries and documents, what tells it from the corpus."""
+    """Print a selection's report.json: sources, counts of queries and passages, and how its words differ from the corpus."""
     documents, likeness = report["documents"], report["task_likeness"]
     total, tokens = documents["selected"], report["tokens"]["estimated"]
     header = ("source", "passages", "words", "share", "in the corpus", "ratio")
     show_table(f"{total:,} passages, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens", header, _source_rows(report, total))
-    facts = [["documents", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
+    lines = [["passages", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
     others = report["other_sources"]
     if others["sources"]:
-        facts.insert(0, ["other sources", f"{others['sources']:,} with {others['passages']:,} passages"])
+        lines.insert(0, ["other sources", f"{others['sources']:,} with {others['passages']:,} passages"])
     if report["queries"]["texts"]:
-        facts.insert(0, ["queries", _counts(report["queries"])])
-    facts += [[f"by {part['kind']}", f"{part['selected']:,} of {part['found']:,}"] for part in report.get("retrievers", ())]
+        lines.insert(0, ["queries", _counts(report["queries"])])
+    lines += [[f"by {part['kind']}", f"{part['selected']:,} of {part['found']:,}"] for part in report.get("retrievers", ())]
     for name in ("rank", "score"):
-        facts.append([name, "  ".join(f"{share} {report[name][share]:,g}" for share in ("p0", "p10", "p50", "p90", "p100"))])
-    blind, own = likeness["kl_random"], likeness["kl_selection"]
-    facts.append(["KL(task || text)", f"{own:.3f}; of as much text drawn blindly {blind:.3f}: reduced by {blind - own:.3f}"])
-    facts.append(["telling words", ", ".join(row["word"] for row in report["over_represented"])])
+        lines.append([name, "  ".join(f"{share} {report[name][share]:,g}" for share in ("p0", "p10", "p50", "p90", "p100"))])
+    random, selected = likeness["kl_random"], likeness["kl_selection"]
+    lines.append(["KL(task || text)", f"{selected:.3f}; random text {random:.3f}; reduced by {random - selected:.3f}"])
+    lines.append(["frequent words", ", ".join(row["word"] for row in report["over_represented"]) + " (compared with the corpus)"])
     grid = Table.grid(padding=(0, 2))
-    for name, value in facts:
+    for name, value in lines:
         grid.add_row(Text(name, style="bold"), Text(value))
     Console().print(grid)
 
 
 def show_explanation(explanation: Mapping[str, Any]) -> None:
-    """An `Explanation` as plain data on stdout: the text with its words coloured, the strongest words, the nearest passages."""
+    """Print an `Explanation`: the text with coloured words, the words with the largest contributions, the nearest passages."""
     text, words = explanation["text"], explanation["words"]
     strongest = max((abs(word["contribution"]) for word in words), default=0.0)
     shown = Text()
-    place = 0
+    position = 0
     for word in words:
-        shown.append(_plain(text[place : word["start"]]))
-        shown.append(_plain(word["text"]), style=_shade(word["contribution"], strongest))
-        place = word["stop"]
-    shown.append(_plain(text[place : explanation["read"]]))
+        shown.append(printable(text[position : word["start"]]))
+        shown.append(printable(word["text"]), style=_shade(word["contribution"], strongest))
+        position = word["stop"]
+    shown.append(printable(text[position : explanation["read"]]))
     console = Console()
-    console.print(Text.assemble((_plain(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
+    console.print(Text.assemble((printable(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
     console.print(shown)
-    if left := len(text) - explanation["read"]:
-        console.print(f"({left:,} more characters are not read)", style="dim")
+    if truncated := len(text) - explanation["read"]:
+        console.print(f"({truncated:,} more characters: truncated)", style="dim")
     ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
-    rows = [[_plain(word["text"]), f"{word['contribution']:+.2f}"] for word in ranked]
-    show_table("what counts most", ("word", "log-odds of the label"), rows)
+    rows = [[printable(word["text"]), f"{word['contribution']:+.2f}"] for word in ranked]
+    show_table("largest contributions", ("word", "log-odds of the label"), rows)
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])
-        console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{_plain(passage['id'])}  ", (_plain(terms), "cyan")))
-        console.print(Text(_plain(passage["text"][:300])))
+        console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{printable(passage['id'])}  ", (printable(terms), "cyan")))
+        console.print(Text(printable(passage["text"][:300])))
 
 
 def _shade(contribution: float, strongest: float) -> str:
-    """Green for the label, red against it, bold where it counts most, plain below a tenth of the strongest word."""
+    """Return a style: green for the label, red against it, bold above half of the strongest word, plain below a tenth of it."""
     share = contribution / strongest if strongest > 0 else 0.0
     if abs(share) < 0.1:
         return ""
     return ("bold " if abs(share) > 0.5 else "") + ("green" if share > 0 else "red")
 
 
-def _plain(text: str) -> str:
-    """Text for a terminal: control characters (escape sequences, line ends) as spaces."""
+def printable(text: str) -> str:
+    """Replace control characters (escape sequences, line ends) by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _source_rows(report: Mapping[str, Any], total: int) -> list[list[str]]:
-    """Share: of the selection; in the corpus: share of the source's passages that were selected; ratio: to what a blind draw takes."""
+    """Return rows: source, passages, words, share of the selection, share of the source that was selected, ratio to a random sample."""
     rows = []
     for source, count in report["sources"].items():
         there = report["corpus_sources"][source]

@@ -1,4 +1,4 @@
-"""Commands on raw text: `index`, `select`, `passages`, `search`. None of them loads torch, unless dense retrieval is asked for."""
+"""Commands on labelled and raw text: `check`, `index`, `select`, `passages`, `search`. Only dense retrieval imports torch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from cramlm.cli.options import (
 )
 from cramlm.errors import UsageError
 
-_SHOWN = 5  # findings of one rule, without --all
+_PER_RULE = 5  # findings shown of one rule, without --all
 
 
 def check(
     files: Annotated[list[str], typer.Argument(help="Labelled texts: the training file, then dev, test or any other held-out files.")],
-    corpus: Annotated[list[str] | None, typer.Option(help="Raw text that retrieval will read; kept in the store for `fit`.")] = None,
-    index: Annotated[Path | None, typer.Option(help="The same as `cramlm index` wrote it, instead of --corpus.")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help=f"Every finding (default: the first {_SHOWN} of a kind).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Every finding and the files' figures as one JSON object.")] = False,
+    corpus: Annotated[list[str] | None, typer.Option(help="Raw text for retrieval; it stays in the store for `fit`.")] = None,
+    index: Annotated[Path | None, typer.Option(help="Output folder of `cramlm index`, instead of --corpus.")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help=f"Show every finding (default: the first {_PER_RULE} of each rule).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings and statistics as one JSON object.")] = False,
     store: StoreOption = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
@@ -42,7 +42,7 @@ def check(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Look for what makes scores dishonest before any compute is spent; exit code 3 if there is a problem."""
+    """Find label errors, duplicates and leaks between train, test and corpus before training; exit code 3 if there is a problem."""
     from cramlm.cli.console import console_events, show_findings
     from cramlm.cli.options import checked_kind, resolve_corpus
     from cramlm.data.corpus import build_corpus
@@ -52,9 +52,8 @@ def check(
     from cramlm.storage.artifacts import default_store
 
     if corpus and index is not None:
-        raise UsageError("--corpus and --index name the same thing twice; drop one")
-    task_kind = checked_kind(kind)
-    row_format = RowFormat(text_column, label_column, text_pair_column, task_kind, label_separator or "|")
+        raise UsageError("--corpus and --index exclude each other; drop one")
+    row_format = RowFormat(text_column, label_column, text_pair_column, checked_kind(kind), label_separator or "|")
     with console_events() as emit:
         train, *held_out = (read_labelled(file, row_format) for file in files)
         findings = list(check_files(train, held_out))
@@ -63,13 +62,13 @@ def check(
             findings += check_corpus(train, held_out, build_corpus(config, store or default_store(), emit=emit))
         elif index is not None:
             findings += check_corpus(train, held_out, open_catalog(index)[0])
-    facts = [describe(file).as_dict() for file in (train, *held_out)]
+    statistics = [describe(file).as_dict() for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
         rows = [{"place": each.place, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]
-        print(json.dumps({"files": facts, "problems": problems, "findings": rows}, ensure_ascii=False))
+        print(json.dumps({"files": statistics, "problems": problems, "findings": rows}, ensure_ascii=False))
     else:
-        show_findings(facts, findings, limit=None if show_all else _SHOWN)
+        show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE)
     if problems:
         raise typer.Exit(3)
 
@@ -83,7 +82,7 @@ def index(
     on_bad_row: OnBadRowOption = "fail",
     duplicates: DuplicatesOption = "exact",
 ) -> None:
-    """Read raw text once and index it for search and selection."""
+    """Read raw text and build the BM25 index for `search` and `select`."""
     from cramlm.cli.console import console_events
     from cramlm.io.executors import executor_for
     from cramlm.retrieval.catalog import build_catalog
@@ -95,18 +94,18 @@ def index(
 
 
 def select(
-    train: Annotated[str, typer.Option(help="Labelled texts; each is a query.")],
-    index: Annotated[Path, typer.Option(help="What `cramlm index` wrote.")],
+    train: Annotated[str, typer.Option(help="Labelled texts; each one is a query.")],
+    index: Annotated[Path, typer.Option(help="Output folder of `cramlm index`.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    jsonl: Annotated[Path | None, typer.Option(help="Write the passages as JSON lines to this file, too.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Also write the passages to this file as JSON lines.")] = None,
     retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Documents per query (default: 50, or what a bound needs).")] = None,
-    dev: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
-    test: Annotated[str | None, typer.Option(help="Passages that overlap these texts are dropped.")] = None,
-    max_documents: Annotated[str | None, typer.Option(help="Keep only the best-ranked so many, like 20k.")] = None,
-    select_tokens: Annotated[str | None, typer.Option(help="Keep the best-ranked up to so many tokens, like 50M (estimated).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting, like retriever.k1=1.5; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 13,
+    top_k: Annotated[int | None, typer.Option(help="Passages per query (default: 50, or as many as a limit below needs).")] = None,
+    dev: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
+    test: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
+    max_documents: Annotated[str | None, typer.Option(help="Keep at most so many passages, best rank first, like 20k.")] = None,
+    select_tokens: Annotated[str | None, typer.Option(help="Keep at most so many tokens (estimated), best rank first, like 50M.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change one setting, like retriever.k1=1.5; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 13,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
     ray: RayOption = None,
     text_column: TextColumn = "text",
@@ -115,7 +114,7 @@ def select(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Write the passages that a task asks for, best rank first."""
+    """Retrieve the passages for a task and write them, best rank first."""
     from cramlm.cli.console import console_events, show_selection
     from cramlm.config.run import TaskConfig
     from cramlm.data.task import read_task
@@ -130,15 +129,15 @@ def select(
     columns |= {"kind": kind, "label_separator": label_separator}
     named: Any = {name: value for name, value in columns.items() if value is not None}
     task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **named))
-    given = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
-    chosen_by = resolve_retriever(given, set_)
+    options = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
+    retriever_config = resolve_retriever(options, set_)
     with console_events() as emit, executor_for(ray, threads) as executor:
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
         spread = Spread(out.with_name(f"{out.name}.shares"), executor)
         used = spread if ray is not None or spread.folder.exists() else None
-        means: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
-        chosen = select_documents(chosen_by, corpus, task, out=out, seed=seed, emit=emit, **means)
+        context: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
+        chosen = select_documents(retriever_config, corpus, task, out=out, seed=seed, emit=emit, **context)
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / SELECTION_FILE}")
     if jsonl is not None:
@@ -146,43 +145,40 @@ def select(
 
 
 def passages(
-    selection: Annotated[Path, typer.Argument(help="A selection: what `cramlm select` wrote, or a run.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
+    selection: Annotated[Path, typer.Argument(help="Output folder of `cramlm select`, or a run.")],
+    out: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
 ) -> None:
     """Write the selected passages as JSON lines, best rank first."""
     from cramlm.retrieval.selection import SelectionTable
     from cramlm.storage.artifacts import MANIFEST, publish_file
 
-    of_a_run = not (selection / MANIFEST).exists() and (selection / "selection" / MANIFEST).exists()
-    table = SelectionTable.open(selection / "selection" if of_a_run else selection)
+    is_run = not (selection / MANIFEST).exists() and (selection / "selection" / MANIFEST).exists()
+    table = SelectionTable.open(selection / "selection" if is_run else selection)
     if out is None:
         sys.stdout.writelines(table.json_lines())
         return
     if (out.parent / MANIFEST).exists():
-        raise UsageError(f"{out}: lies in a folder that cramlm published and checks; write the file beside that folder")
+        raise UsageError(f"{out}: is inside a folder whose files cramlm verifies; write the file outside of it")
     publish_file(out, "".join(table.json_lines()).encode())
     print(f"{len(table)} passages: {out}")
 
 
 def search(
-    index: Annotated[Path, typer.Argument(help="What `cramlm index` wrote.")],
+    index: Annotated[Path, typer.Argument(help="Output folder of `cramlm index`.")],
     query: Annotated[str, typer.Argument(help="Any text.")],
-    k: Annotated[int, typer.Option("-k", "--limit", min=1, help="How many passages.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per passage.")] = False,
+    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Passages to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per passage.")] = False,
 ) -> None:
-    """Show the passages that a text retrieves, and by which of its words."""
+    """Show the passages that a text retrieves, and the words that they match."""
+    from cramlm.cli.console import printable
     from cramlm.retrieval.catalog import search_catalog
 
-    found = search_catalog(index, query, limit=k)
-    for hit in found:
+    hits = search_catalog(index, query, limit=top_k)
+    for hit in hits:
         if as_json:
             print(json.dumps(hit.as_dict(), ensure_ascii=False))
         else:
             terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
-            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {_printable(hit.text[:200])}")
-    if not found:
+            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {printable(hit.text[:200])}")
+    if not hits:
         print("no passage shares a word with this query", file=sys.stderr)
-
-
-def _printable(text: str) -> str:  # for a terminal: control characters (escape sequences, line ends) as spaces
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -19,16 +19,16 @@ from cramlm.errors import UsageError
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
     file: Annotated[str, typer.Argument(help="Labelled texts.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     unseen_labels: Annotated[
-        Literal["fail", "ignore"], typer.Option(help="ignore: a label that the model does not know counts as missed.")
+        Literal["fail", "ignore"], typer.Option(help="Labels that the model has not: fail, or ignore: count these texts as wrong.")
     ] = "fail",
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per class; of numbers RMSE and correlations."""
+    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per label; for numbers RMSE and correlations."""
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
@@ -56,15 +56,15 @@ def evaluate(
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    file: Annotated[str, typer.Argument(help="Texts, in any form that fit takes; - reads one text or JSON object per line from stdin.")],
-    out: Annotated[Path | None, typer.Option(help="Write JSON lines here instead of to stdout.")] = None,
+    file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")],
+    out: Annotated[Path | None, typer.Option(help="File for the JSON lines (default: stdout).")] = None,
     precision: Annotated[
-        Precision, typer.Option(help="fp32: as in Python and over HTTP. auto: bf16 where hardware computes in it, with fp32's labels.")
+        Precision, typer.Option(help="fp32: equal to Python and HTTP. auto: bf16 if the hardware supports it; labels as with fp32.")
     ] = "fp32",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Label texts: a JSON line each with label (or labels) and probabilities, or with a value, in the order of the input."""
+    """Predict labels: one JSON line per text with label (or labels) and probabilities, or with a value, in input order."""
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.inference.predictor import load_predictor
@@ -76,35 +76,36 @@ def predict(
     predictor = load_predictor(folder, precision=precision)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
-        json.dumps({"id": example.id, **asdict(answer)}, ensure_ascii=False) + "\n"
-        for example, answer in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
+        json.dumps({"id": example.id, **asdict(prediction)}, ensure_ascii=False) + "\n"
+        for example, prediction in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
     )
     if out is None:
         sys.stdout.writelines(lines)
     else:
         publish_file(out, "".join(lines).encode())
-        print(f"{len(examples)} answers: {out}")
+        print(f"{len(examples)} predictions: {out}")
 
 
 def serve(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines reach needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but a loopback address needs --token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model (default: PyTorch's choice).")] = None,
-    batch_window_ms: Annotated[float, typer.Option(min=0, max=1000, help="How long an idle server waits for more texts.")] = 0.0,
-    max_texts: Annotated[int, typer.Option(help="Texts in one request.")] = 64,
-    max_characters: Annotated[int, typer.Option(help="Characters of one text.")] = 20_000,
-    max_body_bytes: Annotated[int, typer.Option(help="Bytes of one request.")] = 1_000_000,
-    queue_texts: Annotated[int, typer.Option(help="Texts that may wait; more are refused with 429.")] = 1024,
-    max_wait: Annotated[float, typer.Option(help="Seconds that a request may wait to be computed before 429.")] = 2.0,
-    read_timeout: Annotated[float, typer.Option(help="Seconds that a client has to send a request.")] = 10.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model (default: PyTorch's).")] = None,
+    batch_window_ms: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds that an idle server waits to fill a batch.")] = 0.0,
+    max_texts: Annotated[int, typer.Option(help="Limit: texts in one request.")] = 64,
+    max_characters: Annotated[int, typer.Option(help="Limit: characters in one text.")] = 20_000,
+    max_body_bytes: Annotated[int, typer.Option(help="Limit: bytes of one request.")] = 1_000_000,
+    queue_texts: Annotated[int, typer.Option(help="Limit: texts in the queue; beyond it requests get status 429.")] = 1024,
+    max_wait: Annotated[float, typer.Option(help="Limit: seconds in the queue; beyond it a request gets status 429.")] = 2.0,
+    read_timeout: Annotated[float, typer.Option(help="Limit: seconds for sending a request.")] = 10.0,
 ) -> None:
-    """Answer over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
+    """Serve predictions over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
     check_address_space_of_model(model, "serve")
     from cramlm.serving import serve as serve_model
     from cramlm.serving.limits import Address, Limits
 
+    announce = partial(print, file=sys.stderr, flush=True)
     limits = Limits(
         body_bytes=max_body_bytes,
         texts=max_texts,
@@ -113,7 +114,6 @@ def serve(
         wait_seconds=max_wait,
         read_seconds=read_timeout,
     )
-    announce = partial(print, file=sys.stderr, flush=True)
     address = Address(host, port, token)
     code = serve_model(model, address, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=announce)
     raise typer.Exit(code)
@@ -122,15 +122,15 @@ def serve(
 def export(
     path: Annotated[Path, typer.Argument(help="A finished run, or an exported model folder.")],
     form: Annotated[str, typer.Option("--format", help="onnx: a graph that runs without torch.")] = "onnx",
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise: smaller, answers change a little (told).")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result (default: onnx or onnx-int8 in the run).")] = None,
-    texts: Annotated[str | None, typer.Option(help="Texts to check the result on (default: the run's dev and test).")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8; reports how much probabilities change.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: onnx or onnx-int8 in the run).")] = None,
+    texts: Annotated[str | None, typer.Option(help="Texts for the comparison with the model (default: dev and test of the run).")] = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Turn a model into another form, checked against the model before it is published."""
+    """Convert a model to another format; its logits are compared with the model's before it is published."""
     if form != "onnx":
-        raise UsageError(f"--format {form!r} is not known; onnx is")
+        raise UsageError(f"--format {form!r} is unknown; the format is onnx")
     from cramlm.cli.console import console_events
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.export.onnx import export_onnx
@@ -145,11 +145,11 @@ def export(
 
 def explain(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    text: Annotated[str, typer.Argument(help="The text whose label is to be explained.")],
-    passages: Annotated[int, typer.Option(min=0, help="How many of the run's passages to show; 0 for none.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    text: Annotated[str, typer.Argument(help="Text to explain.")],
+    passages: Annotated[int, typer.Option(min=0, help="Number of nearest retrieved passages to show.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what each word of a text adds to its label, and the passages of the run that are nearest to it."""
+    """Show the contribution of each word to the predicted label, and the nearest passages of the run."""
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
@@ -163,12 +163,12 @@ def explain(
 
 def push(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face Hub; made if it is not there.")],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public (default: private).")] = False,
-    license_id: Annotated[str | None, typer.Option("--license", help="For the model card, like apache-2.0.")] = None,
-    language: Annotated[str | None, typer.Option(help="For the model card, like en.")] = None,
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face Hub; created if missing.")],
+    public: Annotated[bool, typer.Option("--public", help="Create the repository as public (default: private).")] = False,
+    license_id: Annotated[str | None, typer.Option("--license", help="License in the model card, like apache-2.0.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language in the model card, like en.")] = None,
 ) -> None:
-    """Send a model with its card to the Hugging Face Hub; HF_TOKEN says who you are."""
+    """Upload a model with its card to the Hugging Face Hub; the environment variable HF_TOKEN holds the access token."""
     check_address_space_of_model(model, "push")
     from cramlm.cli.console import console_events
     from cramlm.export.hub import push_model

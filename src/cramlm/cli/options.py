@@ -1,8 +1,7 @@
-"""What the flags of the command line mean as a config.
+"""Options that several commands share, and how options become a config.
 
-What the parameters of several commands have in common: names, help, and the commands' shared constants.
-
-Beside a config file a flag overrides it, whatever its value: there `Given...` parameters have no default but None, not given.
+An option overrides the config file, also where it equals the default. Options that a config file may set (`Optional...`) have therefore
+the default None.
 """
 
 from __future__ import annotations
@@ -28,42 +27,44 @@ def resolve_run(
     preset: str | None = None,
     init: str | None = None,
 ) -> Any:
-    """The config that the flags mean: a recipe or a file, then the flags that were given, the preset, then every --set.
+    """Return the run config: a recipe or a config file, overridden by the options, then the preset, then every --set.
 
-    None in `task` stands for a flag that was not given.
+    A value of None, also in `task`, leaves the setting as it is. With a config file, `init` sets the initial weights and keeps the phases.
 
-    With a config file, `init` changes where the weights come from; the phases stay as they are.
+    Raises:
+        UsageError: for a value that a setting does not accept, or --config with --recipe. DataError: for a bad row of the training file.
     """
     from cramlm import recipes
     from cramlm.config.run import apply_overrides, load_config, parse_budget, read_toml
 
     if budget is not None:
         parse_budget(budget)
-    given = {name: value for name, value in task.items() if value is not None}
+    task_settings = {name: value for name, value in task.items() if value is not None}
     if config_file is not None:
         if recipe is not None:
             raise UsageError("--config and --recipe exclude each other: a config file is a resolved recipe; drop one")
         data = read_toml(config_file)
-        data.setdefault("task", {}).update(given)
+        data.setdefault("task", {}).update(task_settings)
         if corpus:
             data.setdefault("corpus", {})["files"] = list(corpus)
         data.update({name: value for name, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None})
         if init is not None:
             data.pop("encoder", None)
     else:
-        if "train" not in given:
+        if "train" not in task_settings:
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")
-        given |= {key: value for key, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None}
-        data = recipe_data(recipe or "tlm", {"corpus": corpus, **given}, overrides or [])
+        options = {key: value for key, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None}
+        data = recipe_data(recipe or "tlm", {"corpus": corpus, **task_settings, **options}, overrides or [])
     origin = str(config_file or "command line")
     if preset is not None:
         data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")
     return load_config(apply_overrides(data, overrides or []), origin=origin)
 
 
-def recipe_data(name: str, given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """What a recipe makes of its arguments `given`, as plain data, before `overrides`; but those of the section task, like
-    task.kind=multi-label, are arguments: they say how the training file is read that the recipe counts.
+def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the config that a recipe builds from `arguments`, as plain data.
+
+    Of `overrides` only those of the section `task` are applied: a recipe counts the rows of the training file, and they say how to read it.
 
     Raises:
         UsageError: if there is no such recipe, or it refuses an argument. DataError: if the training file has a bad row.
@@ -71,27 +72,27 @@ def recipe_data(name: str, given: Mapping[str, Any], overrides: Sequence[str]) -
     from cramlm import recipes
     from cramlm.config.run import apply_overrides
 
-    build, behind = recipes.find(name)
+    build, suffix_arguments = recipes.find(name)
     of_task = [override for override in overrides if override.lstrip().startswith("task.")]
-    arguments = {**given, **apply_overrides({"task": {}}, of_task)["task"], **behind}
-    data: dict[str, Any] = checked(lambda: build(**arguments)).model_dump(mode="json")
+    every = {**arguments, **apply_overrides({"task": {}}, of_task)["task"], **suffix_arguments}
+    data: dict[str, Any] = checked(lambda: build(**every)).model_dump(mode="json")
     return data
 
 
-def resolve_retriever(given: Mapping[str, Any], overrides: list[str] | None) -> Any:
-    """The retriever that the flags mean: BM25, changed by what was given, then by every --set retriever.SETTING=VALUE."""
+def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None) -> Any:
+    """Return the retriever config: BM25 with the options that are not None, then every --set retriever.NAME=VALUE."""
     from cramlm.config.retriever import RETRIEVER
     from cramlm.config.run import apply_overrides
 
-    table = {"kind": "bm25"} | {name: value for name, value in given.items() if value is not None}
+    table = {"kind": "bm25"} | {name: value for name, value in options.items() if value is not None}
     data = apply_overrides({"retriever": table}, overrides or [])
-    if strange := sorted(set(data) - {"retriever"}):
-        raise UsageError(f"--set {strange[0]}: select knows the settings of retriever only, like retriever.k1=1.5")
+    if unknown := sorted(set(data) - {"retriever"}):
+        raise UsageError(f"--set {unknown[0]}: select has only the settings of retriever, like retriever.k1=1.5")
     return checked(lambda: RETRIEVER.validate_python(data["retriever"]))
 
 
 def resolve_corpus(files: list[str], *, text_column: str, on_bad_row: str, duplicates: str = "exact") -> Any:
-    """The corpus that the flags mean."""
+    """Return the corpus config."""
     from cramlm.config.run import CorpusConfig
 
     values: dict[str, Any] = {"files": tuple(files), "text_column": text_column, "on_bad_row": on_bad_row, "duplicates": duplicates}
@@ -99,7 +100,7 @@ def resolve_corpus(files: list[str], *, text_column: str, on_bad_row: str, dupli
 
 
 def checked(build: Callable[[], Any]) -> Any:
-    """`build()`, with a value that a config refuses turned into a usage error."""
+    """Return `build()`; raise UsageError instead of pydantic's ValidationError."""
     from pydantic import ValidationError
 
     from cramlm.config.run import explain_validation_error
@@ -111,14 +112,18 @@ def checked(build: Callable[[], Any]) -> Any:
 
 
 def checked_kind(kind: str | None) -> Any:
-    """A kind of task by its name; classification where none is given."""
+    """Return the kind of task with this name; None is classification.
+
+    Raises:
+        UsageError: if there is no such kind.
+    """
     from cramlm.config.run import TaskConfig
 
     return checked(lambda: TaskConfig(train="", **({} if kind is None else {"kind": kind}))).kind
 
 
 def open_encoder(config: Any) -> Any:
-    """The encoder of dense retrieval; torch is loaded only where one is asked for."""
+    """Return the sentence encoder of dense retrieval. Imports torch."""
     from cramlm.model.sentences import open_sentence_encoder
 
     return open_sentence_encoder(config)
@@ -126,40 +131,40 @@ def open_encoder(config: Any) -> Any:
 
 TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
 LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
-GivenTextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text (default: text).")]
-GivenLabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column that holds the label (default: label).")]
+OptionalTextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text (default: text).")]
+OptionalLabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column that holds the label (default: label).")]
 PairColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text, for sentence pairs.")]
 KindOption = Annotated[
     str | None,
-    typer.Option(
-        "--kind", help="What a text is answered with: classification (one label; default), multi-label, or regression (a number)."
-    ),
+    typer.Option("--kind", help="Kind of task: classification (one label; default), multi-label, or regression (a number)."),
 ]
 SeparatorOption = Annotated[
-    str | None, typer.Option("--label-separator", help="Between several labels in a csv, tsv or parquet cell (default: |).")
+    str | None, typer.Option("--label-separator", help="Character between several labels in a csv, tsv or parquet cell (default: |).")
 ]
 DuplicatesOption = Annotated[
-    str, typer.Option("--duplicates", help="exact: drop repeated passages; words: also those that differ in case and punctuation only.")
+    str,
+    typer.Option("--duplicates", help="exact: drop repeated passages; words: also those that differ only in case and punctuation."),
 ]
 OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
-GivenOnBadRow = Annotated[
+OptionalOnBadRow = Annotated[
     str | None, typer.Option("--on-bad-row", help="fail (default): stop at the first bad row; skip: list it in rejected.jsonl.")
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="One setting, like phases[0].steps=500; may be repeated.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, like phases[0].steps=500; may be repeated.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of all random numbers.")]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Where corpora and indexes are kept (default: $CRAMLM_STORE or the user's cache).")
+    Path | None, typer.Option("--store", help="Folder for corpora and indexes (default: $CRAMLM_STORE or the user's cache).")
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what --out holds, even if it is a run on another task.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.")]
 Precision = Literal["auto", "fp32", "bf16"]
-RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Work on a Ray cluster: auto, host:port, or local.")]
-RecipeOption = Annotated[str | None, typer.Option(help="The method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]
+RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local.")]
+RecipeOption = Annotated[str | None, typer.Option(help="Method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]
 InitOption = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Pretrained weights to start from: a Hugging Face folder, or export/mlm of a run.")
+    str | None,
+    typer.Option(metavar="FOLDER", help="Pretrained weights to start from: a Hugging Face folder, or export/mlm of a run."),
 ]
 PresetOption = Annotated[
-    str | None, typer.Option(help="Model size: tiny, mini, small, base, bert-base or bert-large (default: by the budget).")
+    str | None, typer.Option(help="Model size: tiny, mini, small, base, bert-base or bert-large (default: chosen from the budget).")
 ]
-SPINS = "10000"
-"""GOMP_SPINCOUNT: how long an OpenMP thread that waits keeps its core. With the default, two threads beside another busy process are up to
-a hundred times slower than one; with this, at most about twice. Read when torch is loaded."""
+SPIN_COUNT = "10000"
+"""Value of GOMP_SPINCOUNT, the number of iterations for which an idle OpenMP thread spins before it sleeps; read when torch is imported.
+With the default, two threads next to another busy process are up to a hundred times slower than one; with this value, at most twice."""

@@ -1,4 +1,4 @@
-"""Commands on runs, before and after: `recipes`, `plan`, `report`, `track`, `verify`; and `doctor`."""
+"""Commands before and after a run: `plan`, `recipes`, `report`, `track`, `verify`, `doctor`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from cramlm.cli.options import (
-    SPINS,
-    GivenLabelColumn,
-    GivenTextColumn,
+    SPIN_COUNT,
     InitOption,
     KindOption,
+    OptionalLabelColumn,
+    OptionalTextColumn,
     PairColumn,
     PresetOption,
     RecipeOption,
@@ -29,10 +29,10 @@ from cramlm.cli.options import (
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {
-    "onnxruntime": "models that answer without torch ([onnx])",
-    "fastapi": "answers over HTTP, `cramlm serve` ([serve])",
+    "onnxruntime": "ONNX export and prediction without torch ([onnx])",
+    "fastapi": "`cramlm serve` ([serve])",
     "ray": "reading, indexing and selecting on a cluster ([ray])",
-    "elasticsearch": "passages from a search server ([elasticsearch])",
+    "elasticsearch": "retrieval from an Elasticsearch server ([elasticsearch])",
     "datasketch": "removal of near-duplicates ([dedup])",
     "pytest": "the test suite ([dev])",
 }
@@ -40,34 +40,33 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numb
 
 
 def plan(
-    budgets: Annotated[list[str] | None, typer.Argument(help="Times or operations, like 20m 4h 3e15flops.")] = None,
-    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 of 50 tokens are assumed.")] = None,
+    budgets: Annotated[list[str] | None, typer.Argument(help="Budgets in time or operations, like 20m 4h 3e15flops.")] = None,
+    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 50 tokens are assumed).")] = None,
     dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit; without it 500 MB of text are assumed.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="As in fit (default: 500 MB of text are assumed).")] = None,
     recipe: RecipeOption = None,
     init: InitOption = None,
     preset: PresetOption = None,
     config: Annotated[Path | None, typer.Option(help="As in fit.")] = None,
     set_: SetOption = None,
-    text_column: GivenTextColumn = None,
-    label_column: GivenLabelColumn = None,
+    text_column: OptionalTextColumn = None,
+    label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per budget.")] = False,
 ) -> None:
-    """Show what `fit` would do with several budgets, and what it would cost; measures this machine, trains nothing."""
+    """Show model size, steps and cost of `fit` for several budgets. Measures the speed of this machine; does not train."""
     from cramlm.cli.options import resolve_run
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
     files = corpus or ([""] if config is None else None)
-    asked = budgets or list(PLANNED_BUDGETS)
     common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": init}
-    runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in asked]
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from cramlm.cli.console import console_events, show_plans
     from cramlm.planning.plan import foresee_runs
 
@@ -80,12 +79,12 @@ def plan(
     show_plans([planned.as_dict() for planned in plans])
 
 
-recipes = typer.Typer(help="List the methods that `fit --recipe` takes, or show the phases and terms of one.", invoke_without_command=True)
+recipes = typer.Typer(help="List the recipes of `fit --recipe`, or show the phases and loss terms of one.", invoke_without_command=True)
 
 
 @recipes.callback()
 def list_recipes(context: typer.Context) -> None:
-    """List the methods that `fit --recipe` takes, what each reads beside the labels, and where it starts; `show NAME` prints one."""
+    """List the recipes of `fit --recipe` with the options they need; `show NAME` prints the phases and loss terms of one."""
     if context.invoked_subcommand is not None:
         return
     from cramlm.recipes import RECIPES
@@ -99,21 +98,21 @@ def list_recipes(context: typer.Context) -> None:
 @recipes.command()
 def show(
     name: Annotated[str, typer.Argument(help="A recipe, like tlm or tlm-small:chemprot.")],
-    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 texts of 8 labels are assumed.")] = None,
+    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 8 labels are assumed).")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
     budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     init: InitOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
-    text_column: GivenTextColumn = None,
-    label_column: GivenLabelColumn = None,
+    text_column: OptionalTextColumn = None,
+    label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Show the phases and the loss terms that a recipe runs on a task with a budget. Reads the labels only; trains nothing.
+    """Show the phases and loss terms of a recipe for a task and a budget. Reads only the training file; does not train.
 
-    `cramlm config --recipe NAME` prints every setting of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
+    `cramlm config --recipe NAME` prints all settings of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
     """
     from cramlm.cli.console import show_phases
     from cramlm.cli.options import resolve_run
@@ -125,10 +124,10 @@ def show(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; of several to see them side by side.")],
-    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the run's folder; of several, runs.html).")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; several are shown side by side.")],
+    out: Annotated[Path | None, typer.Option(help="Output file (default: report.html in the run; runs.html for several).")] = None,
 ) -> None:
-    """Write a run as one page to look at in a browser: data, retrieved text, learning, scores, mistakes; no network needed."""
+    """Write an HTML report of a run: data, retrieved text, training curves, scores, errors. The page loads nothing from the network."""
     from cramlm.reporting.page import write_report
 
     print(write_report(runs, out))
@@ -138,7 +137,7 @@ def track(
     run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
     tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
 ) -> None:
-    """Send a run's losses and scores to an experiment tracker, from its events.jsonl; `fit --track` does it as they come."""
+    """Send losses and scores of a run to an experiment tracker; `fit --track` does this during training."""
     from cramlm.cli.console import console_events
     from cramlm.pipeline.trackers import replay
 
@@ -146,8 +145,8 @@ def track(
         replay(tracker, run, emit)
 
 
-def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an export, or a folder of them.")]) -> None:
-    """Check every published file below a folder against its hash, and that no part of a corpus is missing."""
+def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an exported model, or a folder with several.")]) -> None:
+    """Check the hash of every published file below a folder, and that no part of a corpus is missing."""
     from cramlm.data.corpus import verify_corpora
     from cramlm.retrieval.bm25.index import verify_indexes
     from cramlm.storage.artifacts import verify as verify_artifacts
@@ -155,17 +154,17 @@ def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index,
     folders = verify_artifacts(path)
     verify_corpora(path)
     verify_indexes(path)
-    print(f"{folders} folders whole: {path}")
+    print(f"{folders} folders verified: {path}")
 
 
 def doctor() -> None:
-    """Print what this machine offers: versions, device, bf16, memory, disk, and what missing extras would give."""
-    for name, value in machine_facts():
+    """Print versions, device, bf16 support, memory, disk space and missing extras of this machine."""
+    for name, value in machine_lines():
         print(f"{name:<14} {value}")
 
 
-def machine_facts() -> Iterator[tuple[str, str]]:
-    """(name, value) lines, cheap ones first; imports torch."""
+def machine_lines() -> Iterator[tuple[str, str]]:
+    """Yield (name, value) lines about this machine. Imports torch."""
     from cramlm import __version__
     from cramlm.pipeline.run import default_store
 
@@ -177,9 +176,9 @@ def machine_facts() -> Iterator[tuple[str, str]]:
 
     yield "cores", f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
     yield "memory", memory()
-    other = f"; {torch.cuda.get_device_name(0)} encodes passages for dense retrieval, nothing else" if torch.cuda.is_available() else ""
-    yield "device", f"CPU{other}"
-    yield "bf16", "computed by the CPU" if has_bf16(TRAINING_DEVICE) else "not in hardware: fp32 is used"
+    gpu = f"; {torch.cuda.get_device_name(0)} is used for dense retrieval only" if torch.cuda.is_available() else ""
+    yield "device", f"CPU{gpu}"
+    yield "bf16", "supported by the CPU" if has_bf16(TRAINING_DEVICE) else "not supported by the CPU: fp32 is used"
     store = default_store()
     existing = next(path for path in (store, *store.parents) if path.exists())
     yield "store", f"{store} ({shutil.disk_usage(existing).free / 1e9:.0f} GB free)"
@@ -187,11 +186,11 @@ def machine_facts() -> Iterator[tuple[str, str]]:
         yield name, importlib.metadata.version(name)
     for name, use in EXTRAS.items():
         if importlib.util.find_spec(name) is None:
-            yield name, f"missing; it gives {use}"
+            yield name, f"not installed; needed for {use}"
 
 
 def memory() -> str:
-    """Total and available memory, read from /proc/meminfo where there is one."""
+    """Return total and available memory from /proc/meminfo as text; "unknown" where the file does not exist."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     except OSError:

@@ -1,9 +1,13 @@
-"""An experiment from the question to its table: runs what is missing, and after every run writes what is known so far.
+"""Run an experiment: every cell of a grid that is not finished, one after the other or in parallel processes.
 
-OUT/table.md, scores.svg, results.json       the answer
-OUT/runs/<labels>/<arm>/<seed>/              a run each, as `cramlm fit` leaves it
-OUT/shared/                                  stages that runs have in common
-OUT/draws/                                   training files of fewer labels
+OUT/table.md, scores.svg, results.json       results, written again after every run
+OUT/runs/<labels>/<arm>/<seed>/              the run of a cell, as `cramlm fit` writes it
+OUT/shared/                                  stages that several runs use
+OUT/subsamples/                              training files with fewer rows
+
+Linear models, selection, tokenizer, token embeddings and soft labels come from one pool (`artifacts.pooled`). A stage with equal inputs is
+made once, and its time is added to every run that uses it, so that equal budgets stay equal. Corpora and indexes are read before the first
+run starts.
 """
 
 from __future__ import annotations
@@ -19,8 +23,19 @@ from cramlm.config.retriever import Bm25Config, members_of
 from cramlm.config.run import load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import CramError, Stopped
-from cramlm.experiments.grid import Cell, Question, cells_of
-from cramlm.experiments.results import CellResult, Pair, Row, draw, markdown, pairs_of, read_results, rows_of, spending, totals_of
+from cramlm.experiments.grid import Cell, Grid, cells_of
+from cramlm.experiments.results import (
+    CellResult,
+    Pair,
+    Row,
+    markdown,
+    measure_usage,
+    pairs_of,
+    read_results,
+    rows_of,
+    scores_plot,
+    totals_of,
+)
 from cramlm.io.executors import available_cores, run_tasks
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
@@ -32,9 +47,9 @@ TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What came out. failed: reasons by the name of the run."""
+    """The results of a grid. failed: error message by the name of the cell."""
 
-    question: Question
+    grid: Grid
     results: tuple[CellResult, ...]
     rows: tuple[Row, ...]
     pairs: tuple[Pair, ...]
@@ -43,13 +58,13 @@ class Experiment:
 
     @property
     def table(self) -> str:
-        """As Markdown."""
+        """The table in Markdown."""
         return markdown(self.rows, self.pairs, self.totals, self.failed)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "question": self.question.as_dict(),
+            "grid": self.grid.as_dict(),
             "rows": [asdict(row) for row in self.rows],
             "pairs": [asdict(pair) for pair in self.pairs],
             "totals": dict(self.totals),
@@ -59,7 +74,7 @@ class Experiment:
 
 
 def compare(
-    question: Question,
+    grid: Grid,
     *,
     out: str | Path,
     store: str | Path | None = None,
@@ -69,39 +84,44 @@ def compare(
     emit: Emit = silent,
     stop: Callable[[], int | None] = lambda: None,
 ) -> Experiment:
-    """Run every cell that is not done, `jobs` at a time with their share of the cores, and write table, plot and JSON to `out`.
+    """Run every cell that is not finished, `jobs` in parallel with an equal share of the cores; write table, plot and JSON to `out`.
 
-    A run that fails is told in the table, the others go on. overwrite: replace runs on another task in `out`.
+    A failed run is listed in the table and does not stop the others. overwrite: replace runs on another task in `out`.
 
     Raises:
-        UsageError, DataError: if an arm cannot be run on this data, or `out` holds another task's runs; nothing is run then. Stopped: if
-            `stop` asked for it.
-        LockedError: if another process runs this experiment.
+        UsageError, DataError: before any run, if an arm does not fit the data, or `out` holds runs on another task.
+        Stopped: if `stop` returns an exit code; the same call continues. LockedError: if another process runs this experiment.
     """
     folder = Path(out)
     if (threads := threads_of(jobs)) is not None:
-        question = replace(question, settings=(f"threads={threads}", *question.settings))
+        grid = replace(grid, settings=(f"threads={threads}", *grid.settings))
     with lock(folder / "experiment"):
-        cells = cells_of(question, folder)
-        means: dict[str, Any] = {"out": folder, "store": Path(store or default_store()), "jobs": jobs, "overwrite": overwrite}
+        cells = cells_of(grid, folder)
         finished, failed = run_cells(
-            cells, done=lambda cells: _write(_read(question, cells, {}, paired=False), folder, title), emit=emit, stop=stop, **means
+            cells,
+            out=folder,
+            store=Path(store or default_store()),
+            jobs=jobs,
+            overwrite=overwrite,
+            emit=emit,
+            stop=stop,
+            after_each=lambda cells: _write(_read(grid, cells, {}, paired=False), folder, title),
         )
-        experiment = _read(question, finished, failed)
+        experiment = _read(grid, finished, failed)
         _write(experiment, folder, title)
     return experiment
 
 
-def _read(question: Question, cells: Sequence[Cell], failed: Mapping[str, str], *, paired: bool = True) -> Experiment:
+def _read(grid: Grid, cells: Sequence[Cell], failed: Mapping[str, str], *, paired: bool = True) -> Experiment:
     results = read_results(cells)
-    pairs = pairs_of(results) if paired else []  # seconds, with many arms and rows: at the end only
-    return Experiment(question, tuple(results), tuple(rows_of(results)), tuple(pairs), totals_of(results), failed)
+    pairs = pairs_of(results) if paired else []  # takes seconds with many arms and rows
+    return Experiment(grid, tuple(results), tuple(rows_of(results)), tuple(pairs), totals_of(results), failed)
 
 
 def _write(experiment: Experiment, folder: Path, title: str) -> None:
     publish_file(folder / TABLE, experiment.table.encode())
     publish_file(folder / RESULTS, (json.dumps(experiment.as_dict(), ensure_ascii=False, indent=1) + "\n").encode())
-    if plot := draw(experiment.rows, title=title or folder.name):
+    if plot := scores_plot(experiment.rows, title=title or folder.name):
         publish_file(folder / PLOT, plot.encode())
 
 
@@ -118,21 +138,22 @@ def run_cells(
     overwrite: bool,
     emit: Emit,
     stop: Callable[[], int | None],
-    done: Callable[[Sequence[Cell]], None],
+    after_each: Callable[[Sequence[Cell]], None],
 ) -> tuple[list[Cell], dict[str, str]]:
-    """Run what is not done; `done` is called after each with the cells that are. Returns these, and why others failed, by name: a failure
-    does not keep the rest from being run.
+    """Run the unfinished cells; return the finished cells, and the error messages of failed ones by name.
+
+    after_each: called after each run with the finished cells.
 
     Raises:
-        UsageError: if a folder holds a run on another task, unless `overwrite`; nothing is run then. Stopped: if `stop` asked for it; the
-        same call goes on from there.
+        UsageError: before any run, if a folder holds a run on another task and `overwrite` is False. Stopped: if `stop` returns an exit
+        code; the same call continues.
     """
-    reasons = _check(cells, store, overwrite=overwrite, emit=emit, stop=stop)
+    reasons = _unfinished(cells, store, overwrite=overwrite, emit=emit, stop=stop)
     waiting = [cell for cell in cells if reasons[cell.name] is not None]
-    emit(Event("note", "experiment", f"{len(cells)} runs, {len(cells) - len(waiting)} of them done"))
+    emit(Event("note", "experiment", f"{len(cells)} runs, {len(cells) - len(waiting)} finished"))
     for cell in waiting:
         if (record := read_record(cell.folder)) is not None and record.finished:
-            emit(Event("note", "experiment", f"{cell.name} runs again: {reasons[cell.name]}"))
+            emit(Event("note", "experiment", f"{cell.name}: runs again, because {reasons[cell.name]}"))
     if waiting:
         _read_corpora(waiting, store, emit)
     tasks = [_task(cell, out, store, overwrite) for cell in waiting]
@@ -143,7 +164,7 @@ def run_cells(
         if failure is not None:
             failed[cell.name] = failure
             emit(Event("warning", "experiment", f"{cell.name}: {failure}"))
-        done(finished())
+        after_each(finished())
 
     def finished() -> list[Cell]:
         return [cell for cell in cells if reasons[cell.name] is None]
@@ -155,21 +176,21 @@ def run_cells(
     else:
         began = time.monotonic()
 
-        def tell(number: int, event: Event) -> None:
+        def report(number: int, event: Event) -> None:
             if event.kind == "done" and event.stage == "evaluation":
                 minutes = (time.monotonic() - began) / 60
-                emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} (after {minutes:.1f} minutes in all)"))
+                emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} ({minutes:.1f} minutes since the start)"))
 
-        for cell, failure in zip(waiting, run_tasks(_RUN, tasks, workers=jobs, tell=tell), strict=True):
+        for cell, failure in zip(waiting, run_tasks(_RUN, tasks, workers=jobs, tell=report), strict=True):
             finish(cell, failure)
     return finished(), failed
 
 
 def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None] | None = None) -> str | None:
-    """One run; why it failed, or None. Plain JSON in and out, so that it can be another process's.
+    """Run a cell; return the error message if it failed. `task` and the result are plain JSON values for another process.
 
     Raises:
-        Stopped: if `stop` asked for it.
+        Stopped: if `stop` returns an exit code.
     """
     from cramlm.pipeline.run import run
     from cramlm.training.loop import never
@@ -177,11 +198,11 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     folder = Path(task["folder"])
     try:
         config = load_config(task["config"])
-        with spending(folder, config) as spent, pooled(Path(task["pool"]), POOLED):
+        with measure_usage(folder, config) as usage, pooled(Path(task["pool"]), POOLED):
             try:
                 run(config, out=folder, overwrite=task["overwrite"], store=task["store"], emit=emit, stop=stop or never)
             finally:
-                spent.borrowed_seconds += borrowed_seconds()
+                usage.borrowed_seconds += borrowed_seconds()
     except Stopped:
         raise
     except CramError as error:
@@ -189,14 +210,16 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     return None
 
 
-def _check(cells: Sequence[Cell], store: Path, *, overwrite: bool, emit: Emit, stop: Callable[[], int | None]) -> dict[str, str | None]:
-    """By the cell's name what its run has still to do (`pipeline.unfinished`), None if it is finished and every stage is up to date."""
+def _unfinished(
+    cells: Sequence[Cell], store: Path, *, overwrite: bool, emit: Emit, stop: Callable[[], int | None]
+) -> dict[str, str | None]:
+    """Return by the cell's name why its run is not finished (`pipeline.unfinished`), None if every stage is up to date."""
     reasons: dict[str, str | None] = {}
     for cell in cells:
         if not (cell.folder / RECORD).is_file():
-            reasons[cell.name] = "it has not begun"
+            reasons[cell.name] = "not started"
             continue
-        from cramlm.pipeline.run import unfinished  # loads torch, which an experiment of several processes has no other use for here
+        from cramlm.pipeline.run import unfinished  # imports torch, which this process needs for nothing else if `jobs` > 1
 
         if (code := stop()) is not None:
             raise Stopped("stopped; run the same command again to continue", exit_code=code)
@@ -206,24 +229,24 @@ def _check(cells: Sequence[Cell], store: Path, *, overwrite: bool, emit: Emit, s
 
 
 def _task(cell: Cell, out: Path, store: Path, overwrite: bool) -> dict[str, Any]:
-    places = {"folder": str(cell.folder), "pool": str(out / "shared"), "store": str(store)}
-    return {"config": cell.config.model_dump(mode="json"), "overwrite": overwrite, **places}
+    paths = {"folder": str(cell.folder), "pool": str(out / "shared"), "store": str(store)}
+    return {"config": cell.config.model_dump(mode="json"), "overwrite": overwrite, **paths}
 
 
 def threads_of(jobs: int) -> int | None:
-    """Cores for each of several runs at a time; None = as a run alone decides."""
+    """Return the number of threads of each of `jobs` parallel runs; None (the default of a run) for one."""
     return None if jobs == 1 else max(1, available_cores() // jobs)
 
 
 def _read_corpora(cells: Sequence[Cell], store: Path, emit: Emit) -> None:
-    """Corpora and indexes that the cells need, before any budget begins to run."""
-    wanted = {str(cell.config.corpus): cell.config.corpus for cell in cells if cell.config.corpus is not None}
-    searched = {
+    """Build the corpora and indexes of the cells, outside of the budgets of their runs."""
+    corpora = {str(cell.config.corpus): cell.config.corpus for cell in cells if cell.config.corpus is not None}
+    indexed = {
         str(cell.config.corpus)
         for cell in cells
         if cell.config.retriever is not None and any(isinstance(member, Bm25Config) for member in members_of(cell.config.retriever))
     }
-    for name, config in wanted.items():
+    for name, config in corpora.items():
         corpus = build_corpus(config, store, emit=emit)
-        if name in searched:
+        if name in indexed:
             build_index(corpus, store, emit=emit)

@@ -1,7 +1,7 @@
-"""What is compared: arms x numbers of labels x seeds, each cell a complete config in a folder of its own.
+"""The grid of an experiment: arms x numbers of labelled rows x seeds. Each cell is a complete config with its own folder.
 
-An arm is a recipe (`tlm`; `tlm@init` for one that also runs without, started from the checkpoint), a config file (`mine.toml`), or either
-of them with settings of its own. Everything else, the data, the budget and the draws of labels, is the same for all arms.
+An arm is a recipe (`tlm`; `tlm@init` starts from the checkpoint), a config file (`mine.toml`), or one of them with its own settings. Data,
+budget and subsamples of the training rows are the same for all arms.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from cramlm.storage.artifacts import hash_json, publish_file
 ALL = "all"
 ON_INIT = "@init"
 _NO_RETRIEVAL = "retriever.top_k=0"
+_SUBSAMPLE_STREAM = 0xD4A3
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A row of the table. source: a recipe or a config file; settings: what `--set` would say, for this arm alone."""
+    """A row of the table. source: recipe or config file. settings: overrides of this arm, in the form of `--set`."""
 
     name: str
     source: str
@@ -43,14 +44,14 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """A name that every file system takes, different for different arms."""
+        """Folder name, unique for every arm, of characters that every file system accepts."""
         plain = re.sub(r"[^\w.+=-]+", "-", self.name)
         return plain if plain == self.name else f"{plain}-{hash_json(self.name)[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Everything that is asked. labels: "all" or a count, of training rows. task: fields of `TaskConfig`. settings: for every arm."""
+class Grid:
+    """An experiment. labels: numbers of training rows, or "all". task: fields of `TaskConfig`. settings: overrides of every arm."""
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
@@ -71,7 +72,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the experiment."""
+    """A run of the experiment."""
 
     arm: Arm
     labels: str
@@ -86,49 +87,49 @@ class Cell:
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """A number means so many, from 1 on; numbers with commas are the seeds themselves, "7," is seed 7 alone.
+    """Return the seeds: "3" is 1, 2, 3; "7,11" is 7 and 11; "7," is seed 7.
 
     Raises:
-        UsageError: if it is neither.
+        UsageError: for any other text.
     """
-    given = text.replace(" ", "")
-    parts = given.removesuffix(",").split(",")
+    compact = text.replace(" ", "")
+    parts = compact.removesuffix(",").split(",")
     if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts) or parts == ["0"]:
-        raise UsageError(f'--seeds {text!r}: give how many, like 5, or which, like 7,11,13, or one, like "7,"')
-    return tuple(map(int, parts)) if "," in given else tuple(range(1, int(parts[0]) + 1))
+        raise UsageError(f'--seeds {text!r}: expected a number of seeds, like 5, or a list, like 7,11,13 (one seed: "7,")')
+    return tuple(map(int, parts)) if "," in compact else tuple(range(1, int(parts[0]) + 1))
 
 
 def read_counts(text: str) -> tuple[str, ...]:
-    """Numbers of labels, with commas.
+    """Return numbers of training rows, or "all", from a list with commas.
 
     Raises:
-        UsageError: if one is neither a number nor "all".
+        UsageError: for any other text.
     """
     parts = text.replace(" ", "").split(",")
     if not all(part == ALL or (part.isascii() and part.isdigit()) for part in parts) or len(set(parts)) < len(parts):
-        raise UsageError(f"--labels {text!r}: give numbers of training rows or all, like 100,500,all")
+        raise UsageError(f"--labels {text!r}: expected numbers of training rows or all, like 100,500,all")
     return tuple(parts)
 
 
 def arms_of(names: Sequence[str]) -> tuple[Arm, ...]:
-    """An arm for each recipe or config file.
+    """Return an arm for each recipe or config file.
 
     Raises:
-        UsageError: if one is named twice, or none.
+        UsageError: if a name is repeated, or there is none.
     """
     arms = tuple(Arm(Path(name).stem if name.endswith(".toml") else name, name) for name in names)
     if not arms or len({arm.name for arm in arms}) < len(arms):
-        raise UsageError(f"--recipes {','.join(names) or '(none)'}: name each once, like tlm,labels-only,random-retrieval")
+        raise UsageError(f"--recipes {','.join(names) or '(none)'}: expected different names, like tlm,labels-only,random-retrieval")
     return arms
 
 
 def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
-    """An arm for every value of a setting, like retriever.top_k=0,50,500; of several settings, for every combination of their values.
+    """Return an arm for every combination of the values of settings, like retriever.top_k=0,50,500.
 
-    `select.` means `retriever.`. top_k = 0 stands for no retrieved text at all.
+    The prefix `select.` is an alias of `retriever.`. top_k = 0 trains without retrieved text.
 
     Raises:
-        UsageError: if one is no KEY=VALUE,VALUE,...
+        UsageError: if an item is not of the form KEY=VALUE,VALUE,...
     """
     choices = []
     for each in over:
@@ -139,7 +140,7 @@ def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
         key = re.sub(r"^select\.", "retriever.", key.strip())
         choices.append([f"{key}={value}" for value in listed])
     if not choices:
-        raise UsageError("nothing to vary; pass --over KEY=VALUE,VALUE,..., like retriever.top_k=0,50,500")
+        raise UsageError("no setting to vary; pass --over KEY=VALUE,VALUE,..., like retriever.top_k=0,50,500")
     shown = [re.sub(r"^retriever\.", "", chosen[0].partition("=")[0]) for chosen in choices]
     arms = []
     for settings in itertools.product(*choices):
@@ -149,65 +150,65 @@ def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
 
 
 def default_folder(train: str, command: str) -> Path:
-    """Return runs/TASK-COMMAND: the experiments on a task share their runs, those on different tasks do not."""
+    """Return runs/TASK-COMMAND, so that experiments on the same task share their runs."""
     return RUNS / f"{name_of_task(train)}-{command}"
 
 
-def cells_of(question: Question, out: Path) -> list[Cell]:
-    """Every cell, seed by seed (so that early results compare all arms); draws of labels are written to `out`.
+def cells_of(grid: Grid, out: Path) -> list[Cell]:
+    """Return the cells, seed by seed, so that early results compare all arms; write subsamples of the training rows to `out`.
 
     Raises:
-        UsageError, DataError: if an arm cannot be run on this data; UsageError, if its texts do not have one label each.
+        UsageError, DataError: if an arm does not fit the data. UsageError: if the task is not a classification.
     """
-    for arm in question.arms:
-        kind = _config(question, arm, dict(question.task), question.seeds[0]).task.kind
+    for arm in grid.arms:
+        kind = _config(grid, arm, dict(grid.task), grid.seeds[0]).task.kind
         require_single_label(
-            kind, "an experiment of several runs", "run cramlm fit for each recipe and look at them with cramlm report RUN RUN"
+            kind, "an experiment of several runs", "run cramlm fit for each recipe and compare them with cramlm report RUN RUN"
         )
-    return list(_cells(question, out))
+    return list(_cells(grid, out))
 
 
-def _cells(question: Question, out: Path) -> Iterator[Cell]:
-    for seed in question.seeds:
-        for labels in question.labels:
-            task = dict(question.task)
+def _cells(grid: Grid, out: Path) -> Iterator[Cell]:
+    for seed in grid.seeds:
+        for labels in grid.labels:
+            task = dict(grid.task)
             if labels != ALL:
-                task["train"] = str(draw_labels(task, count=int(labels), seed=seed, folder=out / "draws"))
-            for arm in question.arms:
-                config = _config(question, arm, task, seed)
+                task["train"] = str(subsample(task, count=int(labels), seed=seed, folder=out / "subsamples"))
+            for arm in grid.arms:
+                config = _config(grid, arm, task, seed)
                 yield Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed))
 
 
-def _config(question: Question, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
-    settings = [each for each in (*question.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
-    common: dict[str, Any] = {"task": task, "budget": question.budget, "seed": seed, "preset": question.preset}
+def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
+    settings = [each for each in (*grid.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
+    common: dict[str, Any] = {"task": task, "budget": grid.budget, "seed": seed, "preset": grid.preset}
     is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
     reads = not is_file or "corpus" in read_toml(Path(arm.source))
-    common["corpus"] = list(question.corpus) if question.corpus and reads else None
+    common["corpus"] = list(grid.corpus) if grid.corpus and reads else None
     recipe = arm.source.removesuffix(ON_INIT)
-    if on_init and question.init is None:
-        raise UsageError(f"{arm.source}: there is no checkpoint to start from; pass --init FOLDER")
-    if question.init is not None and (on_init or _needs_checkpoint(recipe)):
-        common["init"] = question.init
+    if on_init and grid.init is None:
+        raise UsageError(f"{arm.source}: no checkpoint to start from; pass --init FOLDER")
+    if grid.init is not None and (on_init or _needs_checkpoint(recipe)):
+        common["init"] = grid.init
     config = resolve_run(None if is_file else recipe, Path(arm.source) if is_file else None, settings, **common)
-    if len(settings) < len(question.settings) + len(arm.settings):
+    if len(settings) < len(grid.settings) + len(arm.settings):
         config = _without_retrieval(config)
     return load_config(config.model_dump(mode="json") | {"name": arm.name}, origin=arm.source)
 
 
 def _needs_checkpoint(recipe: str) -> bool:
-    """Whether it starts from nothing else; the others run from scratch unless told otherwise."""
+    """Return True if the recipe can only start from a checkpoint."""
     return getattr(RECIPES.get(recipe.partition(":")[0]), "start", "either") == "pretrained"
 
 
 def _without_retrieval(config: RunConfig) -> RunConfig:
-    """The same phases on the task's text alone."""
+    """Return the config with the same phases on the task text only."""
     changed = {"corpus": None, "retriever": None, "phases": tuple(map(on_task_text, config.phases))}
     return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=_NO_RETRIEVAL)
 
 
 def _split_values(values: str) -> list[str]:
-    """At commas that are not inside brackets or quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quoted = [""], 0, ""
     for character in values:
         if quoted:
@@ -222,25 +223,22 @@ def _split_values(values: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-_DRAW_STREAM = 0xD4A3
+def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> Path:
+    """Write a stratified sample of about `count` rows of `task["train"]` to `folder`, with the same column names; return the file.
 
-
-def draw_labels(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> Path:
-    """A file of about `count` rows of `task["train"]`, under the same column names; at least one row of every label.
-
-    Of one seed, a smaller draw is part of a larger one.
+    Every label has at least one row. With equal seeds, a smaller sample is a subset of a larger one.
 
     Raises:
-        UsageError: if there are not so many rows, or fewer asked for than labels. DataError: a bad row.
+        UsageError: if `count` is smaller than the number of labels or larger than the number of rows. DataError: for a bad row.
     """
     columns = {name: task.get(f"{name}_column") or default for name, default in (("text", "text"), ("label", "label"))}
     pair = task.get("text_pair_column")
     row_format = RowFormat(columns["text"], columns["label"], pair)
     examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
     rows = []
-    for example in _drawn(examples, count, seed, str(task["train"])):
-        halves = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
-        rows.append(json.dumps({**halves, columns["label"]: example.label}, ensure_ascii=False) + "\n")
+    for example in _sample(examples, count, seed, str(task["train"])):
+        texts = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
+        rows.append(json.dumps({**texts, columns["label"]: example.label}, ensure_ascii=False) + "\n")
     content = "".join(rows)
     target = folder / f"train-{count}-{seed}-{hash_json(content)[:8]}.jsonl"
     if not target.is_file():
@@ -248,17 +246,17 @@ def draw_labels(task: Mapping[str, Any], *, count: int, seed: int, folder: Path)
     return target
 
 
-def _drawn(examples: list[Example], count: int, seed: int, origin: str) -> list[Example]:
+def _sample(examples: list[Example], count: int, seed: int, origin: str) -> list[Example]:
     by_label: dict[str, list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
         by_label[str(example.label)].append(index)
     if not len(by_label) <= count <= len(examples):
         raise UsageError(
-            f"--labels {count}: {origin} has {len(examples):,} rows of {len(by_label)} labels; ask for a number between, or all"
+            f"--labels {count}: {origin} has {len(examples):,} rows of {len(by_label)} labels; expected a number between, or all"
         )
-    generator = np.random.Generator(np.random.Philox(key=[seed, _DRAW_STREAM]))
-    chosen: list[int] = []
+    generator = np.random.Generator(np.random.Philox(key=[seed, _SUBSAMPLE_STREAM]))
+    sampled: list[int] = []
     for label in sorted(by_label):
         share = max(1, round(count * len(by_label[label]) / len(examples)))
-        chosen += generator.permutation(by_label[label])[:share].tolist()
-    return [examples[index] for index in sorted(chosen)]
+        sampled += generator.permutation(by_label[label])[:share].tolist()
+    return [examples[index] for index in sorted(sampled)]

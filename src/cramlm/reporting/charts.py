@@ -1,8 +1,7 @@
-"""Plots as SVG: of a report, of `compare` and of attention heads. Plain data in, markup out; plot.css is their only style.
+"""SVG plots of the report, of `compare` and of attention heads; plot.css is their style.
 
-Every plot has a title and a description that says in words what it shows, for readers who do not see it. Those of a report are 380 units
-wide, so that their letters are as large as the page's on a phone. Two hues that red-green blindness keeps apart carry all meaning, with
-different dashes and marks; lines are named at their ends instead of in a legend.
+Every plot has a title and a description for screen readers. Plots of the report are 380 units wide, so that their text has the size of the
+page's text on a phone. Series differ in color (safe for red-green color blindness) and in dashes; lines are labelled at their ends.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cramlm.reporting.excerpts import clean
 
 WIDTH = 380
 _TOP, _BOTTOM, _LEFT, _RIGHT = 10, 34, 42, 76
-_LONGEST_NAME = 44
+_NAME_CHARACTERS = 44
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 Format: TypeAlias = Callable[[float], str]
@@ -30,7 +29,7 @@ Points: TypeAlias = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named line. style: one or two. mark: (x, y, words) of a point that gets a label."""
+    """A named line. style: color and dashes. mark: (x, y, label) of a labelled point."""
 
     name: str
     points: Points
@@ -51,7 +50,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Values of one method over seeds. values: (value, tooltip). figure: mean and deviation as text. reference: drawn as a dashed line."""
+    """Values of a method over seeds. values: (value, tooltip). figure: mean and deviation as text. reference: dashed line at the mean."""
 
     name: str
     values: Sequence[tuple[float, str]]
@@ -63,7 +62,7 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A panel of bars. rows: for each row the (share of 1, tooltip) of every series."""
+    """A panel of bars. rows: for each row the (share, tooltip) of every series."""
 
     name: str
     summary: str
@@ -84,7 +83,7 @@ class Scale:
 
 
 class Plot:
-    """An SVG under construction: marks, text, axes."""
+    """An SVG image to which text, lines, shapes and axes are added."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
@@ -125,14 +124,14 @@ class Plot:
         self._add("text", "axis", text_anchor="middle", transform=f"translate(10 {y:g}) rotate(-90)").text = clean(words)
 
     def figure(self, title: str, description: str) -> Markup:
-        """A captioned figure for an HTML page that has plot.css."""
+        """Return a figure with a caption for an HTML page that includes plot.css."""
         figure = ElementTree.Element("figure", {"class": "chart"})
         ElementTree.SubElement(figure, "figcaption", {"aria-hidden": "true"}).text = clean(title)
         figure.append(self._svg(title, description))
         return Markup(ElementTree.tostring(figure, encoding="unicode", short_empty_elements=False))
 
     def file(self, title: str, description: str) -> str:
-        """The content of an SVG file, with its style."""
+        """Return the content of an SVG file including its style."""
         svg = self._svg(title, description)
         svg.set("xmlns", "http://www.w3.org/2000/svg")
         style = ElementTree.Element("style")
@@ -161,12 +160,12 @@ class Plot:
 
 
 def stylesheet() -> str:
-    """The content of plot.css."""
+    """Return the content of plot.css."""
     return resources.files("cramlm.reporting").joinpath("plot.css").read_text("utf-8")
 
 
 def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format, height: int = 210) -> Markup:
-    """Lines over a common x from 0; y spans the data."""
+    """Plot lines over a common x axis from 0; the y axis spans the data."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     y_ticks = ticks(min(ys), max(ys), 4)
@@ -197,7 +196,7 @@ def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: s
 
 
 def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, percent: bool = True) -> Markup:
-    """One row for each estimate, in percent if it is a share: a dot, its interval, its name above and its figure at the right."""
+    """Plot a row per estimate: a dot with its interval, the name above, the value at the right; in percent if `percent`."""
     top, step = 8, 34
     bottom = top + step * len(rows)
     lows, highs = [row.low for row in rows], [row.high for row in rows]
@@ -205,10 +204,10 @@ def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, pe
     x_of = Scale(min(x_ticks[0], *lows), max(x_ticks[-1], *highs), 12, WIDTH - 58)
     plot = Plot(WIDTH, bottom + 26)
     plot.x_axis(x_ticks, x_of, lambda tick: f"{100 * tick:.4g}" if percent else f"{tick:g}", bottom=bottom, grid_from=top)
-    for place, row in enumerate(rows):
-        y, style = top + step * place + 24, "one" if row.emphasised else "other"
+    for index, row in enumerate(rows):
+        y, style = top + step * index + 24, "one" if row.emphasised else "other"
         weight = "label strong" if row.emphasised else "label"
-        plot.text(12, y - 9, _brief(row.name, _LONGEST_NAME), "start", weight)
+        plot.text(12, y - 9, _brief(row.name, _NAME_CHARACTERS), "start", weight)
         plot.line(f"interval {style}", (x_of(row.low), x_of(row.high)), (y, y))
         plot.circle(f"dot {style}", x_of(row.value), y, 4.5)
         plot.text(WIDTH - 4, y + 4, f"{100 * row.value:.1f}" if percent else f"{row.value:.3f}", "end", weight)
@@ -218,9 +217,9 @@ def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, pe
 def histogram(
     title: str, description: str, edges: Sequence[float], counts: Sequence[int], *, x_name: str, x_format: Format, centred: bool = False
 ) -> Markup:
-    """Bars of equal width between `edges` (one more than counts), each with its figures as tooltip.
+    """Plot bars of equal width between `edges` (one more than counts), with tooltips.
 
-    centred: a bar stands for one whole number, its left edge, which is written under its middle.
+    centred: each bar is one integer, its left edge, and its tick label is below its center.
     """
     height, right = 170, WIDTH - 12
     bottom = height - _BOTTOM
@@ -229,19 +228,19 @@ def histogram(
     x_of = Scale(0, len(counts), _LEFT, right)
     plot = Plot(WIDTH, height)
     plot.y_axis(y_ticks, y_of, _count, left=_LEFT, right=right)
-    for place, number in enumerate(counts):
+    for index, number in enumerate(counts):
         if number:
-            span = x_format(edges[place]) + ("" if centred else f" to {x_format(edges[place + 1])}")
-            left = x_of(place) + 0.75
-            plot.box("fill one", (left, max(x_of(place + 1) - 0.75, left + 1)), (y_of(number), bottom), f"{span}: {number:,}")
-    for place in range(0, len(counts) if centred else len(edges), max(1, len(counts) // 4)):
-        plot.text(x_of(place + 0.5 * centred), bottom + 16, x_format(edges[place]), "middle", "tick")
+            span = x_format(edges[index]) + ("" if centred else f" to {x_format(edges[index + 1])}")
+            left = x_of(index) + 0.75
+            plot.box("fill one", (left, max(x_of(index + 1) - 0.75, left + 1)), (y_of(number), bottom), f"{span}: {number:,}")
+    for index in range(0, len(counts) if centred else len(edges), max(1, len(counts) // 4)):
+        plot.text(x_of(index + 0.5 * centred), bottom + 16, x_format(edges[index]), "middle", "tick")
     plot.x_name(x_name, x_of)
     return plot.figure(title, description)
 
 
 def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, float, int]]) -> Markup:
-    """(mean confidence, accuracy, rows) of each bin that holds rows, over the diagonal of perfect calibration; a dot's area is its rows."""
+    """Plot (mean confidence, accuracy, rows) of each bin with rows, and the diagonal of perfect calibration; the area is the rows."""
     height, left, right = 300, 58, WIDTH - 24
     x_of, y_of = Scale(0, 1, left, right), Scale(0, 1, height - _BOTTOM, _TOP)
     marks = [0, 0.25, 0.5, 0.75, 1]
@@ -249,23 +248,23 @@ def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, 
     plot.y_axis(marks, y_of, _percent, left=left, right=right)
     plot.x_axis(marks, x_of, _percent, bottom=height - _BOTTOM)
     plot.line("diagonal", (x_of(0), x_of(1)), (y_of(0), y_of(1)))
-    plot.text(x_of(0.02), y_of(0.93), "right more often than it says", "start", "label faint")
-    plot.text(x_of(0.98), y_of(0.05), "right less often than it says", "end", "label faint")
+    plot.text(x_of(0.02), y_of(0.93), "underconfident", "start", "label faint")
+    plot.text(x_of(0.98), y_of(0.05), "overconfident", "end", "label faint")
     most = max(rows for _, _, rows in bins)
     for confidence, accuracy, rows in bins:
         x, y = x_of(confidence), y_of(accuracy)
         plot.line("gap one", (x, x), (y, y_of(confidence)))
-        tip = f"{rows:,} rows: {100 * confidence:.0f} % sure, {100 * accuracy:.0f} % right"
+        tip = f"{rows:,} rows: confidence {100 * confidence:.0f} %, accuracy {100 * accuracy:.0f} %"
         plot.circle("bubble one", x, y, 2.5 + 8 * math.sqrt(rows / most), tip)
-    plot.x_name("how sure the model is", x_of)
-    plot.y_name("how often it is right", height / 2 - 12)
+    plot.x_name("confidence", x_of)
+    plot.y_name("accuracy", height / 2 - 12)
     return plot.figure(title, description)
 
 
 def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequence[Seeds]]], *, x_name: str) -> str:
-    """An SVG file: for each group, named unless it is "", a row per method with a dot per seed, the mean and the standard deviation.
+    """Return an SVG file with a row per method: a dot per seed, mean and standard deviation; groups have a heading unless it is "".
 
-    A reference is also a dashed line through its group.
+    The mean of a reference is a dashed line through its group.
     """
     width, step, top, name_width, figure_width = 720, 30, 34, 220, 104
     values = [value for _, rows in groups for row in rows for value, _ in row.values]
@@ -291,7 +290,7 @@ def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequen
 
 
 def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: tuple[str, str], row_names: Sequence[str]) -> str:
-    """An SVG file: panels side by side over common rows, in each row a bar for either of two series."""
+    """Return an SVG file with panels side by side over common rows; each row has a bar for each of two series."""
     panel_width, left, step, top = 300, 70, 26, 64
     bottom = top + step * len(row_names)
     plot = Plot(left + panel_width * len(panels) + 10, bottom + 34)
@@ -299,12 +298,12 @@ def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: 
     for x, hue, name in zip((190, 290), ("one", "two"), series, strict=True):
         plot.box(f"fill {hue}", (x, x + 12), (10, 22))
         plot.text(x + 18, 20, name, "start", "label")
-    for place, name in enumerate(row_names):
-        plot.text(left - 10, top + step * place + 17, name, "end", "axis")
-    for place, panel in enumerate(panels):
-        start = left + panel_width * place
+    for index, name in enumerate(row_names):
+        plot.text(left - 10, top + step * index + 17, name, "end", "axis")
+    for index, panel in enumerate(panels):
+        start = left + panel_width * index
         x_of = Scale(0, 1, start, start + panel_width - 50)
-        plot.text(start, 42, _brief(panel.name, _LONGEST_NAME), "start", "label")
+        plot.text(start, 42, _brief(panel.name, _NAME_CHARACTERS), "start", "label")
         plot.text(start, 57, panel.summary, "start", "axis")
         plot.x_axis([0, 0.5, 1], x_of, _percent, bottom=bottom, grid_from=top)
         for row, bars in enumerate(panel.rows):
@@ -314,15 +313,15 @@ def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: 
     return plot.file(title, description)
 
 
-def ticks(low: float, high: float, wanted: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from at or below `low` to at or above `high`."""
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return ticks from at or below `low` to at or above `high`, with a step of 1, 2 or 5 times a power of ten; about `count`."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
-    raw = (high - low) / wanted
+    raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(place * step, 12) for place in range(first, last + 1)]
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def _seeds(plot: Plot, row: Seeds, y: float, x_of: Scale) -> None:
@@ -338,7 +337,7 @@ def _seeds(plot: Plot, row: Seeds, y: float, x_of: Scale) -> None:
 
 
 def _apart(ends: list[tuple[float, Line]], gap: float, *, top: float, bottom: float) -> list[tuple[float, Line]]:
-    """The same, from top to bottom, moved so that labels lie at least `gap` apart."""
+    """Return the labels from top to bottom, moved so that they are at least `gap` apart."""
     placed: list[tuple[float, Line]] = []
     for y, line in sorted(ends, key=lambda end: end[0]):
         placed.append((max(y, top if not placed else placed[-1][0] + gap), line))

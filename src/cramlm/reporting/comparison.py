@@ -1,4 +1,4 @@
-"""Several runs side by side as plain data: scores with intervals, who is right where the other is not, costs, settings that differ."""
+"""Several runs side by side as plain data: scores with intervals, sign tests, costs, settings that differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SPLITS = ("test", "dev")
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """Rows that one of two models gets right and the other wrong, and the p of a sign test."""
+class SignTest:
+    """Numbers of rows that only one of two models predicts correctly, and the p of a two-sided sign test."""
 
     only_this: int
     only_first: int
@@ -30,17 +30,17 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class RunScores:
-    """own: the scores of the run's model by split. recommended: the model that the run's verdict recommends. against: the first run."""
+    """own: scores of the run's model by split. recommended: by the verdict of the run. against: the first run."""
 
     name: str
     own: Json
     recommended: str
-    against: Against | None
+    against: SignTest | None
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """main, second: metrics. first: the name of the run that the others are compared with, on `split`."""
+class ComparedScores:
+    """main, second: metrics. first: name of the run that the others are compared with on `split`."""
 
     split: str
     main: str
@@ -51,8 +51,8 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
-    """Scores of each label on `split`, by run. first: those of the first run."""
+class ScoresByLabel:
+    """Scores of each label on `split` by run. first: those of the first run."""
 
     split: str
     runs: Mapping[str, Json]
@@ -60,8 +60,8 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What a run took. parameters: None if it is not finished."""
+class RunCost:
+    """Size, data and time of a run. parameters: None if it is not finished."""
 
     parameters: int | None
     passages: int
@@ -72,25 +72,25 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """runs: names. foreign: True if they are not of the same task data. scores, labels: None where there is nothing to show.
+    """runs: names. foreign: True if the runs use different task data. scores, labels: None if there is nothing to show.
 
-    settings: the value in each run of every setting that differs, None where the run has no such setting.
+    settings: for every setting that differs its value in each run, None if a run does not have it.
     """
 
     runs: Sequence[str]
     foreign: bool
     unfinished: Sequence[str]
-    scores: Scores | None
-    labels: Labels | None
-    costs: Mapping[str, Cost]
+    scores: ComparedScores | None
+    labels: ScoresByLabel | None
+    costs: Mapping[str, RunCost]
     settings: Mapping[str, Sequence[str | None]]
 
 
 def compare_runs(paths: Sequence[Path]) -> Comparison:
-    """Read the runs at `paths`; the first is the one that the others are compared with.
+    """Read the runs at `paths` and compare them with the first one.
 
     Raises:
-        ArtifactError: if one is no run, is damaged, or was written by another version. UsageError: if they are of several kinds of task.
+        ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
     """
     runs = dict(zip(_names(paths), map(read_run, paths), strict=True))
     scored = {name: run for name, run in runs.items() if run.own_scores}
@@ -107,38 +107,38 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Two-sided probability of a split at least as uneven as one : other, if either were as likely."""
+    """Return the two-sided p of a sign test: the probability of a split at least as uneven as one : other."""
     from scipy.stats import binomtest
 
     return float(binomtest(one, one + other).pvalue) if one + other else 1.0
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Names of folders, as short as tells them apart."""
+    """Return folder names, or full paths if the names are not unique."""
     short = [path.resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
 def _kind_of(runs: Mapping[str, RunRecord]) -> TaskKind:
-    """Raises UsageError if there are several."""
+    """Return the kind of task of all runs; raise UsageError if there are several."""
     kinds = {run.config.task.kind for run in runs.values()}
     if len(kinds) > 1:
-        raise UsageError(f"these runs are of several kinds of task ({', '.join(sorted(kinds))}); make a page of each kind")
+        raise UsageError(f"these runs have different kinds of task ({', '.join(sorted(kinds))}); write a report for each kind")
     return kinds.pop()
 
 
 def _split_of(runs: Mapping[str, RunRecord]) -> str:
-    """test if every run has it, else dev."""
+    """Return test if every run has it, else dev."""
     return next((split for split in _SPLITS if all(split in run.own_scores for run in runs.values())), "dev")
 
 
-def _scores(runs: Mapping[str, RunRecord]) -> Scores:
+def _scores(runs: Mapping[str, RunRecord]) -> ComparedScores:
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
     estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
     estimates += [_estimate(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
     first_name, first = next(iter(runs.items()))
-    return Scores(
+    return ComparedScores(
         split=split,
         main=main,
         second=second,
@@ -158,8 +158,8 @@ def _estimate(name: str, scores: Json, metric: str, *, emphasised: bool) -> Esti
 
 
 def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]:
-    """Each linear model that is not a run of its own here, from the first run of each task that has it."""
-    found: dict[str, Json] = {}
+    """Return the scores of each linear model that is not a run itself, from the first run of each task that fitted it."""
+    scores: dict[str, Json] = {}
     seen: set[tuple[str, str]] = {(run.config.model, str(task_used(run.stages))) for run in runs.values()}
     several = len({task for _, task in seen}) > 1
     for name, run in runs.items():
@@ -167,32 +167,32 @@ def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]
         for model in LINEAR_STAGES:
             if (model, task) not in seen and split in run.others.get(model, {}):
                 seen.add((model, task))
-                found[f"{model} (task of {name})" if several else f"{model} (fitted beside {name})"] = run.others[model][split]
-    return found
+                scores[f"{model} (task of {name})" if several else f"{model} (fitted in {name})"] = run.others[model][split]
+    return scores
 
 
-def _against(run: RunRecord, first: RunRecord, split: str) -> Against | None:
-    """None for the first run itself, for another task, and for numbers, of which none is right to the last digit."""
+def _against(run: RunRecord, first: RunRecord, split: str) -> SignTest | None:
+    """Return None for the first run itself, another task, and a regression."""
     if run is first or task_used(run.stages) != task_used(first.stages) or run.config.task.kind == "regression":
         return None
-    right = [[line["predicted"] == line["label"] for line in each.predictions[split]] for each in (run, first)]
-    mine = sum(a and not b for a, b in zip(*right, strict=True))
-    theirs = sum(b and not a for a, b in zip(*right, strict=True))
-    return Against(mine, theirs, sign_test(mine, theirs))
+    correct = [[line["predicted"] == line["label"] for line in each.predictions[split]] for each in (run, first)]
+    only_this = sum(a and not b for a, b in zip(*correct, strict=True))
+    only_first = sum(b and not a for a, b in zip(*correct, strict=True))
+    return SignTest(only_this, only_first, sign_test(only_this, only_first))
 
 
-def _labels(runs: Mapping[str, RunRecord]) -> Labels | None:
+def _labels(runs: Mapping[str, RunRecord]) -> ScoresByLabel | None:
     if len(runs) < 2 or _kind_of(runs) == "regression":
         return None
     if len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1:
         return None
     split = _split_of(runs)
     per_class = {name: run.own_scores[split]["per_class"] for name, run in runs.items()}
-    return Labels(split, per_class, next(iter(per_class.values())))
+    return ScoresByLabel(split, per_class, next(iter(per_class.values())))
 
 
-def _cost(run: RunRecord) -> Cost:
-    return Cost(
+def _cost(run: RunRecord) -> RunCost:
+    return RunCost(
         parameters=(run.provenance or {}).get("parameters"),
         passages=0 if run.selection is None else run.selection["documents"]["selected"],
         tokens=sum(report["tokens"] for report in run.phases.values()),
@@ -209,9 +209,9 @@ def _settings(runs: Mapping[str, RunRecord]) -> dict[str, Sequence[str | None]]:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """'phases[joint].steps' -> its value as text."""
+    """Return values as text by dotted name, like 'phases[joint].steps'."""
     if isinstance(value, dict):
         return {key: text for inner, each in value.items() for key, text in _flat(each, f"{name}.{inner}".lstrip(".")).items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return {key: text for place, each in enumerate(value) for key, text in _flat(each, f"{name}[{each.get('name', place)}]").items()}
+        return {key: text for number, each in enumerate(value) for key, text in _flat(each, f"{name}[{each.get('name', number)}]").items()}
     return {name: "unset" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)}

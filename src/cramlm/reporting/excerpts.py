@@ -1,7 +1,7 @@
-"""Text from data made fit for a page: cleaned, on one line, or cut to the part that matters.
+"""Text from data for an HTML page: cleaned, shortened to one line, or shortened to an excerpt with marked words.
 
-Characters that HTML cannot hold are shown as the pictures Unicode has for them. Of a long text a part is shown and the rest opens on
-demand, up to `MOST_CHARACTERS`. Escaping is done by the templates.
+Characters that HTML forbids are replaced by Unicode's control pictures. An excerpt has two folded parts, `MAX_CHARACTERS` in all. The
+templates escape the text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cramlm.text.words import word_pattern
 
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
-MOST_CHARACTERS = 6000
-_LEAD = 60  # characters shown before the first mark
+MAX_CHARACTERS = 6000
+_LEAD = 60  # characters shown before the first marked word
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROL |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], 0xFFFD)
@@ -24,7 +24,7 @@ _CONTROL |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """A short text on one line. whole: the text if `shown` is not all of it, else empty."""
+    """A short text on one line. whole: the complete text if `shown` is shortened, else empty."""
 
     shown: str
     whole: str
@@ -32,7 +32,7 @@ class Brief:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an excerpt, marked or not."""
+    """A part of an excerpt; a marked part is a word."""
 
     text: str
     marked: bool
@@ -40,9 +40,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A text in three parts, of which the middle is shown at once.
+    """A text in three parts; the first and the last are folded.
 
-    characters_before, characters_after: lengths of the folded parts; 0 where there is none. left_out: characters that are not in any part.
+    characters_before, characters_after: lengths of the folded parts. left_out: number of characters that are in no part.
     """
 
     before: Sequence[Piece]
@@ -54,20 +54,20 @@ class Excerpt:
 
 
 def clean(text: str) -> str:
-    """Replace what HTML forbids: control characters by their pictures, lone surrogates by a replacement character."""
+    """Replace what HTML forbids: control characters by control pictures, lone surrogates by the replacement character."""
     return text.translate(_CONTROL)
 
 
 def brief(text: str, limit: int = LABEL_CHARACTERS) -> Brief:
-    """Put a short piece of data (a label, a name) on one line of at most `limit` characters."""
+    """Shorten a label or a name to one line of at most `limit` characters."""
     whole = " ".join(clean(text).split()) or "(blank)"
-    return Brief(whole, "") if len(whole) <= limit else Brief(f"{whole[: limit - 1]}…", whole[:MOST_CHARACTERS])
+    return Brief(whole, "") if len(whole) <= limit else Brief(f"{whole[: limit - 1]}…", whole[:MAX_CHARACTERS])
 
 
-def excerpt(text: str, terms: Collection[str] = (), limit: int = SHOWN_CHARACTERS, most: int = MOST_CHARACTERS) -> Excerpt:
-    """Cut a text from data and mark the words that are among `terms` (of the analyser).
+def excerpt(text: str, terms: Collection[str] = (), limit: int = SHOWN_CHARACTERS, most: int = MAX_CHARACTERS) -> Excerpt:
+    """Shorten a text and mark the words whose terms (of the BM25 analysis) are in `terms`.
 
-    Of a long text about `limit` characters are shown, those with most marks (the first, without marks); the parts hold `most` in all.
+    The part of about `limit` characters with most marked words is shown; all parts together have at most `most` characters.
     """
     whole = _BLANK_LINES.sub("\n", clean(text).strip())
     kept = whole[:most]
@@ -80,25 +80,25 @@ def excerpt(text: str, terms: Collection[str] = (), limit: int = SHOWN_CHARACTER
 
 
 def _marks(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
-    """Spans of the words all of whose terms are among `terms`, in order."""
-    known: dict[str, bool] = {}
+    """Return the spans of the words all of whose terms are in `terms`, in order."""
+    is_marked: dict[str, bool] = {}
     spans = []
     for match in re.finditer(word_pattern(), text) if terms else ():
         word = match[0]
-        if word not in known:
-            found = analyze(word)
-            known[word] = bool(found) and all(term in terms for term in found)
-        if known[word]:
+        if word not in is_marked:
+            analyzed = analyze(word)
+            is_marked[word] = bool(analyzed) and all(term in terms for term in analyzed)
+        if is_marked[word]:
             spans.append(match.span())
     return spans
 
 
 def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[int, int]:
-    """Where the part to show begins and ends: the first `limit` characters with most marks, cut between words where there are any."""
+    """Return start and end of the part to show: the first `limit` characters with most marked words, cut at a space if there is one."""
     best, start = sum(end <= limit for _, end in marks), 0
-    for place, (first, _) in enumerate(marks):
-        if (held := sum(end <= first + limit - _LEAD for _, end in marks[place:])) > best:
-            best, start = held, max(0, first - _LEAD)
+    for index, (first, _) in enumerate(marks):
+        if (count := sum(end <= first + limit - _LEAD for _, end in marks[index:])) > best:
+            best, start = count, max(0, first - _LEAD)
     start = min(start, max(0, len(text) - limit))
     if start:
         space = text.find(" ", start, start + _LEAD)
@@ -108,7 +108,7 @@ def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[in
 
 
 def _pieces(text: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> list[Piece]:
-    """text[start:end] with the marks that lie in it."""
+    """Split text[start:end] into pieces at the marked words inside it."""
     pieces = []
     for first, last in marks:
         if start <= first and last <= end:

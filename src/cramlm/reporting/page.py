@@ -1,8 +1,7 @@
-"""The page of a run, rendered from Jinja2 templates: `report_page` renders it, `write_report` publishes it (or that of several runs),
-`refresh_report` does so at the end of a fit.
+"""The HTML report of a run or of several runs, rendered from Jinja2 templates.
 
-One file without any reference outside itself; its content security policy lets it load nothing, and run no script but its own, so that not
-even a mistake in escaping would let a text act. It is a function of the run's folder: the same run gives the same bytes.
+A page is one file without references to others; its content security policy allows no requests and only its own script, so that text from
+data cannot act even if it were not escaped. The same run folder gives the same bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from cramlm.records import Emit, Event
 from cramlm.reporting.charts import stylesheet
 from cramlm.reporting.comparison import compare_runs
 from cramlm.reporting.excerpts import brief, clean, excerpt
-from cramlm.reporting.record import MOST_PASSAGES, TASK_MISSING, RunRecord, read_run
+from cramlm.reporting.record import MAX_PASSAGES, TASK_MISSING, RunRecord, read_run
 from cramlm.reporting.sections import day_of, duration, open_neighbours, sections_of
 from cramlm.storage.artifacts import hash_json, publish_file
 
 FILE = "report.html"
 RUNS_FILE = "runs.html"
-CODE_FORMAT = 4  # raise it when the same run would give another page
+CODE_FORMAT = 5  # increase it when the page of an unchanged run changes
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of a run, or one that shows several side by side, to `out`; returns where it is.
+    """Write the page of a run, or one page that compares several runs; return its path.
 
-    Without `out`: report.html in the run's folder; of several runs, runs.html here.
+    out: default is report.html in the run's folder, or runs.html in the current folder for several runs.
 
     Raises:
-        ArtifactError: if one is no run, is damaged, or was written by another version. EnvironmentFault: if the disk refuses.
+        ArtifactError: if a folder is not a run, is damaged, or was written by another version. EnvironmentFault: if it cannot be written.
     """
     if len(runs) == 1:
         target, page = out or runs[0] / FILE, report_page(runs[0])
@@ -53,23 +52,23 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def refresh_report(run: Path, *, emit: Emit) -> None:
-    """`write_report`, unless the page there is of the same results. Never fails: the run is finished, and the page can be made again."""
+    """Write the page of a finished run unless it exists for the same results. An error becomes a warning, so that the run does not fail."""
     target = run / FILE
     try:
         record = read_run(run)
-        found = _KEY.search(target.read_text("utf-8", errors="replace")[:4000]) if target.is_file() else None
-        if found is None or found[1] != _key(record):
+        key = _KEY.search(target.read_text("utf-8", errors="replace")[:4000]) if target.is_file() else None
+        if key is None or key[1] != _key(record):
             publish_file(target, _page(record).encode())
-            emit(Event("note", "report", f"{target}: a page to look at"))
-    except Exception as error:  # whatever it is, it must not take the finished run down with it
-        emit(Event("warning", "report", f"no page was written ({type(error).__name__}: {error}); try `cramlm report {run}`"))
+            emit(Event("note", "report", f"HTML report: {target}"))
+    except Exception as error:  # no error here may fail the finished run
+        emit(Event("warning", "report", f"no HTML report was written ({type(error).__name__}: {error}); try `cramlm report {run}`"))
 
 
 def report_page(run: Path) -> str:
-    """The page of the run at `run`, as HTML.
+    """Return the HTML page of the run in the folder `run`.
 
     Raises:
-        ArtifactError: if `run` is no run, is damaged, or was written by another version.
+        ArtifactError: if the folder is not a run, is damaged, or was written by another version.
     """
     record = read_run(run)
     with _fields_named(run):
@@ -77,7 +76,7 @@ def report_page(run: Path) -> str:
 
 
 def comparison_page(runs: Sequence[Path]) -> str:
-    """Several runs side by side, as HTML.
+    """Return an HTML page that compares several runs.
 
     Raises:
         ArtifactError: as `report_page`.
@@ -88,8 +87,8 @@ def comparison_page(runs: Sequence[Path]) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates, strict: a name that is missing is an error, and every value is cleaned and escaped unless it is markup."""
-    made = Environment(
+    """Return the template environment: a missing name is an error, every value is cleaned and escaped unless it is markup."""
+    templates = Environment(
         loader=PackageLoader("cramlm.reporting", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -98,7 +97,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "brief": brief,
         "count": lambda value: f"{value:,.0f}",
         "duration": duration,
@@ -108,18 +107,18 @@ def environment() -> Environment:
         "score": lambda value, metric: format_metric(metric, value),
         "share": lambda share, decimals=1: f"{100 * share:.{decimals}f} %",
     }
-    made.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING, "most_passages": MOST_PASSAGES}
-    return made
+    templates.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING, "max_passages": MAX_PASSAGES}
+    return templates
 
 
 @contextmanager
 def _fields_named(*runs: Path) -> Iterator[None]:
-    """Blame a field that a run's files lack on the run: another version wrote it."""
+    """Raise ArtifactError for a missing field of a run's files, which another version wrote."""
     try:
         yield
     except (KeyError, UndefinedError) as error:
         names = ", ".join(map(str, runs))
-        raise ArtifactError(f"{names}: a field that the page tells is not there ({error}); written by another version of cramlm") from error
+        raise ArtifactError(f"{names}: written by another version of cramlm, a field is missing ({error})") from error
 
 
 def _page(run: RunRecord) -> str:
@@ -137,7 +136,7 @@ def _page(run: RunRecord) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
-    """A whole page, with style and script inside."""
+    """Render a complete page, including style and script."""
     rules, script = (resources.files("cramlm.reporting").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -155,6 +154,6 @@ def _cleaned(value: Any) -> Any:
 
 
 def _power(value: float) -> Markup:
-    """A large number as 1.7 × 10¹²."""
+    """Format a large number as 1.7 × 10¹²."""
     digits, _, exponent = f"{value:.1e}".partition("e")
     return Markup("{} × 10<sup>{}</sup>").format(digits, int(exponent))

@@ -1,6 +1,6 @@
-"""The run record: what a run's folder holds, read once (published stages, the log, the run's copy of the task).
+"""The run record: the contents of a run's folder as plain data (published stages, event log, copy of the task).
 
-A stage that is missing is None. A folder that is no run, is damaged or of another format is an error, in one line.
+A missing stage is None. A folder that is not a run, is damaged, or has another format raises ArtifactError.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
 
 LINEAR_STAGES: Final = {"static": "static", "tfidf": "baseline"}
 """Name of each linear model -> the stage that fits it."""
-MOST_PASSAGES = 20_000  # of the selection, best first, that are searched for neighbours
-TASK_MISSING = "the run's folder holds no copy of the task; run the same `cramlm fit` again, which adds it"
+MAX_PASSAGES = 20_000  # passages of the selection, best rank first, that are searched for nearest passages
+TASK_MISSING = "the run has no copy of the task; run the same `cramlm fit` again to add it"
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -33,10 +33,9 @@ Json: TypeAlias = Mapping[str, Any]
 class RunRecord:
     """A run as plain data.
 
-    task: None where the run has not read it yet. stages: what is published and belongs to `config`, by folder name. stale: names of
-    published stages that are of other settings, and not shown. passages: rows of the selection, at most MOST_PASSAGES. predictions:
-    split -> lines of predictions-<split>.jsonl. phases: reports of the trained phases, by stage folder, in order. planned: the phases with
-    their steps filled in. fits: how each linear model was fitted (fit.json), by its name.
+    task: None before the run has read it. stages: published stages of `config` by folder name. stale: names of published stages of other
+    settings. planned: phases with their steps. fits: fit.json of each linear model by its name. passages: rows of the selection, at most
+    MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> lines of predictions-<split>.jsonl.
     """
 
     path: Path
@@ -58,39 +57,39 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """True if every stage, up to the export, is published for this config."""
+        """True if every stage including the export is published for this config."""
         return self.provenance is not None
 
     @property
     def models(self) -> Mapping[str, Json]:
-        """Scores of every model by its name, the run's own first; empty if the run was not evaluated."""
+        """Scores by model name, the model of the run first; empty before the evaluation."""
         return {} if self.scores is None else self.scores["models"]
 
     @property
     def own_scores(self) -> Json:
-        """Scores of the run's own model; empty if it was not evaluated."""
+        """Scores of the model of the run; empty before the evaluation."""
         return self.models.get(self.config.name, {})
 
     @property
     def others(self) -> Mapping[str, Json]:
-        """Scores of the linear models beside the run's own; empty if it was not evaluated."""
+        """Scores of the other (linear) models by name; empty before the evaluation."""
         return {name: entry for name, entry in self.models.items() if name != self.config.name}
 
     @property
     def cross_fitted(self) -> Mapping[str, float]:
-        """Dev scores that the verdict compares, by model; empty if the run was not evaluated."""
+        """Cross-fitted dev scores by model name, which the verdict compares; empty before the evaluation."""
         return {} if self.scores is None else self.scores["comparison"]["cross_fitted"]
 
     @property
     def split(self) -> str | None:
-        """The split to look at errors on: test if there is one, else dev."""
+        """The split for the error analysis: test if there is one, else dev; None without predictions."""
         return next((split for split in ("test", "dev") if split in self.predictions), None)
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds from the start of each stage to its last event, summed over all starts of the run; from the log."""
+        """Seconds from the start of each stage to its last event, summed over all starts of the run."""
         began: dict[str, float] = {}
-        spent: dict[str, float] = {}
+        elapsed: dict[str, float] = {}
         for event in self.events:
             stage, when = str(event["stage"]), float(event["time"])
             if event["kind"] == "start":
@@ -98,17 +97,17 @@ class RunRecord:
                     began.clear()
                 began[stage] = when
             elif stage in began:
-                spent[stage] = spent.get(stage, 0.0) + when - began[stage]
+                elapsed[stage] = elapsed.get(stage, 0.0) + when - began[stage]
                 began[stage] = when
-        return spent
+        return elapsed
 
     @property
     def starts(self) -> int:
-        """How often the run was started."""
+        """Number of starts of the run."""
         return sum(event["stage"] == "task" and event["kind"] == "start" for event in self.events)
 
     def events_of(self, stage: str, kind: str) -> list[Json]:
-        """`data` of a phase's events of one kind, steps increasing: where a phase resumed from a checkpoint, its later events count."""
+        """Return `data` of a phase's events of one kind by increasing step; after a resume, later events replace earlier ones."""
         kept: list[Json] = []
         for event in self.events:
             if event["stage"] == stage and event["kind"] == kind and "step" in event["data"]:
@@ -118,7 +117,7 @@ class RunRecord:
         return kept
 
     def examples(self) -> Mapping[str, Example]:
-        """Every example of the task by id."""
+        """Return the examples of the task by id."""
         if self.task is None:
             return {}
         return {example.id: example for example in (*self.task.train, *self.task.dev, *self.task.test)}
@@ -128,15 +127,15 @@ def read_run(path: Path) -> RunRecord:
     """Read the run at `path`.
 
     Raises:
-        ArtifactError: if it is no run, was written by another version, or a stage is damaged. EnvironmentFault: if the disk refuses.
+        ArtifactError: if it is not a run, was written by another version, or a stage is damaged. EnvironmentFault: if it cannot be read.
     """
     toml = path / "run.toml"
     if not toml.is_file():
-        raise ArtifactError(f"{path}: not a run (no run.toml); pass a folder that `cramlm fit --out` wrote")
+        raise ArtifactError(f"{path}: not a run (no run.toml); pass the output folder of `cramlm fit`")
     try:
         config = load_config(read_toml(toml), origin=str(toml))
     except UsageError as error:
-        raise ArtifactError(f"{path}: written by another version of cramlm ({error}); make its report with that version") from error
+        raise ArtifactError(f"{path}: written by another version of cramlm ({error}); write its report with that version") from error
     phases = [f"phase-{place}-{phase.name}" for place, phase in enumerate(config.phases, start=1)]
     kinds = {
         name: name for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "schedule", "teacher")
@@ -145,7 +144,7 @@ def read_run(path: Path) -> RunRecord:
     published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}
     record = read_record(path)
     if published and record is None:
-        raise ArtifactError(f"{path}: has no {RECORD}, so it was written by an earlier cramlm; run the same `cramlm fit` again")
+        raise ArtifactError(f"{path}: no {RECORD}, written by an earlier version of cramlm; run the same `cramlm fit` again")
     stages = {name: artifact for name, artifact in published.items() if record is not None and record.confirms(artifact)}
 
     def of(stage: str, file: str) -> Json | None:
@@ -164,7 +163,7 @@ def read_run(path: Path) -> RunRecord:
         planned=schedule.get("phases", ()),
         fits={name: fit for name, stage in LINEAR_STAGES.items() if (fit := of(stage, "fit.json")) is not None},
         selection=of("selection", "report.json"),
-        passages=tuple(SelectionTable(stages["selection"]).rows(MOST_PASSAGES)) if "selection" in stages else (),
+        passages=tuple(SelectionTable(stages["selection"]).rows(MAX_PASSAGES)) if "selection" in stages else (),
         phases={name: report for name in phases if (report := of(name, "phase.json")) is not None},
         scores=of("evaluation", "scores.json"),
         predictions={
@@ -177,13 +176,14 @@ def read_run(path: Path) -> RunRecord:
 
 
 def task_used(stages: Mapping[str, Artifact]) -> Mapping[str, str]:
-    """The fingerprints of the task's splits that a run was made from; without test before the evaluation, empty before the baseline."""
+    """Return the fingerprints of the splits that a run read; without test before the evaluation, empty before the baseline."""
     return next((stage.key["task"] for name in ("evaluation", "baseline") if (stage := stages.get(name)) is not None), {})
 
 
 def _events(path: Path, record: Record | None, stages: Collection[str]) -> tuple[Json, ...]:
-    """The log's events in order, without the training of other settings: steps from before `record.first_event` of phases that are not in
-    `stages`. A last line cut short by a killed run is left out; the log is for looking at, nothing rests on it.
+    """Return the events of the log in order, without steps of other settings (before `record.first_event`, phases not in `stages`).
+
+    A truncated last line of a killed run is skipped.
     """
     events = []
     first = 0 if record is None else record.first_event

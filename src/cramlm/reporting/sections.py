@@ -1,6 +1,6 @@
-"""The data sections of a run's page: plain values that the templates lay out, and the plots among them.
+"""The sections of a run's page as plain values and plots for the templates; `Neighbours` finds the passages nearest to a text.
 
-A section whose data is not there has None in its place, and its template says what is missing.
+If the data of a section is missing, its `data` is None and the template says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.selection import read_selection
 from cramlm.text.words import count_words
 
-_BEFORE_PHASES = (
+_BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
     *("tokens", "prompt", "embedding", "static", "schedule", "teacher"),
 )
@@ -52,19 +52,22 @@ _LOSS_CHARTS = {
 }
 _ORIGINS = (("external", "retrieved"), ("task", "task text"))
 _LOSSES = {f"{text}_{origin}": name for text in _LOSS_CHARTS for origin, name in _ORIGINS} | {"classify_task": "labels"}
-_MOST_LABELS = 30  # of a confusion matrix; beyond, the pairs confused most often are listed
-_MOST_PAIRS = 40
-_MOST_CARDS = 10
-_MOST_MISTAKES = 200
-_MOST_ROWS = 200
+_MAX_LABELS = 30  # of a confusion matrix; with more labels, the most frequent confusions are listed
+_MAX_PAIRS = 40
+_MAX_CARDS = 10
+_MAX_MISTAKES = 200
+_MAX_ROWS = 200
 _PASSAGES = 12
 _CONFIDENCE_BINS = 10
 _HISTOGRAM_BINS = 20
+_PASSAGE_WORDS = 1_000_000  # so that passages are not split again
+_MAX_TERMS = 12
+_MIN_SHARE = 0.3  # of the largest weight of a shared word; words with less weight are not marked
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page that the navigation leads to. data: what `<id>.html.jinja` shows, beside the run record."""
+    """A part of the page with an entry in the navigation. data: input of `<id>.html.jinja`, in addition to the run record."""
 
     id: str
     heading: str
@@ -73,7 +76,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Dev and test scores. main: the metric of the plots. metrics: those of test. choice: that of cross-fitted scores."""
+    """Dev and test scores. main: metric of the plots. metrics: metrics of the test columns. choice: metric of the cross-fitted scores."""
 
     main: str
     metrics: tuple[str, ...]
@@ -82,8 +85,8 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The request in words, and what it cost. stages: names in the order of the pipeline. budget: None if there was none."""
+class SettingsAndCost:
+    """The main settings as text, and the stages. stages: names in the order of the pipeline. budget: None if there was none."""
 
     retriever: str
     model: str
@@ -95,7 +98,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class LabelCount:
-    """How many texts of each split have a label. share: of the training texts."""
+    """Number of texts with a label in each split. share: of the training texts."""
 
     label: str
     counts: Mapping[str, int]
@@ -104,7 +107,7 @@ class LabelCount:
 
 @dataclass(frozen=True, slots=True)
 class LabelledData:
-    """labels: None for numbers, whose distribution is in `numbers` (plot, summary). lengths: words, five percentiles for each split."""
+    """labels: None for a regression. numbers: plot and summary, for a regression. lengths: five percentiles of words for each split."""
 
     splits: Mapping[str, int]
     labels: Sequence[LabelCount] | None
@@ -117,7 +120,7 @@ class LabelledData:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where passages come from. ratio: the share among the passages by the share of the corpus."""
+    """A source of passages. ratio: its share of the selection divided by its share of the corpus."""
 
     name: str
     count: int
@@ -129,7 +132,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word that tells the selection from random text. odds: its odds there by its odds in random text."""
+    """A word that is more frequent in the selection than in random text. odds: odds ratio."""
 
     word: str
     z: float
@@ -140,7 +143,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class PassageCard:
-    """A retrieved passage. query: the training text that retrieved it, None where there is none. terms: the words both share."""
+    """A retrieved passage. query: the training text that retrieved it. terms: words that both share."""
 
     passage: Json
     query: str | None
@@ -149,7 +152,7 @@ class PassageCard:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """ranks, scores: a plot (no plot of the ranks where all are equal) and a sentence."""
+    """The selection. rank_chart: None if all ranks are equal. ranks, scores: a sentence."""
 
     sources: Sequence[Source]
     more_sources: int
@@ -163,7 +166,7 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCurves:
-    """Losses and dev scores of a phase. has_steps: False where the log holds none. only_score: the dev score, where there is just one."""
+    """Losses and dev scores of a phase. has_steps: False if the log has none. only_score: the dev score if there is just one."""
 
     stage: str
     has_steps: bool
@@ -175,7 +178,7 @@ class PhaseCurves:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A reliability diagram and what it shows, in words."""
+    """A reliability diagram and its description."""
 
     chart: Markup
     words: str
@@ -183,28 +186,28 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A text with a wrong prediction. own: the probability of the true label. in_train: the label that the same text has there."""
+    """A text with a wrong prediction. in_train: the label of the same text in train."""
 
     line: Json
     text: str
-    said: str
+    predicted: str
     confidence: float
-    own: float
+    true_probability: float
     in_train: str | None
-    near: Sequence[Near]
+    near: Sequence[NearPassage]
 
     @property
     def terms(self) -> set[str]:
-        """The words that the text shares with any of the passages near it."""
+        """The words that the text shares with its nearest passages."""
         return {term for near in self.near for term in near.terms}
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Labels, confusion, calibration, mistakes on `split`.
+    """Error analysis on `split`.
 
-    matrix: rows are the true labels; pairs: (true, predicted, texts), in place of a matrix that would be too large. wrong: how many
-    mistakes there are. mistakes: the surest ones; None where their texts are missing.
+    matrix: confusion matrix, rows are the true labels; None with too many labels. pairs: (true, predicted, texts), the most frequent
+    confusions. wrong: number of mistakes. mistakes: those with the highest confidence; None if the texts are missing.
     """
 
     split: str
@@ -215,22 +218,22 @@ class Errors:
     calibration: Calibration | None
     wrong: int
     mistakes: Sequence[Mistake] | None
-    cards: int = _MOST_CARDS
+    cards: int = _MAX_CARDS
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that went into the run. sha256: its beginning."""
+    """A file that the run read. sha256: its first 16 digits."""
 
     name: str
-    what: str
+    content: str
     rows: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Files, the command to repeat the run, and the threads on which its bits depend."""
+    """Input files, the command that repeats the run, and the number of threads."""
 
     files: Sequence[InputFile]
     command: str
@@ -238,41 +241,41 @@ class Provenance:
 
 
 def sections_of(run: RunRecord, neighbours: Neighbours | None) -> list[Section]:
-    """The sections of the page in order."""
+    """Return the sections of the page in order."""
     sections = [
         Section("scores", "Scores", None if run.scores is None else _scores(run)),
-        Section("asked", "Asked and spent", _asked(run)),
+        Section("settings", "Settings and cost", _settings(run)),
         Section("data", "Labelled data", None if run.task is None else _labelled_data(run.task)),
         Section("retrieved", "Retrieved text", None if run.selection is None else _retrieved(run, run.selection, neighbours)),
     ]
     if run.config.model == "encoder":
-        sections.append(Section("learning", "Learning", _learning(run)))
+        sections.append(Section("learning", "Training curves", _learning(run)))
     if run.split is None:
-        sections.append(Section("errors", "Where it errs", None))
+        sections.append(Section("errors", "Errors", None))
     else:
-        sections.append(Section("errors", f"Where it errs, on {run.split}", _errors(run, run.split, neighbours)))
+        sections.append(Section("errors", f"Errors on {run.split}", _errors(run, run.split, neighbours)))
     return [*sections, Section("provenance", "Provenance", _provenance(run))]
 
 
 def day_of(run: RunRecord) -> str:
-    """When the last event was; empty without a log."""
+    """Return the time of the last event; empty without a log."""
     return datetime.fromtimestamp(float(run.events[-1]["time"]), UTC).strftime("%d %B %Y, %H:%M UTC") if run.events else ""
 
 
 def capital(name: str) -> str:
-    """As it begins a sentence."""
+    """Return the name with a capital letter."""
     return name[0].upper() + name[1:]
 
 
 def score_chart(title: str, metric: str, rows: Sequence[Estimate]) -> Markup:
-    """An interval chart of scores with a description that lists them."""
+    """Return an interval chart of scores, whose description lists them."""
     shown = partial(format_metric, metric)
     description = "; ".join(f"{row.name} {shown(row.value)} ({shown(row.low)} to {shown(row.high)})" for row in rows)
     return interval_chart(title, description, rows, percent=is_percent(metric))
 
 
 def duration(seconds: float) -> str:
-    """Readable time."""
+    """Format seconds as 12 s, 3 min 05 s or 2 h 10 min."""
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -299,28 +302,28 @@ def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
     return score_chart(title, metric, rows)
 
 
-def _asked(run: RunRecord) -> Asked:
-    known = (*_BEFORE_PHASES, *_AFTER_PHASES)
-    order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in known), *_AFTER_PHASES)
-    warned = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
+def _settings(run: RunRecord) -> SettingsAndCost:
+    fixed = (*_BEFORE_PHASES, *_AFTER_PHASES)
+    order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in fixed), *_AFTER_PHASES)
+    warnings = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
     budget = run.config.budget
     seconds = None if budget is None else parse_budget(budget).seconds
-    return Asked(
+    return SettingsAndCost(
         retriever=_retriever(run),
         model=_model(run),
         machine=_machine(run),
         budget=budget if seconds is None else duration(seconds),
         stages=[name for name in order if name in run.seconds],
-        warnings=list(warned)[:30],
+        warnings=list(warnings)[:30],
     )
 
 
 def _retriever(run: RunRecord) -> str:
-    chosen = (run.plan or {}).get("retriever") or (None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"))
-    if run.config.corpus is None or chosen is None:
+    settings = (run.plan or {}).get("retriever") or (None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"))
+    if run.config.corpus is None or settings is None:
         return "none: labels only"
     return ", ".join(
-        f"{name} {value}" if name != "kind" else str(value) for name, value in chosen.items() if value is not None and name != "members"
+        f"{name} {value}" if name != "kind" else str(value) for name, value in settings.items() if value is not None and name != "members"
     )
 
 
@@ -368,19 +371,19 @@ def _labelled_data(task: Task) -> LabelledData:
 
 
 def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> list[LabelCount]:
-    """The labels with most training texts, most first."""
+    """Return the labels by decreasing number of training texts."""
     names_of = RULES[task.kind].names
     counts = {split: Counter(name for each in examples for name in names_of(str(each.label))) for split, examples in splits.items()}
     names = [*task.labels, *sorted({label for each in counts.values() for label in each} - set(task.labels))]
     names.sort(key=lambda name: -counts["train"][name])
     return [
         LabelCount(name, {split: counts[split][name] for split in splits}, counts["train"][name] / len(task.train))
-        for name in names[:_MOST_ROWS]
+        for name in names[:_MAX_ROWS]
     ]
 
 
 def _numbers(task: Task) -> tuple[Markup, str]:
-    """The distribution of the training numbers."""
+    """Return a histogram of the training numbers, and its summary."""
     values = np.array([float(str(example.label)) for example in task.train])
     words = f"From {values.min():g} to {values.max():g}, mean {task.scale.mean:.4g}, standard deviation {task.scale.spread:.4g}."
     return _histogram("Numbers of the training texts", words, values, task.labels[0]), words
@@ -392,10 +395,10 @@ def _length_chart(words: Sequence[int]) -> Markup:
     half, most = np.median(words), np.percentile(words, 90)
     return histogram(
         "Length of the training texts",
-        f"Half of the {len(words):,} training texts have {half:.0f} words or fewer, nine in ten at most {most:.0f}.",
+        f"Half of the {len(words):,} training texts have at most {half:.0f} words, 90 % at most {most:.0f}.",
         edges.tolist(),
         counts.tolist(),
-        x_name="words (the last bar: and more)",
+        x_name="words (last bar: and more)",
         x_format=_round,
     )
 
@@ -405,11 +408,9 @@ def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> R
     rank, score = kept.rank.astype(np.float64), kept.score.astype(np.float64)
     has_queries = report["queries"]["texts"] > 0
     best = int((kept.rank == 0).sum())
-    ranks = (
-        f"{best:,} of {len(kept):,} passages are the first answer to a query; half of all have rank {np.median(rank) + 1:.0f} or better."
-    )
-    scores = f"Half of the passages score {np.median(score):.3g} or more; the lowest {score.min():.3g}, the highest {score.max():.3g}."
-    shows_ranks = has_queries and len(np.unique(rank)) > 1  # a plot of equal ranks would say nothing
+    ranks = f"{best:,} of {len(kept):,} passages have rank 1 for some query; half of them have rank {np.median(rank) + 1:.0f} or better."
+    scores = f"Scores: median {np.median(score):.3g}, minimum {score.min():.3g}, maximum {score.max():.3g}."
+    shows_ranks = has_queries and len(np.unique(rank)) > 1
     axis = "best rank over all queries, 1 = first"
     sources = list(_sources(report))
     return Retrieved(
@@ -417,7 +418,9 @@ def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> R
         more_sources=len(report["sources"]) - len(sources) + report.get("other_sources", {}).get("sources", 0),
         rank_chart=_histogram("Best rank of each passage", ranks, rank + 1, axis, whole=True) if shows_ranks else None,
         ranks=ranks if has_queries else None,
-        score_chart=_histogram("Score of each passage", scores, score, "score of the query that ranks it best" if has_queries else "score"),
+        score_chart=_histogram(
+            "Score of each passage", scores, score, "score for the query with the best rank" if has_queries else "score"
+        ),
         scores=scores,
         words=[
             Word(row["word"], row["z"], math.exp(min(row["log_odds"], 20)), row["selection"], row["random"])
@@ -429,20 +432,20 @@ def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> R
 
 def _sources(report: Json) -> Iterator[Source]:
     total, corpus = report["documents"]["selected"], report["corpus_documents"]
-    for source, count in list(report["sources"].items())[:_MOST_ROWS]:
+    for source, count in list(report["sources"].items())[:_MAX_ROWS]:
         share, corpus_share = count / total, report["corpus_sources"][source] / corpus
         yield Source(source, count, share, report["source_words"][source], corpus_share, share / corpus_share)
 
 
 def _histogram(title: str, description: str, values: npt.NDArray[np.float64], x_name: str, *, whole: bool = False) -> Markup:
     low, high = float(values.min()), float(values.max())
-    bins, wide = _HISTOGRAM_BINS, 0
-    if whole:  # every bar holds equally many whole numbers
-        wide = int(np.ceil((high - low + 1) / _HISTOGRAM_BINS))
-        bins = int(np.ceil((high - low + 1) / wide))
-        high = low + bins * wide
+    bins, width = _HISTOGRAM_BINS, 0
+    if whole:  # each bar covers the same number of integers
+        width = int(np.ceil((high - low + 1) / _HISTOGRAM_BINS))
+        bins = int(np.ceil((high - low + 1) / width))
+        high = low + bins * width
     counts, edges = np.histogram(values, bins=bins, range=(low, high if high > low else low + 1))
-    return histogram(title, description, edges.tolist(), counts.tolist(), x_name=x_name, x_format=_round, centred=wide == 1)
+    return histogram(title, description, edges.tolist(), counts.tolist(), x_name=x_name, x_format=_round, centred=width == 1)
 
 
 def _round(value: float) -> str:
@@ -450,15 +453,15 @@ def _round(value: float) -> str:
 
 
 def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[PassageCard]:
-    """Passages evenly over the ranks."""
+    """Yield passages evenly spaced over the ranks."""
     if not run.passages:
         return
     train = run.task.train if run.task is not None else ()
-    for place in np.unique(np.linspace(0, len(run.passages) - 1, _PASSAGES).round().astype(int)).tolist():
-        passage = run.passages[place]
+    for row in np.unique(np.linspace(0, len(run.passages) - 1, _PASSAGES).round().astype(int)).tolist():
+        passage = run.passages[row]
         number = int(passage["query"])
         query = train[number].whole_text if 0 <= number < len(train) else None
-        terms = neighbours.shared(query, place) if neighbours is not None and query is not None else ()
+        terms = neighbours.shared(query, row) if neighbours is not None and query is not None else ()
         yield PassageCard(passage, query, terms)
 
 
@@ -523,7 +526,7 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Errors
         split=split,
         others=others,
         labels=labels,
-        matrix=counts if len(labels) <= _MOST_LABELS else None,
+        matrix=counts if len(labels) <= _MAX_LABELS else None,
         pairs=_confused_pairs(labels, counts),
         calibration=_calibration(run.predictions[split], own.get("calibration_error")),
         wrong=len(wrong),
@@ -532,14 +535,14 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Errors
 
 
 def _confused_pairs(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, int]]:
-    """(true, predicted, texts), most texts first."""
+    """Return (true, predicted, texts) by decreasing number of texts."""
     pairs = [
-        (true, said, value)
+        (true, predicted, value)
         for row, true in zip(counts, labels, strict=True)
-        for value, said in zip(row, labels, strict=True)
-        if value and true != said
+        for value, predicted in zip(row, labels, strict=True)
+        if value and true != predicted
     ]
-    return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:_MOST_PAIRS]
+    return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:_MAX_PAIRS]
 
 
 def _calibration(predictions: Sequence[Json], error: float | None) -> Calibration:
@@ -548,41 +551,41 @@ def _calibration(predictions: Sequence[Json], error: float | None) -> Calibratio
         confidence = line["probabilities"][line["predicted"]]
         bins[min(int(confidence * _CONFIDENCE_BINS), _CONFIDENCE_BINS - 1)].append((confidence, line["predicted"] == line["label"]))
     points = [(sum(c for c, _ in each) / len(each), sum(right for _, right in each) / len(each), len(each)) for each in bins if each]
-    sure = sum(c * rows for c, _, rows in points) / len(predictions)
-    right = sum(a * rows for _, a, rows in points) / len(predictions)
-    if abs(sure - right) < 0.03:
-        verdict = "about as sure as it should be."
-    elif sure > right:
-        verdict = "too sure of itself."
+    confidence = sum(c * rows for c, _, rows in points) / len(predictions)
+    accuracy = sum(a * rows for _, a, rows in points) / len(predictions)
+    if abs(confidence - accuracy) < 0.03:
+        verdict = "well calibrated on average."
+    elif confidence > accuracy:
+        verdict = "overconfident."
     else:
-        verdict = "less sure than it could be."
-    words = f"On average it is {100 * sure:.0f} % sure and {100 * right:.0f} % right: {verdict}"
+        verdict = "underconfident."
+    words = f"Mean confidence {100 * confidence:.0f} %, accuracy {100 * accuracy:.0f} %: {verdict}"
     words += "" if error is None else f" Expected calibration error {100 * error:.1f} points (15 bins)."
-    rows = " ".join(f"Where {100 * c:.0f} % sure, {100 * a:.0f} % right ({rows} texts)." for c, a, rows in points)
-    return Calibration(reliability_chart("Calibration: sure and right", f"{words} {rows}", points), words)
+    rows = " ".join(f"Confidence {100 * c:.0f} %: accuracy {100 * a:.0f} % ({rows} texts)." for c, a, rows in points)
+    return Calibration(reliability_chart("Calibration", f"{words} {rows}", points), words)
 
 
 def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | None) -> list[Mistake] | None:
-    """The surest first, the first `_MOST_CARDS` with the passages near them; None without the task."""
+    """Return mistakes by decreasing confidence, the first `_MAX_CARDS` with their nearest passages; None without the task."""
     examples = run.examples()
     if run.task is None or not examples:
         return None
-    surest = sorted(wrong, key=lambda line: (-line["probabilities"][line["predicted"]], line["id"]))
-    shown = [line for line in surest if line["id"] in examples][:_MOST_MISTAKES]
+    ordered = sorted(wrong, key=lambda line: (-line["probabilities"][line["predicted"]], line["id"]))
+    shown = [line for line in ordered if line["id"] in examples][:_MAX_MISTAKES]
     texts = [examples[line["id"]].whole_text for line in shown]
-    near = [] if neighbours is None else neighbours.nearest(texts[:_MOST_CARDS], limit=3)
+    near = [] if neighbours is None else neighbours.nearest(texts[:_MAX_CARDS], top_k=3)
     in_train = {text_key(example): str(example.label) for example in run.task.train}
     return [
         Mistake(
             line=line,
             text=text,
-            said=line["predicted"],
+            predicted=line["predicted"],
             confidence=line["probabilities"][line["predicted"]],
-            own=line["probabilities"].get(line["label"], 0.0),
+            true_probability=line["probabilities"].get(line["label"], 0.0),
             in_train=in_train.get(text_key(examples[line["id"]])),
-            near=near[place] if place < len(near) else (),
+            near=near[number] if number < len(near) else (),
         )
-        for place, (line, text) in enumerate(zip(shown, texts, strict=True))
+        for number, (line, text) in enumerate(zip(shown, texts, strict=True))
     ]
 
 
@@ -599,65 +602,60 @@ def _files(run: RunRecord) -> Iterator[InputFile]:
         path = getattr(run.config.task, split)
         if path is not None and task:
             yield InputFile(PurePath(path).name, f"{split}: texts and labels", task[split], hashes.get(split, "")[:16])
-    for file in (provenance.get("corpus") or {}).get("files", [])[:_MOST_ROWS]:
+    for file in (provenance.get("corpus") or {}).get("files", [])[:_MAX_ROWS]:
         yield InputFile(PurePath(file["name"]).name, "raw text", file["rows_used"], file["sha256"][:16])
 
 
-_LONGEST_WORDS = 1_000_000  # passages are not cut again
-_MOST_TERMS = 12
-_LEAST_SHARE = 0.3  # of the heaviest shared word's weight: below, a word is not worth marking
-
-
 @dataclass(frozen=True, slots=True)
-class Near:
-    """A passage near a text. place: in the selection. terms: the words both share that weigh most, as the analyser writes them."""
+class NearPassage:
+    """A passage similar to a text. row: in the selection. terms: analyzed words that both share, with the largest weights."""
 
-    place: int
+    row: int
     score: float
     terms: tuple[str, ...]
 
 
 class Neighbours:
-    """A selection, searchable."""
+    """BM25 search over the passages of a selection."""
 
     def __init__(self, corpus: Corpus, index: Index) -> None:
         self._index = index
-        self._places = [int(document.id) for document in corpus]
-        self._positions = {place: position for position, place in enumerate(self._places)}
+        self._rows = [int(document.id) for document in corpus]
+        self._positions = {row: position for position, row in enumerate(self._rows)}
 
-    def nearest(self, texts: Sequence[str], *, limit: int) -> list[list[Near]]:
-        """The best passages of every text, best first; none for a text that shares no word with any."""
+    def nearest(self, texts: Sequence[str], *, top_k: int) -> list[list[NearPassage]]:
+        """Return for every text at most `top_k` passages that share a word with it, best first."""
         if not texts:
             return []
-        hits = self._index.search(texts, limit=limit)
-        found: list[list[Near]] = []
+        hits = self._index.search(texts, limit=top_k)
+        nearest: list[list[NearPassage]] = []
         for number, text in enumerate(texts):
             rows = range(int(hits.offsets[number]), int(hits.offsets[number + 1]))
             pairs = [(int(hits.position[row]), float(hits.score[row])) for row in rows]
-            found.append([Near(self._places[position], score, self._heaviest(text, position)) for position, score in pairs])
-        return found
+            nearest.append([NearPassage(self._rows[position], score, self._top_terms(text, position)) for position, score in pairs])
+        return nearest
 
-    def shared(self, text: str, place: int) -> tuple[str, ...]:
-        """The words that a text shares with the passage at `place` of the selection, without those that hardly count."""
-        position = self._positions.get(place)
-        return () if position is None else self._heaviest(text, position)
+    def shared(self, text: str, row: int) -> tuple[str, ...]:
+        """Return the words with the largest weights that a text shares with the passage in this row of the selection."""
+        position = self._positions.get(row)
+        return () if position is None else self._top_terms(text, position)
 
-    def _heaviest(self, text: str, position: int) -> tuple[str, ...]:
+    def _top_terms(self, text: str, position: int) -> tuple[str, ...]:
         terms = self._index.explain(text, position)
-        return tuple(term for term, weight in terms if weight >= _LEAST_SHARE * terms[0][1])[:_MOST_TERMS]
+        return tuple(term for term, weight in terms if weight >= _MIN_SHARE * terms[0][1])[:_MAX_TERMS]
 
 
 @contextmanager
 def open_neighbours(passages: Sequence[Mapping[str, Any]]) -> Iterator[Neighbours | None]:
-    """Neighbours among these rows of the selection until the block ends; None if there are none."""
+    """Yield a search index over these rows of the selection, None if there are none; about a second for 10,000 passages."""
     if not passages:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="cramlm-report-") as name:
         folder = Path(name)
         with (folder / "passages.jsonl").open("w", encoding="utf-8") as file:
-            for place, passage in enumerate(passages):
-                file.write(json.dumps({"id": str(place), "text": passage["text"]}) + "\n")
-        config = CorpusConfig(files=(str(folder / "passages.jsonl"),), passage_words=_LONGEST_WORDS)
+            for row, passage in enumerate(passages):
+                file.write(json.dumps({"id": str(row), "text": passage["text"]}) + "\n")
+        config = CorpusConfig(files=(str(folder / "passages.jsonl"),), passage_words=_PASSAGE_WORDS)
         corpus = build_corpus(config, folder / "store", workers=1)
         yield Neighbours(corpus, build_index(corpus, folder / "store"))
