@@ -12,10 +12,10 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 
-def compiled_sum(folder: Path, **environment: str) -> int:
-    """What the kernel in `folder` returns for 1, in a process of its own."""
+def compiled_sum(folder: Path, module: str = "sum_kernels", **environment: str) -> int:
+    """Return what the kernel in `folder` returns for 1, in a process of its own."""
     paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(SRC)]), "PYTHONDONTWRITEBYTECODE": "1"}
-    script = "from sum_kernels import plus; print(plus(1))"
+    script = f"from {module} import plus; print(plus(1))"
     result = subprocess.run([sys.executable, "-c", script], env=os.environ | paths | environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return int(result.stdout)
@@ -44,6 +44,16 @@ def test_a_constant_that_changed_in_another_file_compiles_anew(tmp_path: Path, i
     assert len(list((cache if is_chosen else kernels / "__pycache__").glob("kernels-*"))) == 2
     assert machine_code(cache if is_chosen else kernels)
     assert not machine_code(kernels if is_chosen else cache)
+
+
+def test_a_constant_that_changed_in_a_file_of_any_name_compiles_anew(tmp_path: Path) -> None:
+    for constant in (10, 20):
+        write_kernels(tmp_path, constant)
+        (tmp_path / "sum_kernels.py").rename(tmp_path / "linear.py")
+        (tmp_path / "constant_kernels.py").rename(tmp_path / "cpu.py")
+        (tmp_path / "linear.py").write_text((tmp_path / "linear.py").read_text().replace("constant_kernels", "cpu"))
+        os.utime(tmp_path / "linear.py", (1e9, 1e9))  # numba itself compares the time and size of this file alone
+        assert compiled_sum(tmp_path, "linear", NUMBA_CACHE_DIR="") == 1 + constant
 
 
 def test_where_the_folder_of_the_kernels_cannot_be_written_the_users_cache_is_as_safe(tmp_path: Path) -> None:

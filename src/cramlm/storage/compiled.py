@@ -1,12 +1,13 @@
-"""How every kernel is compiled: at its first call, kept on disk for the next process.
+"""The decorator that compiles kernels at their first call and keeps the machine code on disk for the next process.
 
-numba keeps machine code by the source of the function's own file, but kernels use each other's functions and constants across files. So the
-code is kept in a folder named after the sources of all kernels beside it: an edit to any compiles all anew, and stale code is never run.
-That folder lies in $NUMBA_CACHE_DIR, else in __pycache__ beside the kernels; where that cannot be written, in the user's cache folder.
+numba invalidates machine code by the source file of the function alone, but kernels use functions and constants of other files. So the code
+is kept in a folder named after the kernel's file and the files beside it that it imports: an edit to any of them compiles anew.
+That folder is in $NUMBA_CACHE_DIR, else in __pycache__ beside the kernels; if that is not writable, in the user's cache folder.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -20,41 +21,54 @@ from numba import njit
 from numba.core import config
 
 
+def jit(function: Callable[..., Any], *, fastmath: set[str] | bool = False, inline: bool = False) -> Any:
+    """Compile the function without Python's lock, without bounds checks, with IEEE division.
+
+    fastmath: what LLVM may assume about floating-point numbers, by its own flag names. inline: pasted into its callers before compilation.
+    """
+    settings: Any = config
+    before = settings.CACHE_DIR
+    folder = _cache_folder(Path(function.__code__.co_filename), before)
+    settings.CACHE_DIR = folder or before  # read while the decorator runs
+    try:
+        options: dict[str, Any] = {"inline": "always"} if inline else {"nogil": True, "cache": folder is not None}
+        return njit(boundscheck=False, error_model="numpy", fastmath=fastmath, **options)(function)
+    finally:
+        settings.CACHE_DIR = before
+
+
 @functools.cache
-def _cache_folder(folder: Path, chosen: str) -> str | None:
-    """Where the machine code of the kernels in `folder` is kept; None if nothing can be written. chosen: by the user, may be empty."""
-    sources = sorted(folder.glob("*kernels.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    for place in _places(folder, chosen):
-        kept = place / f"kernels-{digest[:12]}"
+def _cache_folder(file: Path, chosen: str) -> str | None:
+    """Return the folder for the machine code of a file's kernels; None if nothing is writable. chosen: by the user, may be empty."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sorted(_sources(file)))).hexdigest()
+    for parent in _parent_folders(file.parent, chosen):
+        folder = parent / f"kernels-{digest[:12]}"
         try:
-            kept.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=kept).close()
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError:
             continue
-        return str(kept)
+        return str(folder)
     return None
 
 
-def _places(folder: Path, chosen: str) -> Iterator[Path]:
+def _sources(file: Path) -> set[Path]:
+    """Return the file and the files of its folder that it imports, directly or not."""
+    sources, pending = {file}, [file]
+    while pending:
+        for node in ast.walk(ast.parse(pending.pop().read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported = {file.with_name(f"{name.rpartition('.')[2]}.py") for name in names}
+            new = {path for path in imported - sources if path.is_file()}
+            sources |= new
+            pending += new
+    return sources
+
+
+def _parent_folders(folder: Path, chosen: str) -> Iterator[Path]:
     if chosen:
         yield Path(chosen)
     yield folder / "__pycache__"
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm" / "kernels"
-
-
-def jit(function: Callable[..., Any], *, fastmath: set[str] | bool = False, inline: bool = False) -> Any:
-    """The function, compiled without Python's lock, without checks of bounds, with IEEE division.
-
-    fastmath: what LLVM may assume of floating-point numbers, by its own flag names. inline: pasted into its callers before compilation.
-    """
-    settings: Any = config
-    before = settings.CACHE_DIR
-    kept = _cache_folder(Path(function.__code__.co_filename).parent, before)
-    settings.CACHE_DIR = kept or before  # read while the decorator runs
-    try:
-        options: dict[str, Any] = {"inline": "always"} if inline else {"nogil": True, "cache": kept is not None}
-        return njit(boundscheck=False, error_model="numpy", fastmath=fastmath, **options)(function)
-    finally:
-        settings.CACHE_DIR = before
