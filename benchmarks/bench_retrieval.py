@@ -109,7 +109,7 @@ def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
     read: list[Event] = []
     began = os.times()
     corpus = build_corpus(CorpusConfig(files=files.paths), arguments.store, emit=read.append)
-    seconds = None if any(event.kind == "fresh" for event in read) else cpu_since(began)
+    seconds = None if any(event.kind == "up_to_date" for event in read) else cpu_since(began)
     say(f"{files.label}: {len(corpus):,} passages; analysing them for the peers")
     terms = TermCorpus.write(corpus, work)
     asked = [terms.queries(TEXTS, texts := task_texts(arguments))]

@@ -104,7 +104,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "fresh"]) == 17
+    assert len([event for event in events if event.kind == "up_to_date"]) == 17
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 
@@ -132,7 +132,7 @@ def test_a_changed_setting_reruns_its_stage_and_those_after_it_and_says_why(
     events = events_of(changed, folder / "run", finished[0] / "store")
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
     assert "steps 16 -> 12" in stale["phase-2-finetune"]
-    fresh = {event.stage for event in events if event.kind == "fresh"}
+    fresh = {event.stage for event in events if event.kind == "up_to_date"}
     assert {"selection", "tokenizer", "phase-1-joint"} <= fresh
     assert not fresh & {"phase-2-finetune", "evaluation", "export"}
 
@@ -225,7 +225,7 @@ def test_a_linear_recipe_is_fitted_scored_and_exported_without_an_encoder(
     texts = ["wave ship harbour sailor", "summit ridge valley climber"]
     assert [answer.label for answer in predictor.predict(texts)] == ["sea", "hill"]  # type: ignore[union-attr]
     fresh = {
-        event.stage for event in events_of(config.model_dump(mode="json"), tmp_path / "run", folder / "store") if event.kind == "fresh"
+        event.stage for event in events_of(config.model_dump(mode="json"), tmp_path / "run", folder / "store") if event.kind == "up_to_date"
     }
     assert {"baseline", "evaluation", "export"} <= fresh
 
@@ -236,7 +236,7 @@ def test_another_test_file_leaves_the_linear_models_as_they_are(copied: tuple[Pa
     shorter.write_text("\n".join(Path(config["task"]["test"]).read_text("utf-8").splitlines()[:10]) + "\n", "utf-8")
     changed = {**config, "task": config["task"] | {"test": str(shorter)}}
     events = events_of(changed, folder / "run", finished[0] / "store")
-    assert {"baseline", "tokenizer"} <= {event.stage for event in events if event.kind == "fresh"}
+    assert {"baseline", "tokenizer"} <= {event.stage for event in events if event.kind == "up_to_date"}
     assert "evaluation" in {event.stage for event in events if event.kind == "stale"}
 
 

@@ -94,7 +94,7 @@ def test_a_fresh_stage_is_not_built_again_and_says_so(tmp_path: Path) -> None:
     built = stage(tmp_path / "thing", kind="thing", key=key, write=writer("x"), emit=events.append)
     again = stage(tmp_path / "thing", kind="thing", key=key, write=must_not_run, emit=events.append, name="selection")
     assert again.fingerprint == built.fingerprint
-    assert [(event.kind, event.stage) for event in events] == [("fresh", "selection")]
+    assert [(event.kind, event.stage) for event in events] == [("up_to_date", "selection")]
 
 
 def test_a_stale_stage_says_which_setting_changed_and_is_built_again(tmp_path: Path) -> None:

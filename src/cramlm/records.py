@@ -163,9 +163,9 @@ class NumberPrediction:
     value: float
 
 
-Answer: TypeAlias = Prediction | LabelsPrediction | NumberPrediction
+AnyPrediction: TypeAlias = Prediction | LabelsPrediction | NumberPrediction
 
-EventKind: TypeAlias = Literal["plan", "start", "progress", "done", "fresh", "stale", "note", "warning", "step", "evaluation"]
+EventKind: TypeAlias = Literal["plan", "start", "progress", "done", "up_to_date", "stale", "note", "warning", "step", "evaluation"]
 
 
 @dataclass(frozen=True, slots=True)

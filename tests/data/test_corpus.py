@@ -171,7 +171,7 @@ def test_a_second_build_reads_nothing_and_an_equal_one_elsewhere_has_the_same_fi
     first = build(tmp_path, {"text": "One."}, {"text": "Two."})
     config = CorpusConfig(files=(str(tmp_path / "input/raw.jsonl"),))
     assert build_corpus(config, tmp_path / "store", emit=events.append).fingerprint == first.fingerprint
-    assert [event.kind for event in events] == ["fresh"]
+    assert [event.kind for event in events] == ["up_to_date"]
     moved = build(tmp_path / "elsewhere", {"text": "One."}, {"text": "Two."})
     assert moved.fingerprint == first.fingerprint
     assert build(tmp_path, {"text": "One."}, {"text": "Three."}).path != first.path

@@ -364,7 +364,7 @@ def test_a_missing_part_is_named_and_read_again(tmp_path: Path) -> None:
     events: list[Event] = []
     again = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
     assert (again.path, again.fingerprint, list(again)) == (corpus.path, corpus.fingerprint, list(corpus))
-    assert [event.kind for event in events] == ["start", "fresh"]
+    assert [event.kind for event in events] == ["start", "up_to_date"]
     verify_corpora(tmp_path)
 
 

@@ -37,7 +37,7 @@ def test_it_is_written_again_when_a_row_changes_and_not_otherwise(tmp_path: Path
     for text in ("one", "one", "two"):
         task = Task((Example("train:1", text, None, "a"),), (), (), ("a",), dev_is_split_from_train=True)
         save_task(task, tmp_path, emit=events.append)
-    assert [event.kind for event in events] == ["fresh", "stale"]
+    assert [event.kind for event in events] == ["up_to_date", "stale"]
     assert load_task(tmp_path).train[0].text == "two"
 
 

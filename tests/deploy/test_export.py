@@ -101,7 +101,7 @@ def test_the_same_export_is_fresh_and_another_key_is_not(tmp_path: Path, model: 
     first = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
     assert [event.kind for event in events] == ["start", "done"]
     again = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
-    assert (events[-1].kind, again.fingerprint) == ("fresh", first.fingerprint)
+    assert (events[-1].kind, again.fingerprint) == ("up_to_date", first.fingerprint)
     exported(tmp_path / "export", model, tokenizer, texts, key={**KEY, "model": "def"}, emit=events.append)
     assert [event.kind for event in events[-3:]] == ["stale", "start", "done"]
 

@@ -168,7 +168,7 @@ def test_something_else_at_the_place_of_the_result_stays(modern: Path, texts: li
 def test_the_second_export_is_fresh(exported: Path, texts: list[str]) -> None:
     events: list[Event] = []
     export_onnx(exported / "export", texts=examples(texts), emit=events.append)
-    assert [event.kind for event in events] == ["fresh"]
+    assert [event.kind for event in events] == ["up_to_date"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from evaluation_fixtures import LABELS, dev_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.run import CHOOSING
+from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
 from cramlm.evaluation import kinds
 from cramlm.evaluation.evaluate import outputs_of
@@ -19,7 +19,7 @@ from cramlm.evaluation.kinds import BF16_ERROR, KINDS, DevScorer
 from cramlm.records import LabelsPrediction, NumberPrediction, TaskKind
 
 UNSEEN = (*LABELS, "foreign", "other")  # dev may hold labels that training does not have
-METRICS = [(kind, metric) for kind, metrics in CHOOSING.items() for metric in metrics]
+METRICS = [(kind, metric) for kind, metrics in DEV_METRICS.items() for metric in metrics]
 # Exact halves, and differences below the precision of a probability in float32.
 LOGITS = st.sampled_from([-3.0, -1.0, -0.5, -1e-9, 0.0, 1e-9, 0.5, 0.5 + 6e-8, 2.0])
 

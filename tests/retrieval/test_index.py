@@ -24,7 +24,7 @@ def test_an_index_is_built_once_and_then_fresh(tmp_path: Path) -> None:
     assert [event.kind for event in events if event.kind != "progress"] == ["start", "done"]
     events.clear()
     assert build_index(corpus, tmp_path, emit=events.append).path == first.path
-    assert [event.kind for event in events] == ["fresh"]
+    assert [event.kind for event in events] == ["up_to_date"]
 
 
 def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:

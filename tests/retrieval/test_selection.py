@@ -85,7 +85,7 @@ def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Index], t
         return [event.kind for event in events]
 
     kinds()
-    assert kinds() == ["fresh"]
+    assert kinds() == ["up_to_date"]
     monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
     assert "stale" in kinds()
 
@@ -228,7 +228,7 @@ def test_a_selection_is_made_once_and_says_why_it_is_made_again(world: tuple[Cor
     select(world, task, out, Bm25Config(top_k=3), seed=99, emit=events.append)  # BM25 draws nothing
     select(world, task, out, Bm25Config(top_k=4), emit=events.append)
     told = [(event.kind, event.stage) for event in events if event.kind != "progress"]
-    expected = ["start", "done", "fresh", "stale", "start", "done"]
+    expected = ["start", "done", "up_to_date", "stale", "start", "done"]
     assert told == [(kind, "selection") for kind in expected]
     assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
 

@@ -68,7 +68,7 @@ class _Lines:
                 pass
             case "warning":
                 _line(event.stage, f"warning: {event.message}")
-            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+            case "plan" | "up_to_date" | "stale" | "note" | "evaluation":
                 _line(event.stage, event.message)
 
 
@@ -99,7 +99,7 @@ class _Bars:
                 pass
             case "warning":
                 self._print("yellow", event.stage, f"warning: {event.message}")
-            case "plan" | "fresh" | "stale" | "note" | "evaluation":
+            case "plan" | "up_to_date" | "stale" | "note" | "evaluation":
                 self._print("cyan", event.stage, event.message)
 
     def _print(self, colour: str, stage: str, message: str) -> None:

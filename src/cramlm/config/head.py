@@ -152,7 +152,7 @@ class HeadConfig(FrozenModel):
         return self.token_classifier or self.generator is not None
 
     @property
-    def fills_masks(self) -> bool:
+    def uses_prompt(self) -> bool:
         """Whether labels are words that the vocabulary head fills in."""
         return self.kind != "classifier"
 
@@ -167,9 +167,9 @@ def check_head(head: HeadConfig, phases: Sequence[PhaseConfig], *, pairs: bool) 
     for phase in phases:
         if phase.trains == "vectors" and (head.kind != "soft-prompt" or phase.text_terms or not phase.learns_labels):
             raise ValueError(f"phase {phase.name!r}: trains 'vectors' is for labels alone and a soft prompt; set head.kind = 'soft-prompt'")
-        if head.fills_masks and (others := [term.kind for term in phase.terms if not term.goes_with_prompt]):
+        if head.uses_prompt and (others := [term.kind for term in phase.terms if not term.goes_with_prompt]):
             raise ValueError(f"phase {phase.name!r}: the term {others[0]!r} does not go with a prompt; use mlm or causal")
-    if not head.fills_masks:
+    if not head.uses_prompt:
         return
     if head.has_token_classifier:
         raise ValueError(f"head.token_classifier and head.generator are of no use to head.kind {head.kind!r}; unset them")

@@ -176,9 +176,9 @@ class PhaseConfig(FrozenModel):
         return min(term.text_length(self.row_length, self.masking) for term in self.terms)
 
     @property
-    def fills_masks(self) -> bool:
+    def trains_mlm_head(self) -> bool:
         """True if the vocabulary head learns what a [MASK] stands for."""
-        return any(term.fills_masks for term in self.terms)
+        return any(term.trains_mlm_head for term in self.terms)
 
     @property
     def needs_words(self) -> bool:

@@ -37,7 +37,7 @@ from cramlm.records import TaskKind
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 Duplicates: TypeAlias = Literal["exact", "words"]
 Metric: TypeAlias = Literal["macro_f1", "micro_f1", "accuracy", "subset_accuracy", "pearson", "spearman", "r2"]
-CHOOSING: Final[dict[TaskKind, tuple[Metric, ...]]] = {
+DEV_METRICS: Final[dict[TaskKind, tuple[Metric, ...]]] = {
     "classification": ("macro_f1", "micro_f1", "accuracy"),
     "multi-label": ("macro_f1", "micro_f1", "subset_accuracy"),
     "regression": ("pearson", "spearman", "r2"),
@@ -217,7 +217,7 @@ class RunConfig(FrozenModel):
     @property
     def metric(self) -> Metric:
         """`dev_metric`, or the default of the kind of task."""
-        return self.dev_metric or CHOOSING[self.task.kind][0]
+        return self.dev_metric or DEV_METRICS[self.task.kind][0]
 
     @model_validator(mode="after")
     def _model_agrees(self) -> RunConfig:
@@ -238,8 +238,10 @@ class RunConfig(FrozenModel):
     @model_validator(mode="after")
     def _kind_agrees(self) -> RunConfig:
         kind = self.task.kind
-        if self.metric not in CHOOSING[kind]:
-            raise ValueError(f"dev_metric {self.dev_metric!r} is no score of task.kind {kind!r}; take one of {', '.join(CHOOSING[kind])}")
+        if self.metric not in DEV_METRICS[kind]:
+            raise ValueError(
+                f"dev_metric {self.dev_metric!r} is no score of task.kind {kind!r}; take one of {', '.join(DEV_METRICS[kind])}"
+            )
         if kind != "classification" and self.head.kind != "classifier":
             raise ValueError(f"head.kind {self.head.kind!r} gives a text one label; with task.kind {kind!r} set head.kind = 'classifier'")
         for phase in self.phases if kind != "classification" else ():

@@ -61,7 +61,7 @@ class TermConfig(FrozenModel):
     """True if the term learns from tokens; False if it learns from labels."""
     masks: ClassVar[bool] = False
     """True if the phase's `masking` chooses the tokens that the term predicts."""
-    fills_masks: ClassVar[bool] = False
+    trains_mlm_head: ClassVar[bool] = False
     """True if the vocabulary head learns what a [MASK] stands for."""
     needs_words: ClassVar[bool] = False
     """True if the term needs to know where words begin, whatever the masks."""
@@ -86,7 +86,7 @@ class Mlm(TermConfig):
 
     reads_text: ClassVar[bool] = True
     masks: ClassVar[bool] = True
-    fills_masks: ClassVar[bool] = True
+    trains_mlm_head: ClassVar[bool] = True
 
     kind: Literal["mlm"] = "mlm"
     on: Origin = "external"

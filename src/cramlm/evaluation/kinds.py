@@ -18,12 +18,23 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config.run import CHOOSING
+from cramlm.config.run import DEV_METRICS
 from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.metrics import LabelScores, NumberScores, Scores, calibration_error, score, score_labels, score_numbers
-from cramlm.records import Answer, BoolArray, Example, FloatArray, IntArray, LabelsPrediction, NumberPrediction, Prediction, Task, TaskKind
+from cramlm.records import (
+    AnyPrediction,
+    BoolArray,
+    Example,
+    FloatArray,
+    IntArray,
+    LabelsPrediction,
+    NumberPrediction,
+    Prediction,
+    Task,
+    TaskKind,
+)
 
 BF16_ERROR: Final = 0.15
 """Two logits that differ by less than this in bf16 may have the other order in fp32. Errors of up to 0.12 were measured."""
@@ -77,7 +88,7 @@ class Kind(Protocol):
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         """What cancels the label frequencies of the training texts when it is added to the logits, (labels,)."""
 
-    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         """The predictions as objects for the user."""
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
@@ -110,7 +121,7 @@ class OneLabelKind:
         centred: npt.NDArray[np.float64] = values - values.mean()
         return centred
 
-    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
@@ -139,7 +150,7 @@ class SeveralLabelsKind:
         log_odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
         return log_odds
 
-    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [LabelsPrediction(_labels_above_half(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
@@ -163,7 +174,7 @@ class NumberKind:
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         return np.zeros(len(names))
 
-    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[Answer]:
+    def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [NumberPrediction(float(row[0])) for row in outputs]
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
@@ -282,7 +293,7 @@ def check_labels(kind: TaskKind, known: Sequence[str], examples: Sequence[Exampl
 
 def main_metric(kind: TaskKind) -> str:
     """The metric by which models are compared."""
-    return CHOOSING[kind][0]
+    return DEV_METRICS[kind][0]
 
 
 def require_single_label(kind: TaskKind, what: str, instead: str) -> None:

@@ -15,7 +15,7 @@ from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.config import refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import Answer, Example, FloatArray, IntArray, TaskKind
+from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.text.words import word_pattern
 
@@ -39,13 +39,13 @@ class LinearPredictor:
         check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE))
         return cls(LinearModel.load(Path(folder)))
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Answer]:
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """As `Predictor.predict`."""
         return KINDS[self.kind].predictions(self._outputs(texts, pairs), self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[Answer]:
+    ) -> Iterator[AnyPrediction]:
         """As `Predictor.predict_iter`."""
         return predict_stream(self.predict, texts, pairs, batch=batch)
 

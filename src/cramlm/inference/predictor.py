@@ -20,7 +20,7 @@ from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, wo
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import Answer, Example, FloatArray, TaskKind
+from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Predictor:
         loaded.model.to(device)
         return cls(loaded, precision=precision)
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Answer]:
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """What the model answers each text (or pair of texts) with, in the order given: a `Prediction`, the most probable label with the
         probability of every label; of a multi-label model a `LabelsPrediction`; of a regression a `NumberPrediction`.
 
@@ -77,7 +77,7 @@ class Predictor:
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[Answer]:
+    ) -> Iterator[AnyPrediction]:
         """As `predict`, for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
 
         Raises:

@@ -6,7 +6,7 @@
 A run of a linear model (`config.model`) leaves out what only an encoder needs.
 
 Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
-killed one began, says "fresh" where nothing changed, and names the setting that makes a stage run again. Corpus and index are shared
+killed one began, says "up to date" where nothing changed, and names the setting that makes a stage run again. Corpus and index are shared
 between runs and live in the store; everything else is in the run's folder.
 """
 

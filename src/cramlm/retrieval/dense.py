@@ -111,7 +111,7 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
             save_array(folder / "vectors.npy", np.zeros((0, 0), np.float32))
 
     def tell(event: Event) -> None:
-        if event.kind != "fresh":  # parts may be many: that one is there already is no news
+        if event.kind != "up_to_date":  # parts may be many: that one is there already is no news
             emit(replace(event, stage=STAGE))
 
     path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=tell).path

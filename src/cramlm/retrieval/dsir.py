@@ -124,7 +124,7 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
 
 def _quiet_when_fresh(emit: Emit) -> Emit:
     """Parts may be many: that one is there already is no news."""
-    return lambda event: None if event.kind == "fresh" else emit(replace(event, stage=STAGE))
+    return lambda event: None if event.kind == "up_to_date" else emit(replace(event, stage=STAGE))
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:

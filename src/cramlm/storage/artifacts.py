@@ -220,7 +220,7 @@ def stage(
 
 def _fresh_or_built(target: Path, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Artifact:
     if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
-        emit(Event("fresh", name, "fresh"))
+        emit(Event("up_to_date", name, "up to date"))
         if next(leftovers(target), None) is not None:  # of a builder that was killed while it tidied up
             with contextlib.suppress(LockedError), lock(target):
                 pass

@@ -163,7 +163,7 @@ def check_prompt(run: Context) -> None:
         UsageError: naming the label or the word.
     """
     words = run.config.head.prompt.words
-    if not run.config.head.fills_masks or not words:
+    if not run.config.head.uses_prompt or not words:
         return
     if lacking := [label for label in run.task.labels if label not in words]:
         raise UsageError(f"head.prompt.words: the label {lacking[0]!r}{more(lacking)} has no words; give each label some, or none any")
@@ -181,7 +181,7 @@ def prompt(run: Context, tokenizer: Tokenizer) -> Prompt | None:
         UsageError: naming words that are not one token of the vocabulary.
     """
     settings = run.config.head.prompt
-    if not run.config.head.fills_masks:
+    if not run.config.head.uses_prompt:
         return None
 
     def write(target: Path) -> None:

@@ -85,7 +85,7 @@ def train(
     assert last is not None, "a config has at least one phase"
     load_weights(training.model, last.artifact.path)
     training.model.rescale_output(run.task.scale)
-    has_mlm = any(phase.fills_masks for phase in phases)
+    has_mlm = any(phase.trains_mlm_head for phase in phases)
     return Trained(training.model, tuple(training.ended.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
 
 
@@ -131,7 +131,7 @@ class _Training:
             self.place_embeddings()
         if self.run.pretrained is not None:
             taken = take_weights(self.model, self.run.pretrained)
-            tell_taken(taken, self.run.pretrained, self.planned.phases, self.run.emit, fills_masks=self.text.prompt is not None)
+            tell_taken(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
         return self.model
 
     def pools(self, phase: PhaseConfig) -> tuple[TokenPool | None, TokenPool | None]:
@@ -407,13 +407,13 @@ def _write_scores(target: Path, judge: Judge, emit: Emit) -> None:
     emit(Event("done", "scores", f"{found / max(1, tokens):.0%} of {tokens:,} tokens look like those that matter"))
 
 
-def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, fills_masks: bool = False) -> None:
+def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, uses_prompt: bool = False) -> None:
     """Say which weights the run begins with, and warn where a phase needs a vocabulary head that the folder lacks."""
     head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
     left = f"; left out: {taken.left[0]}{more(taken.left)}" if taken.left else ""
     emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
-    if not taken.mlm_head and (fills_masks or any(phase.text_terms for phase in phases)):
-        begins = "a prompt" if fills_masks else "masked language modeling"
+    if not taken.mlm_head and (uses_prompt or any(phase.text_terms for phase in phases)):
+        begins = "a prompt" if uses_prompt else "masked language modeling"
         emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} begins with a drawn one"))
 
 
