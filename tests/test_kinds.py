@@ -168,7 +168,7 @@ def test_what_a_kind_does_not_have_says_so_in_one_line(fitted: tuple[str, Path])
         assert error.value.exit_code == 2
     with pytest.raises(UsageError, match=refused):
         CramClassifier(settings={"task.kind": kind}).fit(["a", "b"], ["x", "y"])
-    with pytest.raises(ValueError, match="the term 'important_tokens' exists only where each text has one label"):
+    with pytest.raises(ValueError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
 
 

@@ -155,11 +155,14 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dev_metric": "accuracy"}, "dev_metric 'accuracy' is no score of task.kind 'regression'; take one of pearson, spearman, r2"),
-        ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' gives a text one label; with task.kind 'regression' set"),
+        (
+            {"dev_metric": "accuracy"},
+            "dev_metric 'accuracy' is not a metric of task.kind 'regression'; choose one of pearson, spearman, r2",
+        ),
+        ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' predicts one label; with task.kind 'regression' set"),
         (
             {"phases": [{"name": "a", "terms": [{"kind": "distil", "on": "task"}]}]},
-            "the term 'distil' exists only where each text has one label",
+            "the term 'distil' needs tasks with one label per text",
         ),
         ({"phases": [{"name": "a", "terms": [{"kind": "classify", "label_smoothing": 0.1}]}]}, "set label_smoothing = 0"),
     ],

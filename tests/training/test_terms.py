@@ -270,7 +270,7 @@ def test_an_objective_is_learnt(objective: str, tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_say_what_to_set() -> None:
-    with pytest.raises(ValueError, match="set its share below 1"):
+    with pytest.raises(ValueError, match="set the share below 1"):
         make_phase(text="causal")
     with pytest.raises(ValueError, match="set share = 1"):
         make_phase(terms=[{"kind": "causal", "share": 0.5}], task=0)
@@ -278,9 +278,9 @@ def test_settings_that_cannot_be_say_what_to_set() -> None:
         make_phase(terms=[{"kind": "mlm"}, {"kind": "span_infilling"}], task=0)
     with pytest.raises(ValueError, match="two terms 'mlm' on external text"):
         make_phase(terms=[{"kind": "mlm"}, {"kind": "mlm", "weight": 2.0}], task=0)
-    with pytest.raises(ValueError, match="no term is on task text"):
+    with pytest.raises(ValueError, match="no term is on it; add one, or set task = 0"):
         make_phase(terms=[{"kind": "mlm"}])
-    with pytest.raises(ValueError, match="is on task text, of which none is drawn"):
+    with pytest.raises(ValueError, match="is on task text, of which none is sampled"):
         make_phase(terms=[{"kind": "mlm"}, {"kind": "classify"}], task=0)
     with pytest.raises(ValueError, match="32 or more"):
         make_phase(text="span_infilling", max_length=8)

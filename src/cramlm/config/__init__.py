@@ -1,1 +1,1 @@
-"""Settings as frozen pydantic models; TOML in and out."""
+"""Settings of a run as frozen pydantic models; reading and writing TOML."""

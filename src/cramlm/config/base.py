@@ -11,29 +11,29 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from cramlm.errors import UsageError
 
 NOMINAL_FLOPS = 2e11
-"""Operations per second that a budget in FLOPs is taken for where a time is wanted before anything is measured: two cores in bf16."""
+"""Assumed operations per second (two cores in bf16), to convert a budget in FLOPs to a time before anything is measured."""
 
 
 class FrozenModel(BaseModel):
-    """A table of settings: frozen, no unknown names, finite numbers."""
+    """A group of settings: immutable, without unknown names, with finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _none_may_be_a_word(cls, data: Any) -> Any:
-        """Read None as "none" where that is one of a setting's words: `--set logit_adjustment=none` reads it as unset."""
+    def _none_as_a_value(cls, data: Any) -> Any:
+        """Replace None by "none" where a setting has that value: `--set logit_adjustment=none` parses as unset."""
         if not isinstance(data, dict):
             return data
-        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
-        return {name: "none" if value is None and name in words else value for name, value in data.items()}
+        has_none = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
+        return {name: "none" if value is None and name in has_none else value for name, value in data.items()}
 
 
 def parse_count(value: Any) -> Any:
-    """Text like 50M, 1.5k or 2_000 as a whole number; anything else as it is, for the field's own check.
+    """Return text like 50M, 1.5k or 2_000 as a whole number, anything else unchanged (for the field's own validation).
 
     Raises:
-        ValueError: for text that is no count.
+        ValueError: if the text is not a count.
     """
     if not isinstance(value, str):
         return value
@@ -49,10 +49,10 @@ Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may use; one of the two is set.
+    """The budget of a run; exactly one field is set.
 
-    seconds: wall-clock time, everything included. flops: operations of the matrix products of training, as `planning.executed_flops`
-    counts them; a run takes whatever time they need.
+    seconds: wall-clock time of the whole run. flops: operations of the matrix products of training, as `training.flops.executed_flops`
+    counts them; the time is not limited.
     """
 
     seconds: float | None = None
@@ -60,15 +60,15 @@ class Budget:
 
     @property
     def nominal_seconds(self) -> float:
-        """Its time, or the time that its operations take on two common cores: to choose a size by, not a promise."""
+        """The time, or an estimate of the time for the operations (`NOMINAL_FLOPS`), used to choose a model size."""
         return self.seconds if self.seconds is not None else (self.flops or 0.0) / NOMINAL_FLOPS
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in '90s', '20m', '1.5h' or a plain number of seconds.
+    """Parse '90s', '20m', '1.5h' or a plain number of seconds into seconds.
 
     Raises:
-        UsageError: for anything else, or a time that is not positive.
+        UsageError: if it is none of these, or not positive.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
@@ -77,10 +77,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_budget(text: str) -> Budget:
-    """A time as `parse_duration` reads it, or a number of operations: '3e15flops'.
+    """Parse a duration (`parse_duration`) or a number of operations, like '3e15flops'.
 
     Raises:
-        UsageError: for anything else, or an amount that is not positive.
+        UsageError: if it is neither, or not positive.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\+?\d{1,2})?) ?flops?", text.strip().lower())
     if match is None:
@@ -89,5 +89,5 @@ def parse_budget(text: str) -> Budget:
         except UsageError as error:
             raise UsageError(f"budget {text!r} is neither a positive time, like 20m, nor a number of operations, like 3e15flops") from error
     if float(match[1]) <= 0:
-        raise UsageError(f"budget {text!r} is no operation at all; write it like 3e15flops")
+        raise UsageError(f"budget {text!r} is not a positive number of operations; write it like 3e15flops")
     return Budget(flops=float(match[1]))

@@ -80,7 +80,7 @@ def train(
         if last is not None:
             phases = replan(run, planned, tuple(training.ended.values()))
         phase = phases[number]
-        before = last if phase.start_from is None else training.ended.get(phase.start_from)  # None for 'start'
+        before = last if phase.start_from == "previous" else training.ended.get(phase.start_from)  # None for 'start'
         last = training.ended[phase.name] = training.run_phase(number, phase, before)
     assert last is not None, "a config has at least one phase"
     load_weights(training.model, last.artifact.path)
