@@ -114,8 +114,7 @@ def _python() -> str:
     for recipe in recipes.RECIPES.values():
         name = re.sub(r"\W", "_", recipe.name)
         parts += [f"## cramlm.recipes.{name}", f"```python\n{name}{inspect.signature(recipe)}\n```", f"```text\n{recipe.summary}\n```"]
-    for kind in (recipes.Recipe, recipes.PaperRecipe):
-        parts.append(f"Called, a `{kind.__name__}`:\n\n```text\n{inspect.getdoc(kind.__call__)}\n```")
+    parts.append(f"Called, a recipe:\n\n```text\n{inspect.getdoc(recipes.Recipe.__call__)}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -91,7 +91,7 @@ def list_recipes(context: typer.Context) -> None:
 
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():
-        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--init"] * (recipe.start == "pretrained"))
+        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--init"] * (recipe.start == "checkpoint"))
         print(f"{name:<{width}}  {recipe.summary}" + (f" ({needs})" if needs else ""))
 
 

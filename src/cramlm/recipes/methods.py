@@ -1,33 +1,40 @@
-"""The methods, as data. From drawn weights unless said otherwise; what `--init` makes of their phases is in phases.from_checkpoint."""
+"""The methods, as data: from scratch unless said otherwise. From a checkpoint their phases have the settings of phases.from_checkpoint."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
-from cramlm.config.run import Bm25Config, RandomConfig
-from cramlm.config.terms import Mlm
+from cramlm.config.run import Bm25Config, PhaseConfig, RandomConfig
+from cramlm.config.terms import ImportantTokens, Mlm
 from cramlm.recipes.phases import (
+    BERT_MASKS,
     MLM_ON_TASK,
     TAPT_PASSES,
+    distil_phase,
     finetune_phase,
     joint_phase,
     on_task_text,
     text_phase,
+    vectors_phase,
     with_terms,
     without_teacher,
 )
-from cramlm.recipes.recipe import Recipe
+from cramlm.recipes.recipe import EncoderRecipe, LinearRecipe
+
+SCORER_PASSES: Final = 10.0
+STATIC_TOKENS: Final = 3_000_000
+"""Tokens of the selection of `static`: about what tlm retrieves with a budget of four minutes on two cores."""
 
 _DAPT: Final = text_phase("dapt", external=1, task=0, terms=(Mlm(on="external"),), max_passes=1.0)
 _TAPT: Final = text_phase("tapt", external=0, task=1, terms=(Mlm(on="task"),), max_passes=TAPT_PASSES)
 
-tlm = Recipe(
+tlm = EncoderRecipe(
     "tlm",
     "retrieve with every training text, learn language and labels together, then the labels",
     (joint_phase(), finetune_phase()),
     Bm25Config(),
 )
-tlm_plain = Recipe(
+tlm_plain = EncoderRecipe(
     "tlm-plain",
     "tlm with what the paper has alone: no teacher, no co-occurrence embeddings, no label smoothing, no logit adjustment",
     (without_teacher(joint_phase()), without_teacher(finetune_phase())),
@@ -36,64 +43,133 @@ tlm_plain = Recipe(
     logit_adjustment="none",
 )
 # The controls: one change each from tlm (docs/recipes.md).
-random_retrieval = Recipe(
+random_retrieval = EncoderRecipe(
     "random-retrieval",
     "control: tlm on random passages in place of retrieved ones; what retrieval adds",
     (joint_phase(), finetune_phase()),
     RandomConfig(),
 )
-external_only = Recipe(
+external_only = EncoderRecipe(
     "external-only",
     "control: tlm without task text in the joint phase; what joint learning adds",
     (with_terms(joint_phase(), lambda term: term.on == "external").model_copy(update={"task": 0}), finetune_phase()),
     Bm25Config(),
 )
-task_text_only = Recipe(
+task_text_only = EncoderRecipe(
     "task-text-only",
     "control: tlm without external text in the joint phase; what external text adds",
     (on_task_text(joint_phase()), finetune_phase()),
 )
-no_stage_2 = Recipe(
+no_stage_2 = EncoderRecipe(
     "no-stage-2",
     "control: tlm without the fine-tuning phase; what it adds",
     (joint_phase(),),
     Bm25Config(),
 )
-labels_only = Recipe(
+labels_only = EncoderRecipe(
     "labels-only",
     "control: tlm without the joint phase; what it adds",
     (finetune_phase(),),
 )
-plm = Recipe(
+plm = EncoderRecipe(
     "plm",
     "fine-tune a checkpoint",
     (finetune_phase(),),
-    start="pretrained",
+    start="checkpoint",
 )
-dapt = Recipe(
+dapt = EncoderRecipe(
     "dapt",
     "go on pretraining a checkpoint on the domain's corpus, then fine-tune",
     (_DAPT, finetune_phase()),
     RandomConfig(),
-    start="pretrained",
+    start="checkpoint",
 )
-tapt = Recipe(
+tapt = EncoderRecipe(
     "tapt",
     "go on pretraining a checkpoint on the task's own text, then fine-tune",
     (_TAPT, finetune_phase()),
-    start="pretrained",
+    start="checkpoint",
 )
-dapt_tapt = Recipe(
+dapt_tapt = EncoderRecipe(
     "dapt+tapt",
     "the domain's corpus, then the task's text, then fine-tune a checkpoint",
     (_DAPT, _TAPT, finetune_phase()),
     RandomConfig(),
-    start="pretrained",
+    start="checkpoint",
 )
-knn_tapt = Recipe(
+knn_tapt = EncoderRecipe(
     "knn-tapt",
     "go on pretraining a checkpoint on the training texts and their neighbours in the corpus, then fine-tune",
     (text_phase("knn-tapt", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), finetune_phase()),
     Bm25Config(top_k=50),
-    start="pretrained",
+    start="checkpoint",
 )
+
+
+def _selective_masking(name: str, summary: str, kind: Literal["scored", "scored-control"]) -> EncoderRecipe:
+    """Selective masking (Gu et al. 2020): mask the words that matter to the labels, found by a scorer that was trained on the labels.
+
+        general MLM -> tuned on the labels -> scorer: learns which words the tuned model needs
+             `-------> MLM on the retrieved text, masking what the scorer finds -> fine-tuned
+
+    Masks, passes of the scorer and its positive weight are the paper's. Its general and its in-domain corpus are both the retrieved text;
+    from a checkpoint, the checkpoint takes the place of the general phase. The control masks as many tokens at random.
+    """
+    text = text_phase("genept", external=1, task=0, terms=(Mlm(on="external"),)).model_copy(update={"masking": BERT_MASKS})
+    tune = finetune_phase().model_copy(update={"name": "tune"})
+    learns = {"terms": (ImportantTokens(),), "passes": SCORER_PASSES, "keep": "last"}
+    scorer = finetune_phase().model_copy(update={"name": "scorer", **learns})
+    masks = BERT_MASKS.model_copy(update={"kind": kind, "scores_of": "scorer"})
+
+    def masked(start_from: str) -> PhaseConfig:
+        return text.model_copy(update={"name": "taskpt", "start_from": start_from, "masking": masks})
+
+    return EncoderRecipe(
+        name,
+        summary,
+        (text, tune, scorer, masked("genept"), finetune_phase()),
+        Bm25Config(),
+        phases_on_checkpoint=(tune, scorer, masked("start"), finetune_phase()),
+    )
+
+
+selective_masking = _selective_masking(
+    "selective-masking", "pretrain with masks on the words that matter to the labels, then fine-tune", "scored"
+)
+selective_masking_random = _selective_masking(
+    "selective-masking-random", "control: selective-masking with as many masks at random; what the choice adds", "scored-control"
+)
+# Labels as words that fill in a mask (docs/prompts.md).
+prompt = EncoderRecipe(
+    "prompt",
+    "tlm with labels as words that fill in a mask; from a checkpoint fine-tuning alone",
+    (joint_phase(), finetune_phase()),
+    Bm25Config(),
+    phases_on_checkpoint=(finetune_phase(),),
+    head="prompt",
+)
+_LABELS: Final = without_teacher(finetune_phase())
+pet = EncoderRecipe(
+    "pet",
+    "prompt without a linear teacher, then once more with its own pseudo-labels of the retrieved text",
+    (without_teacher(joint_phase()), _LABELS, distil_phase(teacher="finetune", start="joint")),
+    Bm25Config(),
+    phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
+    head="prompt",
+)
+soft_prompt = EncoderRecipe(
+    "soft-prompt",
+    "language alone, then vectors before the text that learn the labels, the encoder frozen; from a checkpoint these alone",
+    (text_phase("joint", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), vectors_phase()),
+    Bm25Config(),
+    phases_on_checkpoint=(vectors_phase(),),
+    head="soft-prompt",
+)
+# Linear models.
+static = LinearRecipe(
+    "static",
+    "logistic regression on TF-IDF and averaged token vectors from retrieved text; no encoder",
+    "static",
+    Bm25Config(max_tokens=STATIC_TOKENS),
+)
+tfidf = LinearRecipe("tfidf", "logistic regression on TF-IDF alone; no raw text, no encoder", "tfidf")

@@ -11,8 +11,8 @@ the same phases, ratios and rates with as many times fewer steps, in a small BER
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from cramlm.config.run import (
     Bm25Config,
@@ -29,9 +29,8 @@ from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.planning.budget import TYPICAL
-from cramlm.recipes.phases import BERT_MASKS
-from cramlm.recipes.recipe import Files, Start, check_start, corpus_config, no_corpus
-from cramlm.recipes.sizes import BERT_BASE, BERT_LARGE
+from cramlm.recipes.phases import BERT_BASE, BERT_LARGE, BERT_MASKS
+from cramlm.recipes.recipe import Recipe, RunInputs, Start, with_top_k
 
 Scale: TypeAlias = Literal["small", "medium", "large"]
 
@@ -76,57 +75,41 @@ PAPER_TASKS: Final[Mapping[str, PaperTask]] = {
 """By the name that stands after the colon in `--recipe tlm-small:chemprot`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaperRecipe:
-    """One of the three scales."""
+@dataclass(frozen=True)
+class PaperRecipe(Recipe):
+    """The paper's settings at one of its scales. All steps are set, so a budget changes nothing; it is kept for the record."""
 
-    name: str
-    summary: str
+    own_options: ClassVar[tuple[str, ...]] = ("like", "shrink")
+
     scale: Scale
-    start: Start = "drawn"
+    start: Start = field(default="scratch", kw_only=True)
 
-    @property
-    def retrieves(self) -> bool:
-        """Always."""
+    def reads_corpus(self, init: str | None) -> bool:
         return True
 
-    def __call__(
-        self,
-        *,
-        train: str,
-        corpus: Files | None = None,
-        init: str | None = None,
-        budget: str | None = None,
-        seed: int = 13,
-        like: str | None = None,
-        shrink: float = 1.0,
-        **task: Any,
-    ) -> RunConfig:
-        """The run of the paper. like: one of `PAPER_TASKS`; None = by the number of texts in `train` (`settings_by_labels`). shrink:
-        below 1 its twin (`twin`). A budget bounds nothing here, since all steps are set; it is kept to be told.
+    def build(self, inputs: RunInputs, *, like: str | None = None, shrink: float = 1.0, **own: Any) -> RunConfig:
+        """Make the config. like: one of `PAPER_TASKS`; None = by the number of texts in `train` (`settings_by_labels`). shrink: below 1
+        gives the twin (`twin`).
 
         Raises:
-            UsageError: for a task that is none of the paper's, no corpus, or weights to start from. DataError: if `train` cannot be read.
+            UsageError: if `like` is not a task of the paper. DataError: if `train` cannot be read.
         """
-        check_start(self.name, self.start, init)
-        if not corpus:
-            raise no_corpus(self.name)
-        task_config = TaskConfig(train=train, **task)
         if like is not None and like not in PAPER_TASKS:
             raise UsageError(f"{like!r} is not a task of the paper; write {self.name}:TASK with one of {', '.join(PAPER_TASKS)}, or none")
-        settings = settings_by_labels(_count(task_config)) if like is None else PAPER_TASKS[like]
-        place = SCALES.index(self.scale)
+        settings = settings_by_labels(_count(inputs.task)) if like is None else PAPER_TASKS[like]
+        column = SCALES.index(self.scale)
+        retriever = Bm25Config(
+            top_k=settings.top_k[column],
+            norm="lucene",  # Elasticsearch's
+            queries="phrases" if settings.long_texts else "text",
+        )
         whole = RunConfig(
             name=self.name,
-            seed=seed,
-            budget=budget,
-            task=task_config,
-            corpus=corpus_config(corpus),
-            retriever=Bm25Config(
-                top_k=settings.top_k[place],
-                norm="lucene",  # Elasticsearch's
-                queries="phrases" if settings.long_texts else "text",
-            ),
+            seed=inputs.seed,
+            budget=inputs.budget,
+            task=inputs.task,
+            corpus=inputs.corpus,
+            retriever=with_top_k(retriever, inputs.top_k, recipe=self.name),
             tokenizer=TokenizerConfig(vocab_size=BERT_VOCABULARY),
             encoder=BERT_LARGE if self.scale == "large" else BERT_BASE,
             head=HeadConfig(pooling="cls"),
@@ -151,21 +134,21 @@ def settings_by_labels(labelled: int) -> PaperTask:
 
 def stage_1(task: PaperTask, scale: Scale) -> PhaseConfig:
     """The joint stage."""
-    place = SCALES.index(scale)
-    steps = task.steps[place]
+    column = SCALES.index(scale)
+    steps = task.steps[column]
     return PhaseConfig(
         name="joint",
-        terms=(Mlm(on="external"), Mlm(on="task", weight=float(task.rho_2[place])), Classify()),
+        terms=(Mlm(on="external"), Mlm(on="task", weight=float(task.rho_2[column])), Classify()),
         steps=steps,
-        external=task.rho_1[place],
+        external=task.rho_1[column],
         task=1,
         mixing="interleaved",
         loss_scale="mean",
         masking=BERT_MASKS,
         batch_size=task.batch_large if scale == "large" else 256,
         batch_unit="sequences",
-        max_length=task.lengths[place],
-        external_length=task.external_lengths[place],
+        max_length=task.lengths[column],
+        external_length=task.external_lengths[column],
         dropout=0.1,
         attention_dropout=0.1,
         optimizer=OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.01),

@@ -1,15 +1,38 @@
-"""The phases that recipes are lists of, for an encoder that starts from drawn weights and for one that starts from a checkpoint."""
+"""The parts of recipes: sizes of encoders, and phases from scratch and from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cramlm.config.phase import linear_teachers
-from cramlm.config.run import EncoderConfig, MaskingConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+from cramlm.config.run import EncoderConfig, MaskingConfig, OptimizerConfig, PhaseConfig, RunConfig, ScheduleConfig, parse_budget
 from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
 from cramlm.data.task import LabelledSize
+from cramlm.errors import UsageError
 from cramlm.records import TaskKind
+
+DEFAULT_BUDGET = "20m"
+
+# Sizes by wall-clock time on two CPU cores: at a small, fixed amount of compute the loss depends little on the shape (Geiping and
+# Goldstein 2022), so a size is chosen that still sees each retrieved passage several times.
+TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="cooccurrence")
+MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="cooccurrence")
+SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="cooccurrence")
+BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="cooccurrence")
+# The paper's: BERT-base at its small and medium scale, BERT-large at its large one.
+BERT_BASE = EncoderConfig(shape="bert", layers=12, hidden=768, heads=12, intermediate=3072, norm_eps=1e-12)
+BERT_LARGE = EncoderConfig(shape="bert", layers=24, hidden=1024, heads=16, intermediate=4096, norm_eps=1e-12)
+
+PRESETS: Mapping[str, EncoderConfig] = {
+    "tiny": TINY,
+    "mini": MINI,
+    "small": SMALL,
+    "base": BASE,
+    "bert-base": BERT_BASE,
+    "bert-large": BERT_LARGE,
+}
+"""Sizes by the name that `--preset` takes."""
 
 BERT_MASKS = MaskingConfig(rate=0.15, mask_share=0.8, random_share=0.1)  # Devlin et al. 2019
 TAPT_PASSES = 100.0  # over the task's own text (Gururangan et al. 2020)
@@ -19,9 +42,7 @@ FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # docs/log.md
 
 
 def joint_phase() -> PhaseConfig:
-    """External and task text side by side in every batch; the paper's stage 1 with a task weight that is felt, and a teacher's labels on
-    external text.
-    """
+    """The paper's stage 1 with external and task text in every batch, lower weights of task text, and a linear teacher on external text."""
     return PhaseConfig(
         name="joint",
         terms=(Mlm(on="external"), MLM_ON_TASK, Classify(weight=0.25), Distil(on="external")),
@@ -37,7 +58,7 @@ def joint_phase() -> PhaseConfig:
 
 
 def finetune_phase() -> PhaseConfig:
-    """Labels only, no vocabulary head; the paper's stage 2. The encoder is young, so it is trained on with Muon rather than tuned."""
+    """The paper's stage 2: labels only. An encoder that was trained for minutes goes on learning with Muon at high rates."""
     return PhaseConfig(
         name="finetune",
         terms=(Classify(), Distil(on="task")),
@@ -68,7 +89,7 @@ def smoothed(phase: PhaseConfig, label_smoothing: float) -> PhaseConfig:
 
 
 def on_task_text(phase: PhaseConfig) -> PhaseConfig:
-    """The phase on the task's text alone: its terms on external text, where it has no others of their kind, are on task text."""
+    """The phase on the task's text alone. Terms on external text move to task text unless there is one of their kind already."""
     if not phase.external:
         return phase
     own = [term for term in phase.terms if term.on == "task"]
@@ -78,15 +99,15 @@ def on_task_text(phase: PhaseConfig) -> PhaseConfig:
 
 
 def is_few(size: LabelledSize) -> bool:
-    """Return True if a label has fewer than `FEW_TEXTS_PER_LABEL` training texts on the mean."""
+    """Return True if there are fewer than `FEW_TEXTS_PER_LABEL` training texts per label, on average."""
     return size.texts < FEW_TEXTS_PER_LABEL * size.labels
 
 
 def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseConfig:
-    """The phase with the terms that suit the labelled texts; one without a linear teacher is unchanged.
+    """The phase with terms that suit the labelled texts; a phase without a linear teacher is returned unchanged.
 
-    The linear teacher exists for texts of one label. A phase on labels alone learns from its probabilities of held-out training texts; with
-    few texts a label these are poor, and label smoothing replaces them.
+    The linear teacher needs texts of one label each. A phase on labels alone learns from its probabilities for held-out training texts;
+    with few texts per label these are poor, and label smoothing takes their place.
     """
     if not linear_teachers(phase):
         return phase
@@ -98,14 +119,14 @@ def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseCon
 
 
 def vectors_phase() -> PhaseConfig:
-    """The vectors of a soft prompt, on labels only; AdamW at a rate that would be ruinous for weights (Lester et al. 2021: 0.3)."""
+    """Train the vectors of a soft prompt on labels only, at a rate far above that of weights (Lester et al. 2021: 0.3)."""
     tuned = {"name": "tune", "terms": (Classify(),), "trains": "vectors", "dropout": 0.0, "max_passes": None}
     optimizer = OptimizerConfig(kind="adamw", learning_rate=1e-2, weight_decay=0.0)
     return finetune_phase().model_copy(update={**tuned, "optimizer": optimizer})
 
 
 def distil_phase(*, teacher: str, start: str) -> PhaseConfig:
-    """Language, labels and the pseudo-labels that the phase `teacher` gives external text, from the weights of the phase `start`."""
+    """Language, labels and the soft labels of external text by the model of phase `teacher`, from the weights of phase `start`."""
     terms = (*without_teacher(joint_phase()).terms, Distil(on="external", teacher=teacher))
     return joint_phase().model_copy(update={"name": "distil", "terms": terms, "start_from": start, "keep": "best"})
 
@@ -117,11 +138,10 @@ def text_phase(name: str, *, external: int, task: int, terms: tuple[Mlm, ...], m
 
 
 def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
-    """The phase as it is run on pretrained weights: AdamW at the rates of the literature, BERT's masks and dropout, no linear teacher
-    and none of the label smoothing that may replace it.
+    """The phase on pretrained weights: AdamW at the rates of the literature, BERT's masks and dropout, no teacher, no label smoothing.
 
-    Continued MLM at 1e-4, fine-tuning at 2e-5 in batches of 16, warm-up over 6 % of the steps (Gururangan et al. 2020); encoders
-    narrower than 768 are tuned at 1e-4, as small ones stand and need more (docs/log.md).
+    MLM continues at 1e-4, fine-tuning has 2e-5 in batches of 16, both warm up over 6 % of the steps (Gururangan et al. 2020). Encoders
+    narrower than 768 are tuned at 1e-4, since small ones need higher rates (docs/log.md).
     """
     if phase.trains == "vectors":
         return phase
@@ -133,3 +153,34 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     rate = 2e-5 if encoder.hidden >= 768 else 1e-4
     tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "max_passes": TUNING_PASSES}
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})
+
+
+def encoder_for_budget(seconds: float) -> EncoderConfig:
+    """tiny up to 5 minutes, mini up to an hour, small beyond.
+
+    At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
+    of two cores and ten of one, they are even (docs/log.md).
+    """
+    return TINY if seconds <= 300 else MINI if seconds <= 3600 else SMALL
+
+
+def encoder_for(budget: str | None) -> EncoderConfig:
+    """The encoder for a budget as a user writes it; None = for the default one."""
+    return encoder_for_budget(parse_budget(budget or DEFAULT_BUDGET).nominal_seconds)
+
+
+def with_preset(config: RunConfig, name: str) -> RunConfig:
+    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. `embedding_init = "random"` stays as it is.
+
+    Raises:
+        UsageError: if there is no such preset, or the run starts from weights that have a size.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
+    if config.init is not None:
+        raise UsageError(f"--preset {name} and --init exclude each other: the weights in {config.init} have a size; drop one")
+    encoder = PRESETS[name]
+    if config.encoder.embedding_init == "random":
+        encoder = encoder.model_copy(update={"embedding_init": "random"})
+    head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
+    return config.model_copy(update={"encoder": encoder, "head": head})
