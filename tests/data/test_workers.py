@@ -47,7 +47,7 @@ def silent(number: int, event: Event) -> None:
 def test_results_come_in_the_order_of_tasks_and_events_with_their_number(workers: int) -> None:
     tasks = [{"do": "square", "value": value, "sleep": 0.05 * (value == 0)} for value in range(8)]
     told: list[tuple[int, Event]] = []
-    assert run_tasks(WORK, tasks, workers=workers, tell=lambda number, event: told.append((number, event))) == [n**2 for n in range(8)]
+    assert run_tasks(WORK, tasks, workers=workers, on_event=lambda number, event: told.append((number, event))) == [n**2 for n in range(8)]
     assert sorted(number for number, _ in told) == list(range(8))
     assert all(event.message == str(tasks[number]) for number, event in told)
     assert (os.getpid() in {event.data["pid"] for _, event in told}) == (workers == 1)
@@ -62,23 +62,23 @@ def test_the_error_is_that_of_the_first_task_that_fails(workers: int, tmp_path: 
         *({"do": "mark", "value": str(tmp_path / f"{n}"), "sleep": 0.1} for n in range(30)),
     ]
     with pytest.raises(DataError, match=r"^row 1 is bad$"):
-        run_tasks(WORK, tasks, workers=workers, tell=silent)
+        run_tasks(WORK, tasks, workers=workers, on_event=silent)
     assert len(list(tmp_path.iterdir())) < 30  # what comes after it is not begun, or stopped
 
 
 def test_a_worker_may_print(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_tasks(WORK, [{"do": "print"}] * 2, workers=2, tell=silent) == ["printed"] * 2
+    assert run_tasks(WORK, [{"do": "print"}] * 2, workers=2, on_event=silent) == ["printed"] * 2
     assert capfd.readouterr().out == ""
 
 
 def test_a_bug_in_a_worker_comes_with_its_traceback() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"):
-        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "break"}], workers=2, tell=silent)
+        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "break"}], workers=2, on_event=silent)
 
 
 def test_a_worker_that_is_killed_is_the_environments_fault() -> None:
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*short of memory"):
-        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, tell=silent)
+        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, on_event=silent)
 
 
 def test_when_the_caller_fails_all_workers_end_at_once() -> None:
@@ -89,7 +89,7 @@ def test_when_the_caller_fails_all_workers_end_at_once() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - the one above
-        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 86_400}] * 2, workers=2, tell=refuse)
+        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 86_400}] * 2, workers=2, on_event=refuse)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -100,7 +100,7 @@ import sys
 from test_workers import WORK
 from cramlm.io.executors import run_tasks
 tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
-run_tasks(WORK, tasks, workers=2, tell=lambda number, event: print(event.data["pid"], flush=True))
+run_tasks(WORK, tasks, workers=2, on_event=lambda number, event: print(event.data["pid"], flush=True))
 """
 
 

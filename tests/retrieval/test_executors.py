@@ -20,7 +20,7 @@ from selection_fixtures import make_task, write_corpus
 from cramlm.config.retriever import Bm25Config, RandomConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
-from cramlm.io.executors import Executor, Processes, Tell, connect_ray, resolve
+from cramlm.io.executors import Executor, OnEvent, Processes, connect_ray, import_function
 from cramlm.records import Emit, Event
 from cramlm.retrieval.bm25 import distributed as passes_module
 from cramlm.retrieval.bm25 import segment as build
@@ -51,9 +51,9 @@ class Deadly:
     inner: Executor
     folder: Path
 
-    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+    def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
         wrapped = [{"function": function, "task": task, "folder": str(self.folder)} for task in tasks]
-        return self.inner.map(f"{__name__}:die_once", wrapped, tell=tell)
+        return self.inner.map(f"{__name__}:die_once", wrapped, on_event=on_event)
 
 
 def die_once(task: dict[str, Any], emit: Emit) -> Any:
@@ -69,14 +69,14 @@ def die_once(task: dict[str, Any], emit: Emit) -> Any:
 
     if ray := sys.modules.get("ray"):
         (folder / f"node-{ray.get_runtime_context().get_node_id()}").touch()
-    return resolve(task["function"])(task["task"], die)
+    return import_function(task["function"])(task["task"], die)
 
 
 @dataclass(frozen=True)
 class Idle:
     """Nothing may be left to do for it."""
 
-    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+    def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
         assert not tasks
         return []
 
@@ -232,11 +232,11 @@ with connect_ray(cluster.address) as executor:
     assert (folder / "died").exists()
     assert len(list(folder.glob("node-*"))) == 2
     try:
-        executor.map("test_executors:refuse", [0], tell=lambda number, event: None)
+        executor.map("test_executors:refuse", [0], on_event=lambda number, event: None)
     except CramError as error:
         print(type(error).__name__, error)
     try:
-        executor.map("test_executors:always_die", [0], tell=lambda number, event: None)
+        executor.map("test_executors:always_die", [0], on_event=lambda number, event: None)
     except CramError as error:
         print(type(error).__name__, error)
 cluster.shutdown()

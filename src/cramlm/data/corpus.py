@@ -269,8 +269,8 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit
     data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
     emit(Event("start", KIND, what, total=total / 1e6, unit="MB", data=data))
     tasks = [{"plan": plan.as_dict(), "store": str(store)} for plan in missing]
-    tell = _Teller(total / 1e6, emit)
-    for plan, done in zip(missing, executor.map(_READ, tasks, tell=tell), strict=True):
+    on_event = _Teller(total / 1e6, emit)
+    for plan, done in zip(missing, executor.map(_READ, tasks, on_event=on_event), strict=True):
         if not done:
             _wait_for(plan, store, emit)
     return total / 1e6

@@ -181,7 +181,7 @@ def run_cells(
                 minutes = (time.monotonic() - began) / 60
                 emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} ({minutes:.1f} minutes since the start)"))
 
-        for cell, failure in zip(waiting, run_tasks(_RUN, tasks, workers=jobs, tell=report), strict=True):
+        for cell, failure in zip(waiting, run_tasks(_RUN, tasks, workers=jobs, on_event=report), strict=True):
             finish(cell, failure)
     return finished(), failed
 

@@ -12,32 +12,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell
+from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell
 from cramlm.io.streams import Lines
 
 
-def read_delimited(lines: Lines, columns: Sequence[Column], tally: Tally, *, separator: str, limit: int) -> Iterator[Row]:
+def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, separator: str, limit: int) -> Iterator[Row]:
     """The rows of a table with a header line; empty lines are no rows."""
-    records = _records(lines, tally, separator=separator, limit=limit)
+    records = _records(lines, counts, separator=separator, limit=limit)
     header = next(records, None)
     if header is None:
         return
     if header[2]:
-        raise DataError(f"{tally.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
-    places = find_columns(tally.path, header[1], columns)
+        raise DataError(f"{counts.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
+    places = find_columns(counts.path, header[1], columns)
     width, wanted = len(header[1]), list(zip(places, columns, strict=True))
     for line, fields, fault in records:
         if fault is None and len(fields) != width:
             fault = f"{len(fields)} fields, expected {width}"
             fault += " (is a text with a separator not in quotes?)" if len(fields) > width else ""
         if fault is not None:
-            tally.refuse(line, fault)
+            counts.refuse(line, fault)
             continue
-        tally.rows_read += 1
+        counts.rows_read += 1
         yield Row(line, tuple(None if place is None else from_cell(fields[place], column) for place, column in wanted))
 
 
-def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
+def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
     """(line it begins at, fields, what is wrong with it or None) of every record."""
     newline: str | None = None  # as inside quotes: what one physical line end contributes
     parts: list[str] = []  # of the quoted field that is open, if `opened`
@@ -47,7 +47,7 @@ def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Itera
     for number, offset, raw in lines:
         if raw is None:
             if opened:
-                raise _never_closed(tally, opened)
+                raise _never_closed(counts, opened)
             yield number, [], f"the line is longer than {limit:,} bytes (--max-record-bytes)"
             continue
         carriage_return = raw.endswith(b"\r")
@@ -72,7 +72,7 @@ def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Itera
                 continue
         size += len(raw) + 1
         if opened and size > limit:
-            raise _never_closed(tally, opened)
+            raise _never_closed(counts, opened)
         place = 0
         while True:
             if opened:
@@ -113,8 +113,10 @@ def _records(lines: Lines, tally: Tally, *, separator: str, limit: int) -> Itera
             yield begun, fields, fault
             fields, fault = [], None
     if opened:
-        raise _never_closed(tally, opened)
+        raise _never_closed(counts, opened)
 
 
-def _never_closed(tally: Tally, opened: int) -> DataError:
-    return DataError(f"{tally.path}:{opened}: the quote opened in this line never closes; close it, or double it if it is part of the text")
+def _never_closed(counts: RowCounts, opened: int) -> DataError:
+    return DataError(
+        f"{counts.path}:{opened}: the quote opened in this line never closes; close it, or double it if it belongs to the text"
+    )

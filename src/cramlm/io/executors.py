@@ -1,6 +1,6 @@
 """Where tasks run: in this process, in several processes of this machine, or on a Ray cluster.
 
-    executor.map("package.module:function", tasks, tell) ─► function(task, emit) for each task ─► results, in the order of the tasks
+    executor.map("package.module:function", tasks, on_event) ─► function(task, emit) for each task ─► results, in the order of the tasks
 
 Tasks and results are plain JSON. Large data are in files that tasks name; every task leaves a published folder, so that a task that is done
 is not repeated, and two processes that run the same task do no harm. Hence results do not depend on which process ran a task, on the number
@@ -38,9 +38,9 @@ from cramlm import errors
 from cramlm.errors import CramError, EnvironmentFault
 from cramlm.records import Emit, Event
 
-Tell: TypeAlias = Callable[[int, Event], None]
+OnEvent: TypeAlias = Callable[[int, Event], None]
 Function: TypeAlias = Callable[[Any, Emit], Any]
-_Outcome: TypeAlias = dict[str, Any]
+_Result: TypeAlias = dict[str, Any]
 _CLEANING_SECONDS: Final = 10.0
 _EVENT_SECONDS: Final = 0.05  # between two looks for events
 RETRIES: Final = 3  # of a Ray task whose worker or machine died
@@ -50,10 +50,10 @@ _CONNECT_SECONDS: Final = 10.0
 class Executor(Protocol):
     """Runs a function over tasks."""
 
-    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+    def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
         """`function(task, emit)` for every task; the results in the order of the tasks. Safe to repeat: what is done is kept.
 
-        function: "package.module:name". tell: gets the number of the task and its event, in this process and thread.
+        function: "package.module:name". on_event: gets the number of the task and its event, in this process and thread.
 
         Raises:
             CramError: that of a task that failed. EnvironmentFault: a worker was killed.
@@ -67,8 +67,8 @@ class Processes:
 
     workers: int = 1
 
-    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
-        return run_tasks(function, tasks, workers=self.workers, tell=tell)
+    def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
+        return run_tasks(function, tasks, workers=self.workers, on_event=on_event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RayTasks:
     to `RETRIES` times. Of a task's progress only the last word is told, when it is done.
     """
 
-    def map(self, function: str, tasks: Sequence[Any], *, tell: Tell) -> list[Any]:
+    def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
         import ray
 
         settings = {"num_cpus": 1, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
@@ -97,8 +97,8 @@ class RayTasks:
                         f"Ray gave up a task ({reason}); see to its machines and run again: what is done is kept"
                     ) from error
                 for event in answer["events"]:
-                    tell(number, Event(**event))
-                results[number] = result_of(answer)
+                    on_event(number, Event(**event))
+                results[number] = unwrap(answer)
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -141,8 +141,8 @@ def connect_ray(address: str) -> Iterator[RayTasks]:
         ray.shutdown()
 
 
-class Tally:
-    """A `Tell` that adds up the progress of tasks that run side by side; of what else they say it hands on warnings and notes."""
+class SummedProgress:
+    """A `OnEvent` that adds up the progress of tasks that run side by side; of what else they say it hands on warnings and notes."""
 
     def __init__(self, stage: str, *, total: float, unit: str, emit: Emit) -> None:
         self._stage, self._total, self._unit, self._emit = stage, total, unit, emit
@@ -162,19 +162,19 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, tell: Tell) -> list[Any]:
+def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, on_event: OnEvent) -> list[Any]:
     """`function(task, emit)` for every task; the results, in the order of the tasks.
 
     function: "package.module:name". Tasks and results are plain JSON. workers: processes; with 1 everything happens in this one.
-    tell: gets the number of the task and its event, in this process and thread.
+    on_event: gets the number of the task and its event, in this process and thread.
 
     Raises:
         CramError: that of the first task that fails, in the order of the tasks: whatever fails later is as if it had not been begun.
         EnvironmentFault: a worker was killed.
     """
     if workers < 2 or len(tasks) < 2:
-        call = resolve(function)
-        return [call(task, partial(tell, number)) for number, task in enumerate(tasks)]
+        call = import_function(function)
+        return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
     context = multiprocessing.get_context("spawn")
     events = context.SimpleQueue()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, initializer=_begin, initargs=(events,))
@@ -183,7 +183,7 @@ def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, tell: Tell) 
         with _starting_workers():
             futures = [pool.submit(_work, function, number, task) for number, task in enumerate(tasks)]
         processes = list(pool._processes.values())  # public only as terminate_workers, from Python 3.14 on
-        return _results(futures, events, tell)
+        return _results(futures, events, on_event)
     except BrokenProcessPool as error:
         pool.shutdown()
         raise _killed(processes) from error
@@ -194,7 +194,7 @@ def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, tell: Tell) 
         pool.shutdown(cancel_futures=True)
 
 
-def _results(futures: Sequence[Future[_Outcome]], events: Any, tell: Tell) -> list[Any]:
+def _results(futures: Sequence[Future[_Result]], events: Any, on_event: OnEvent) -> list[Any]:
     pending = set(futures)
     failures: dict[int, Exception] = {}
     results: dict[int, Any] = {}
@@ -203,11 +203,11 @@ def _results(futures: Sequence[Future[_Outcome]], events: Any, tell: Tell) -> li
         done, pending = wait(pending, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
         while not events.empty():
             number, event = events.get()
-            tell(number, Event(**event))
+            on_event(number, Event(**event))
         for number, future in enumerate(futures[:limit]):
             if future in done:
                 try:
-                    results[number] = result_of(future.result())
+                    results[number] = unwrap(future.result())
                 except BrokenProcessPool:
                     raise
                 except Exception as failure:
@@ -278,7 +278,7 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # the main thread stops in its work, and cleans up
 
 
-def _work(function: str, number: int, task: Any) -> _Outcome:
+def _work(function: str, number: int, task: Any) -> _Result:
     """A task in a worker."""
 
     def emit(event: Event) -> None:
@@ -287,21 +287,21 @@ def _work(function: str, number: int, task: Any) -> _Outcome:
         _events.put((number, {name: getattr(event, name) for name in Event.__dataclass_fields__}))
 
     try:
-        return outcome(resolve(function), task, emit)
+        return run_task(import_function(function), task, emit)
     finally:
         if _leaving.is_set():
             os._exit(0)  # the pool would catch SystemExit and give the next task
 
 
-def resolve(function: str) -> Function:
+def import_function(function: str) -> Function:
     """The function that "package.module:name" names."""
     module, _, name = function.partition(":")
     found: Function = getattr(importlib.import_module(module), name)
     return found
 
 
-def outcome(call: Function, task: Any, emit: Emit) -> _Outcome:
-    """What becomes of a task, result or error, as plain JSON for `result_of`."""
+def run_task(call: Function, task: Any, emit: Emit) -> _Result:
+    """What becomes of a task, result or error, as plain JSON for `unwrap`."""
     try:
         result = call(task, emit)
         json.dumps(result)
@@ -312,7 +312,7 @@ def outcome(call: Function, task: Any, emit: Emit) -> _Outcome:
         return {"error": "RuntimeError", "message": f"in a worker process:\n{traceback.format_exc()}"}
 
 
-def result_of(message: _Outcome) -> Any:
+def unwrap(message: _Result) -> Any:
     """The result of a task, or its error raised anew."""
     if "error" in message:
         raise getattr(errors, message["error"], RuntimeError)(message["message"])
@@ -320,7 +320,7 @@ def result_of(message: _Outcome) -> Any:
 
 
 def _attempt(function: str, task: str, folder: str) -> str:
-    """In a Ray worker: the outcome of a task as JSON, with what it said."""
+    """In a Ray worker: the run_task of a task as JSON, with what it said."""
     os.chdir(folder)
     said: list[Event] = []
 
@@ -329,5 +329,5 @@ def _attempt(function: str, task: str, folder: str) -> str:
             said.pop()
         said.append(event)
 
-    answer = outcome(resolve(function), json.loads(task), keep)
+    answer = run_task(import_function(function), json.loads(task), keep)
     return json.dumps({**answer, "events": [asdict(event) for event in said]})

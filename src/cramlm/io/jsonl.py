@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, Tally, in_list, missing_column
+from cramlm.io.rows import Column, Row, RowCounts, in_list, missing_column
 from cramlm.io.streams import Lines
 
 MAX_DEPTH = 64
@@ -42,13 +42,13 @@ class _BadRowError(ValueError):
     pass
 
 
-def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
+def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
     """The rows of JSON lines; blank lines are no rows."""
     decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
     wanted = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
         if line is None:
-            tally.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
+            counts.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
             continue
         try:
             if line.count(b"{") + line.count(b"[") > MAX_DEPTH:
@@ -62,29 +62,29 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], tally: Tally, *, limit: 
             if end != len(text):
                 raise _BadRowError(f"more follows the JSON value: {brief(text[end : end + 20])}")
             if type(record) is not dict:
-                raise _not_an_object(number, record, tally)
+                raise _not_an_object(number, record, counts)
             values = []
             for name, any_string, column in wanted:
                 value = record.get(name)
                 if not (any_string and type(value) is str):
-                    value = _spelled(value, column, record, number, tally)
+                    value = _spelled(value, column, record, number, counts)
                 values.append(value)
             if b"\\" in line and b"\\u" in line and any(value and _SURROGATE.search(value) for value in values):
                 raise _BadRowError("lone surrogate (\\ud800 to \\udfff without its other half)")
         except UnicodeDecodeError as error:
-            tally.refuse(number, f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8")
+            counts.refuse(number, f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8")
             continue
         except _BadRowError as error:
-            tally.refuse(number, str(error))
+            counts.refuse(number, str(error))
             continue
         except ValueError as error:
-            tally.refuse(number, _explain(error, lines.unterminated))
+            counts.refuse(number, _explain(error, lines.unterminated))
             continue
-        tally.rows_read += 1
+        counts.rows_read += 1
         yield Row(number, tuple(values))
 
 
-def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, tally: Tally) -> str | None:
+def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, counts: RowCounts) -> str | None:
     """A value of a JSON object as the string that the column wants."""
     if column.required and value is None and column.name not in record:
         raise _BadRowError(missing_column(column, list(record)))
@@ -98,15 +98,15 @@ def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, tall
         if type(value) is not list:
             hint = 'write ["a", "b"], or [] for a text without labels'
             raise _BadRowError(f"{column.name!r} is not a list of labels but {_type_name(value)} ({brief(value, 30)}); {hint}")
-        return in_list([_scalar(each, column, line, tally) for each in value])
+        return in_list([_scalar(each, column, line, counts) for each in value])
     if column.kind == "number":
         if not isinstance(value, _Number):
             raise _BadRowError(f"{column.name!r} is not a number but {_type_name(value)} ({brief(value, 30)}); write it like 3.5")
         return str(value)
-    return _scalar(value, column, line, tally)
+    return _scalar(value, column, line, counts)
 
 
-def _scalar(value: Any, column: Column, line: int, tally: Tally) -> str:
+def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
     """A label, or a name."""
     if isinstance(value, bool):
         kind, spelled = "boolean", "true" if value else "false"
@@ -116,7 +116,7 @@ def _scalar(value: Any, column: Column, line: int, tally: Tally) -> str:
         hint = "; for several labels per text --set task.kind=multi-label" if column.kind == "label" and type(value) is list else ""
         raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
     if column.kind != "name":
-        tally.same_type(column.name, line, kind, value)
+        counts.same_type(column.name, line, kind, value)
     return spelled
 
 
@@ -130,9 +130,9 @@ def _type_name(value: Any) -> str:
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "a string"
 
 
-def _not_an_object(line: int, value: Any, tally: Tally) -> Exception:
+def _not_an_object(line: int, value: Any, counts: RowCounts) -> Exception:
     if line == 1 and isinstance(value, list):
-        return DataError(f"{tally.path}:1: is one JSON list, not JSON lines; write one object per line")
+        return DataError(f"{counts.path}:1: is one JSON list, not JSON lines; write one object per line")
     return _BadRowError(f"not a JSON object but {_type_name(value)}; one object per line is wanted")
 
 

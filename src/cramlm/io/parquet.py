@@ -9,7 +9,7 @@ from typing import Any
 
 from cramlm.errors import DataError
 from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
-from cramlm.io.rows import Column, Row, Tally, find_columns, from_cell, in_list
+from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, in_list
 from cramlm.io.streams import look_like
 from cramlm.storage.artifacts import environment_faults, hash_file, raise_if_refused
 
@@ -29,7 +29,7 @@ class ParquetFile:
         self.raw_bytes = 0
         self.sha256 = ""
 
-    def rows(self, columns: Sequence[Column], tally: Tally, *, limit: int) -> Iterator[Row]:
+    def rows(self, columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
         """Raises DataError if the file is cut or damaged, or a column's type is not text (dictionary of text allowed)."""
         import pyarrow as pa  # 0.1 s, and most corpora are JSON lines
         import pyarrow.parquet as pq
@@ -51,25 +51,25 @@ class ParquetFile:
                 wanted = [column.name for column, place in zip(columns, places, strict=True) if place is not None]
                 total = max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, wanted), columns=wanted):
-                    first = tally.rows_read
+                    first = counts.rows_read
                     lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in wanted}
                     for index in range(batch.num_rows):
                         row = _row(
                             first + index + 1, [lists[column.name][index] if column.name in lists else None for column in columns], columns
                         )
                         if isinstance(row, str):
-                            tally.refuse(first + index + 1, row)
+                            counts.refuse(first + index + 1, row)
                         elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
-                            tally.refuse(row.line, f"the row is longer than {limit:,} bytes (--max-record-bytes)")
+                            counts.refuse(row.line, f"the row is longer than {limit:,} bytes (--max-record-bytes)")
                         else:
-                            tally.rows_read += 1
+                            counts.rows_read += 1
                             yield row
-                    self.raw_bytes = self.stamp.bytes * tally.rows_read // total
+                    self.raw_bytes = self.stamp.bytes * counts.rows_read // total
         except (pa.ArrowException, OSError) as error:
             check_unchanged(self.stamp)
             raise_if_refused(error, path)
             what = " ".join(str(error).split())[:120]
-            raise DataError(f"{path}: damaged, row {tally.rows_read + 1} cannot be read ({what}); copy or write it again") from error
+            raise DataError(f"{path}: damaged, row {counts.rows_read + 1} cannot be read ({what}); copy or write it again") from error
         check_unchanged(self.stamp)
 
 

@@ -17,7 +17,7 @@ from cramlm.io.delimited import read_delimited
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
-from cramlm.io.rows import Column, Rejected, Row, Tally
+from cramlm.io.rows import Column, Rejected, Row, RowCounts
 from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
@@ -51,7 +51,7 @@ class Reader:
         self._limit = max_record_bytes
         self._txt_rows = txt_rows
         self._stage, self._emit = stage, emit
-        self._tally = Tally(self.path, on_bad_row)
+        self._counts = RowCounts(self.path, on_bad_row)
         self._format, compression = ("stdin", None) if str(self.path) == STDIN else file_format(self.path)
         self._stream: ByteStream | ParquetFile = (
             ParquetFile(self.stamp) if self._format == "parquet" else ByteStream(self.stamp, compression=compression)
@@ -59,15 +59,15 @@ class Reader:
 
     @property
     def rows_read(self) -> int:
-        return self._tally.rows_read
+        return self._counts.rows_read
 
     @property
     def rows_used(self) -> int:
-        return self._tally.rows_used
+        return self._counts.rows_used
 
     @property
     def rejected(self) -> list[Rejected]:
-        return self._tally.rejected
+        return self._counts.rejected
 
     @property
     def raw_bytes(self) -> int:
@@ -80,7 +80,7 @@ class Reader:
 
     def reject(self, row: Row, reason: str) -> None:
         """Leave out a row that was handed out: DataError naming its line, or noted, as `on_bad_row` says."""
-        self._tally.reject(row.line, reason)
+        self._counts.reject(row.line, reason)
 
     def __iter__(self) -> Iterator[Row]:
         """Raises DataError for a bad row or a file without rows (unless skipped) or a bad file, EnvironmentFault if the file changes while
@@ -90,7 +90,7 @@ class Reader:
         yield from self._rows()
         if self.rows_read == 0:
             what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "nothing in it"
-            if self._tally.on_bad_row == "fail":
+            if self._counts.on_bad_row == "fail":
                 raise DataError(f"{self.path}: no rows, {what}; pass a file with data (in a corpus --on-bad-row skip leaves this one out)")
             self._emit(Event("warning", self._stage, f"{self.path}: no rows, {what}; skipped"))
         if isinstance(self._stream, ByteStream) and self._stream.looks_like_a_bomb:
@@ -110,7 +110,7 @@ class Reader:
     def _rows(self) -> Iterator[Row]:
         stream = self._stream
         if isinstance(stream, ParquetFile):
-            return stream.rows(self.columns, self._tally, limit=self._limit)
+            return stream.rows(self.columns, self._counts, limit=self._limit)
         blocks, format_ = stream.blocks(), self._format
         if format_ == "stdin":
             first = next(blocks, b"")
@@ -119,10 +119,10 @@ class Reader:
         lines = Lines(blocks, limit=self._limit)
         match format_:
             case "jsonl":
-                return read_jsonl(lines, self.columns, self._tally, limit=self._limit)
+                return read_jsonl(lines, self.columns, self._counts, limit=self._limit)
             case "csv" | "tsv":
                 separator = "," if format_ == "csv" else "\t"
-                return read_delimited(lines, self.columns, self._tally, separator=separator, limit=self._limit)
+                return read_delimited(lines, self.columns, self._counts, separator=separator, limit=self._limit)
             case _:
                 return self._text_rows(lines)
 
@@ -132,7 +132,7 @@ class Reader:
                 raise UsageError(f"{self.path}: a text file has no column {column.name!r}; use .jsonl, .csv, .tsv or .parquet")
         others = (None,) * (len(self.columns) - 1)
         for line, text in self._paragraphs(lines) if self._txt_rows == "paragraphs" else self._decoded(lines):
-            self._tally.rows_read += 1
+            self._counts.rows_read += 1
             yield Row(line, (text, *others))
 
     def _paragraphs(self, lines: Lines) -> Iterator[tuple[int, str]]:
@@ -147,7 +147,7 @@ class Reader:
             begun, size = begun if held else line, size + len(text) + 1
             held.append(text)
             if size > self._limit:
-                self._tally.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (--max-record-bytes)")
+                self._counts.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (--max-record-bytes)")
                 held, size = [], 0
         if held:
             yield begun, "\n".join(held)
@@ -155,14 +155,16 @@ class Reader:
     def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
         for number, offset, line in lines:
             if line is None:
-                self._tally.refuse(number, f"the line is longer than {self._limit:,} bytes (--max-record-bytes)")
+                self._counts.refuse(number, f"the line is longer than {self._limit:,} bytes (--max-record-bytes)")
             elif b"\0" in line:
-                self._tally.refuse(number, f"NUL byte at offset {offset + line.index(0)} of the file")
+                self._counts.refuse(number, f"NUL byte at offset {offset + line.index(0)} of the file")
             else:
                 try:
                     yield number, line.removesuffix(b"\r").decode()
                 except UnicodeDecodeError as error:
-                    self._tally.refuse(number, f"byte {brief(line[error.start])} at offset {offset + error.start} of the file is not UTF-8")
+                    self._counts.refuse(
+                        number, f"byte {brief(line[error.start])} at offset {offset + error.start} of the file is not UTF-8"
+                    )
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:

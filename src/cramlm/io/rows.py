@@ -1,4 +1,4 @@
-"""What every reader shares: the columns that are asked for, the rows that come back, and the tally of rows refused."""
+"""What every reader shares: the columns that are asked for, the rows that come back, and the counts of rows refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Rejected:
 
 
 @dataclass(slots=True)
-class Tally:
+class RowCounts:
     """Counts the rows of one file; decides what happens to a bad one. rows_read = rows_used + len(rejected), always."""
 
     path: Path | RemoteFile

@@ -40,7 +40,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; the hashes of files up to this size are checked at every opening
 _CHUNK = 1 << 20
-_POOL: Final[ContextVar[Pool | None]] = ContextVar("pool", default=None)
+_POOL: Final[ContextVar[StagePool | None]] = ContextVar("pool", default=None)
 _CONFIRM: Final[ContextVar[Callable[[Artifact], None] | None]] = ContextVar("confirm", default=None)
 _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
 
@@ -249,7 +249,7 @@ def shared_stage(
 
 
 @dataclass(slots=True)
-class Pool:
+class StagePool:
     """Stages that several runs have in common: the first run that needs one makes it here, the others link its files.
 
     borrowed_seconds: what the stages that were there already took to make; whoever is given a budget of time is to count them as its own.
@@ -292,9 +292,9 @@ class Pool:
 
 
 @contextlib.contextmanager
-def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[Pool]:
+def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[StagePool]:
     """Until the block ends, stages of these kinds are shared with whoever uses the same folder (in this thread's context)."""
-    pool = Pool(folder, kinds)
+    pool = StagePool(folder, kinds)
     token = _POOL.set(pool)
     try:
         yield pool

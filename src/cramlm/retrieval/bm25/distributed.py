@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.errors import ArtifactError
-from cramlm.io.executors import Executor, Processes, Tally
+from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.index import Index
@@ -224,7 +224,7 @@ def _key(passes: Passes, group: int) -> dict[str, Any]:
 def _run(passes: Passes, kind: str, groups: Sequence[int], executor: Executor, emit: Emit) -> None:
     blocks = sum(-(-place.documents // BLOCK) for group in groups for place in passes.groups[group])
     tasks = [{"folder": str(passes.folder.absolute()), "group": group} for group in groups]
-    executor.map(_TASKS[kind], tasks, tell=Tally(STAGE, total=blocks, unit="blocks", emit=emit))
+    executor.map(_TASKS[kind], tasks, on_event=SummedProgress(STAGE, total=blocks, unit="blocks", emit=emit))
 
 
 def _stage(target: Path, kind: str, key: dict[str, Any], write: Any, emit: Emit) -> Artifact:

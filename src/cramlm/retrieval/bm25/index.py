@@ -22,7 +22,7 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.io.executors import Executor, Processes, Tally
+from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import ANALYZER
@@ -158,9 +158,9 @@ def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Exec
         emit(Event("start", KIND, f"indexing {len(corpus):,} passages", total=len(corpus), unit="passages"))
         missing = missing_shards(runs, store)
         if executor is None and workers == 1:
-            tally = _tally(corpus, emit)
+            on_event = _summed(corpus, emit)
             for number, run in enumerate(missing):
-                build_shard(corpus, run, store / "shards", emit=partial(tally, number))
+                build_shard(corpus, run, store / "shards", emit=partial(on_event, number))
         else:
             build_shards(corpus, missing, store, executor or Processes(workers), emit=emit)
         listing = _listing_of(corpus, runs, [store / "shards" / run.name for run in runs])
@@ -211,11 +211,15 @@ def missing_shards(runs: Sequence[Run], store: Path) -> list[Run]:
 def build_shards(corpus: Corpus, runs: Sequence[Run], store: Path, executor: Executor, *, emit: Emit = silent) -> None:
     """Build some shards of a published corpus. Raises as `build_index`."""
     folders = {"corpus": str(corpus.path.absolute()), "shards": str((store / "shards").absolute())}
-    executor.map(f"{shard_task.__module__}:{shard_task.__name__}", [{**folders, **asdict(run)} for run in runs], tell=_tally(corpus, emit))
+    executor.map(
+        f"{shard_task.__module__}:{shard_task.__name__}",
+        [{**folders, **asdict(run)} for run in runs],
+        on_event=_summed(corpus, emit),
+    )
 
 
-def _tally(corpus: Corpus, emit: Emit) -> Tally:
-    return Tally(KIND, total=len(corpus), unit="passages", emit=emit)
+def _summed(corpus: Corpus, emit: Emit) -> SummedProgress:
+    return SummedProgress(KIND, total=len(corpus), unit="passages", emit=emit)
 
 
 def _kept(store: Path) -> list[tuple[str, ...]]:
