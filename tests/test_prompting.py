@@ -182,8 +182,8 @@ def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place:
     [
         (['head.prompt.words={sea="ship"}'], "the label 'hill' has no words"),
         (['head.prompt.words={sea="ship",hill="ridge",lake="reef"}'], "'lake' is no label of the training texts ('hill', 'sea')"),
-        (['head.prompt.words={sea="ships",hill="ridge"}'], "'ships' is 2 tokens of the vocabulary (ship ##s); single tokens near it: ship"),
-        (['head.prompt.words={sea="ship",hill="Ship"}'], "are the same tokens here"),
+        (['head.prompt.words={sea="ships",hill="ridge"}'], "'ships' is 2 tokens of the vocabulary (ship ##s); similar single tokens: ship"),
+        (['head.prompt.words={sea="ship",hill="Ship"}'], "have the same tokens"),
         (["head.prompt.words={sea=[],hill=[]}"], "label 'sea': needs words for each of 1 {mask}, got ()"),
         (['head.prompt.words={sea="ship",hill=["ship"]}'], "labels 'sea' and 'hill' have the same words"),
         (['head.prompt.patterns=["{text} is good"]'], "pattern '{text} is good': has no {mask}"),

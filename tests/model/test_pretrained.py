@@ -20,7 +20,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.huggingface.pretrained import open_pretrained
-from cramlm.model.huggingface.weights import Taken, take_weights
+from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
@@ -46,12 +46,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def opened(folder: Path, *, labels: int = 3) -> tuple[Model, Any, Taken]:
+def opened(folder: Path, *, labels: int = 3) -> tuple[Model, Any, LoadedWeights]:
     pretrained = open_pretrained(folder)
     tokenizer = pretrained.tokenizer
     spec = ModelSpec(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=labels, pad_id=tokenizer.pad_id)
     model = build_model(spec, seed=1)
-    return model, tokenizer, take_weights(model, pretrained)
+    return model, tokenizer, load_pretrained_weights(model, pretrained)
 
 
 def vocabulary_logits(model: Model, tokenizer: Any, texts: list[str]) -> np.ndarray[Any, Any]:
@@ -211,17 +211,17 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
     (only_pickled, "pytorch_model.bin: pickle, refused"),
-    (change_config("model_type", "gpt2"), "model_type is 'gpt2'; starting weights may be of the shapes bert, roberta, "),
+    (change_config("model_type", "gpt2"), "model_type is 'gpt2'; pretrained weights may be of the shapes bert, roberta, "),
     (change_config("hidden_act", "relu"), "hidden_act is 'relu', this encoder computes 'gelu'"),
     (change_config("position_embedding_type", "relative_key"), "position_embedding_type is 'relative_key'"),
     (change_config("is_decoder", True), "is_decoder is True"),
     (change_config("tie_word_embeddings", False), "tie_word_embeddings is False"),
-    (change_config("auto_map", {"AutoModel": "x.Y"}), "asks for code"),
+    (change_config("auto_map", {"AutoModel": "x.Y"}), "would run code"),
     (change_config("hidden_size", 64), "has shape"),
     (change_config("num_hidden_layers", 3), "is missing"),
     (change_config("num_hidden_layers", 1), "has no place in this model"),
     (change_config("vocab_size", 20), "pass both of one model"),
-    (change_tensors(lambda tensors: tensors.pop(QUERY)), f"tensor '{QUERY}' is missing, which config.json promises"),
+    (change_tensors(lambda tensors: tensors.pop(QUERY)), f"tensor '{QUERY}' is missing, which config.json describes"),
     (change_tensors(lambda tensors: tensors[QUERY][0].fill_(float("nan"))), "holds NaN or infinity"),
     (change_tensors(lambda tensors: tensors.update({QUERY: tensors[QUERY].int()})), "has dtype I32"),
     (change_tensors(lambda tensors: tensors.update({"bert.adapter.weight": torch.zeros(2)})), "'bert.adapter.weight' has no place"),

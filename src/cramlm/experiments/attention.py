@@ -10,7 +10,7 @@ from typing import Any
 from cramlm.evaluation.attention import HeadShares, head_shares
 from cramlm.inference.runs import model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
-from cramlm.model.huggingface.weights import take_weights
+from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import Bars, bar_panels
@@ -36,7 +36,7 @@ def measure_heads(models: Sequence[Path], texts: Sequence[str], *, max_length: i
         model = build_model(
             ModelSpec(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=0
         )
-        take_weights(model, pretrained)
+        load_pretrained_weights(model, pretrained)
         limit = min(max_length, pretrained.encoder.max_positions)
         heads[name] = head_shares(model, tokenizer, texts, max_length=limit)
         emit(Event("note", "attention", f"{name}: attention of {heads[name].queries:,} tokens measured"))

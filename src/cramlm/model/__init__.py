@@ -1,1 +1,1 @@
-"""The tokenizer, the encoder in its two shapes, the heads, and their way to and from Hugging Face folders."""
+"""The tokenizer, the encoder and its heads, and reading and writing of Hugging Face folders."""

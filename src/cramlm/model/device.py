@@ -1,4 +1,4 @@
-"""What the hardware computes in."""
+"""Devices and the precision they compute in."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def has_bf16(device: torch.device) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def resolve_precision(asked: Literal["auto", "fp32", "bf16"], device: torch.device) -> Precision:
-    """auto is bf16 where `device`, which computes, has it in hardware, else fp32 (emulated bf16 is slower than fp32)."""
-    if asked == "auto":
+def resolve_precision(precision: Literal["auto", "fp32", "bf16"], device: torch.device) -> Precision:
+    """Return bf16 for auto if `device` has it in hardware, else fp32 (emulated bf16 is slower)."""
+    if precision == "auto":
         return "bf16" if has_bf16(device) else "fp32"
-    return asked
+    return precision

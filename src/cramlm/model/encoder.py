@@ -1,30 +1,27 @@
-"""A mixture of experts (Switch Transformer, Fedus et al. 2022): several feed-forward parts, and a router that sends each token to one.
+"""The encoder in its shapes, over packed rows: R rows of L positions, with several sequences in a row.
 
-    p = softmax(router(x)), in float32        expert e = argmax p        y = p_e * expert_e(x)
-
-No expert has a limit: no token is dropped, and a text's answer does not depend on its company. So that the router uses all experts,
-training adds `balance_weight` times, as a mean over sequences and layers, E * sum over e of f_e P_e: f_e the share of a sequence's tokens
-that expert e got, P_e its mean probability; 1 where they are used evenly. The original takes the shares of the whole batch; a mean over
-sequences is the same however a batch is dealt over threads and ranks.
-
-The encoder in its shapes, over packed rows: R rows of L places, several sequences side by side in a row.
-
-All compute exactly what the native classes of transformers compute for each sequence alone, because attention stays inside a
-sequence (a bias that is 0 inside and -inf outside, made once per batch) and positions restart with each. Padding places form a sequence of
-their own in each row: they attend to one another, give finite numbers, and nobody reads them.
+All compute exactly what the native classes of transformers compute for each sequence alone, because attention stays inside a sequence (a
+bias of 0 inside and -inf outside, made once per batch) and positions restart with each. The padding of a row is a sequence of its own, with
+finite and unused hidden states.
 
     bert         word + position + type embedding, norm; layers of attention and GELU feed-forward, biases, norm after each residual
     roberta      the same; positions are counted from padding id + 1, as its native class counts them
     albert       word + position + type embedding of width E, norm; a linear map to width D; one layer of bert, `layers` times
     modernbert   word embedding, norm; layers of attention with rotary positions and GeGLU, no biases, norm before each; norm at the end;
-                 in layers that `global_every` leaves out, attention reaches half a window to either side
-    moe          modernbert with experts in place of the feed-forward part (`Experts`); no native class
+                 in all but every `global_every`-th layer, attention reaches half a window to either side
+    moe          modernbert with a mixture of experts in place of the feed-forward part (`Experts`); no native class
 
-BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders keep `token_type_ids` out of the inputs.
+BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders have no `token_type_ids` as input. The
+operations around the linear layers are in kernels/torch.py.
 
-What lies between the linear layers is in kernels/torch.py; on CUDA attention is PyTorch's SDPA.
+Mixture of experts (Switch Transformer, Fedus et al. 2022): p = softmax(router(x)) in float32, expert e = argmax p, y = p_e * expert_e(x).
+Experts have no capacity limit: no token is dropped, and a text's result does not depend on its batch. A balance loss with the weight
+`balance_weight` makes the router use all experts: E * sum over e of f_e P_e, with f_e the share of a sequence's tokens at expert e and P_e
+its mean probability (1 if all are used evenly), averaged over layers and sequences. The original uses the shares of the whole batch; a mean
+over sequences does not depend on how a batch is split over threads and ranks.
+
 Initial weights are a function of (seed, name of the parameter) alone: normal(0, init_std), norms 1, biases 0, and in the modernbert shape
-the matrices that end a residual branch are smaller by sqrt(2 x layers), as transformers' ModernBert does.
+the matrices that end a residual branch are smaller by sqrt(2 x layers), as in transformers' ModernBert.
 """
 
 from __future__ import annotations
@@ -56,9 +53,9 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """(R, L, D) -> the same through each token's expert, and the balance of the sequences, summed: a scalar.
+    """(R, L, D) -> (R, L, D) through each token's expert, and the sum over sequences of their balance loss.
 
-    sequence: (R, L), -1 = padding; its places have an expert too, but no part in the balance.
+    sequence: (R, L), -1 = padding, which is left out of the balance loss.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -73,14 +70,14 @@ class Experts(nn.Module):
         gate, choice = probabilities.max(-1)
         result = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
-            mine = (choice == number).nonzero().squeeze(1)
-            result = result.index_add(0, mine, expert(flat.index_select(0, mine)).to(x.dtype))
-        answer = result.view(x.shape) * gate.view(*x.shape[:2], 1).to(x.dtype)
-        return answer, _balance(probabilities, choice, sequence.flatten())
+            routed = (choice == number).nonzero().squeeze(1)
+            result = result.index_add(0, routed, expert(flat.index_select(0, routed)).to(x.dtype))
+        gated = result.view(x.shape) * gate.view(*x.shape[:2], 1).to(x.dtype)
+        return gated, _balance(probabilities, choice, sequence.flatten())
 
 
 def _balance(probabilities: Tensor, choice: Tensor, owner: Tensor) -> Tensor:
-    """E * sum over experts of (share of tokens) * (mean probability), for each sequence, summed."""
+    """The sum over sequences of E * sum over experts of (share of tokens) * (mean probability)."""
     experts = probabilities.shape[1]
     real = (owner >= 0).nonzero().squeeze(1)
     owner = owner.index_select(0, real)
@@ -97,7 +94,7 @@ Encoder: TypeAlias = "BertEncoder | ModernBertEncoder | AlbertEncoder"
 
 
 def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Encoder:
-    """The encoder of `config`'s shape, with uninitialised weights."""
+    """An encoder of the config's shape, with uninitialised weights."""
     match config.shape:
         case "bert":
             return BertEncoder(config, vocab_size, token_types=2, first_position=0)
@@ -129,13 +126,13 @@ class Norm(nn.Module):
         return add_norm(x, branch, self.weight, self.eps)
 
     def of_sum(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of x + branch, for the residual stream and for the next linear layer."""
+        """The norm of x + branch, in the precision of the residual stream and of the next linear layer."""
         assert self.bias is not None
         return norm_of_sum(x, branch, self.weight, self.bias, self.eps)
 
 
 class BertLayer(nn.Module):
-    """One post-norm layer; `qkv` holds the native query, key and value matrices one below the other."""
+    """One post-norm layer; `qkv` is the stacked native query, key and value matrices."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -148,7 +145,7 @@ class BertLayer(nn.Module):
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=True)
 
     def forward(self, x: Tensor, read: Tensor, bias: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
-        """The residual stream and what linear layers read of it (the same, in their precision) -> both after this layer."""
+        """The residual stream, and the same in the precision of linear layers -> both after this layer."""
         attended = self.attention_output(attend(self.qkv(read), bias, None, self.heads, dropout.attention()))
         x, read = self.attention_norm.of_sum(x, dropout(attended))
         changed = self.output(gelu(self.intermediate(read)))
@@ -156,9 +153,9 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows. first_position: the place in the table of a sequence's first token.
+    """Packed rows -> hidden states (R, L, D). first_position: the row of the position table for a sequence's first token.
 
-    words: another table of word embeddings to read, (V, D).
+    words: a table of word embeddings in place of the encoder's, (V, D).
     """
 
     def __init__(self, config: EncoderConfig, vocab_size: int, *, token_types: int, first_position: int) -> None:
@@ -180,8 +177,8 @@ class BertEncoder(nn.Module):
         causal_from: Tensor | None = None,
         words: Tensor | None = None,
     ) -> Tensor:
-        placed = F.embedding(position + self.first_position if self.first_position else position, self.position_embeddings)
-        x = F.embedding(token_ids, self.word_embeddings if words is None else words) + placed + self.token_type_embeddings[0]
+        positions = F.embedding(position + self.first_position if self.first_position else position, self.position_embeddings)
+        x = F.embedding(token_ids, self.word_embeddings if words is None else words) + positions + self.token_type_embeddings[0]
         x = dropout(self.embedding_norm(x))
         bias, read = attention_bias(sequence, compute_dtype(x), position, causal_from), x
         for layer in self.layers:
@@ -190,7 +187,7 @@ class BertEncoder(nn.Module):
 
 
 class AlbertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows: one layer, passed through again and again, over embeddings of width E."""
+    """Packed rows -> hidden states (R, L, D): one layer applied repeatedly, over embeddings of width E."""
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
@@ -223,7 +220,7 @@ class AlbertEncoder(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """One pre-norm layer; `wi` gives the value, then the gate, of GeGLU, or experts stand in its place. The first attention has no norm."""
+    """One pre-norm layer. `wi` gives the value, then the gate, of GeGLU; or experts replace it. The first attention has no norm."""
 
     def __init__(self, config: EncoderConfig, *, first: bool) -> None:
         super().__init__()
@@ -241,21 +238,21 @@ class ModernBertLayer(nn.Module):
     def forward(
         self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: Dropout, sequence: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The residual stream, and the branch still to be added to it (none before the first layer) -> both after this layer, and the
-        balance of its experts, if it has any.
+        """The residual stream, and the branch to be added to it (None before the first layer) -> both after this layer, and the balance
+        loss of its experts, if any.
         """
         x, read = (x, x) if branch is None else self.attention_norm.after_sum(x, branch)
         attended = self.attention_output(attend(self.qkv(read), bias, rotation, self.heads, dropout.attention()))
         x, read = self.output_norm.after_sum(x, dropout(attended))
         if self.experts is not None:
-            answer, balance = self.experts(read, sequence)
-            return x, dropout(answer), balance
+            mixed, balance = self.experts(read, sequence)
+            return x, dropout(mixed), balance
         return x, dropout(self.output(geglu(self.wi(read)))), None
 
 
 class ModernBertEncoder(nn.Module):
-    """`forward` gives the hidden states (R, L, D) of packed rows, after the final norm; with experts also their balance (`Experts`), a mean
-    over layers and a sum over sequences.
+    """Packed rows -> hidden states (R, L, D) after the final norm; with experts also their balance loss, a mean over layers and a sum over
+    sequences.
     """
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
@@ -301,31 +298,31 @@ class ModernBertEncoder(nn.Module):
 
 
 def attention_bias(sequence: Tensor, dtype: torch.dtype, position: Tensor, causal_from: Tensor | None = None) -> Tensor:
-    """(R, 1, L, L): 0 where two places belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row.
+    """(R, 1, L, L): 0 where two tokens belong to the same sequence, -inf elsewhere. Padding (-1) is one sequence per row.
 
-    causal_from: (S,) or None; a place of a sequence at or beyond that position is seen only by itself and those after it.
+    causal_from: (S,) or None; only a token itself and later ones attend to a token at or beyond that position of its sequence.
     """
-    seen = sequence[:, None, :, None] == sequence[:, None, None, :]
+    visible = sequence[:, None, :, None] == sequence[:, None, None, :]
     if causal_from is not None:
-        start = causal_from[sequence]  # of padding, -1, whatever comes last: it sees itself either way
-        seen = seen & ((position < start)[:, None, None, :] | (position[:, None, None, :] <= position[:, None, :, None]))
-    return torch.zeros(seen.shape, dtype=dtype, device=sequence.device).masked_fill_(~seen, -math.inf)
+        start = causal_from[sequence]  # padding, -1, reads the last entry, which does not matter: it attends to itself either way
+        visible = visible & ((position < start)[:, None, None, :] | (position[:, None, None, :] <= position[:, None, :, None]))
+    return torch.zeros(visible.shape, dtype=dtype, device=sequence.device).masked_fill_(~visible, -math.inf)
 
 
 def attention_window(bias: Tensor, position: Tensor, *, reach: int) -> Tensor:
-    """(R, 1, L, L): `bias`, and -inf where two places of a sequence lie more than `reach` tokens apart. A padding place sees itself."""
+    """(R, 1, L, L): `bias`, and -inf where two tokens of a sequence are more than `reach` apart. Padding attends to itself."""
     far = (position[:, None, :, None] - position[:, None, None, :]).abs() > reach
     return bias.masked_fill(far, -math.inf)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What matrix products give here: autocast's dtype where it is on, else the input's."""
+    """The dtype of matrix products: autocast's where it is enabled, else the input's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:
-    """Fill a parameter by its name: norm weights 1, biases 0, matrices normal(0, std) from a generator of their own."""
+    """Initialise a parameter by its name: norm weights 1, biases 0, matrices normal(0, std) from a generator keyed by (seed, name)."""
     with torch.no_grad():
         if name.endswith("bias"):
             parameter.zero_()

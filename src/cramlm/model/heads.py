@@ -1,24 +1,22 @@
-"""What sits on the encoder: the vocabulary head for masked places, and the classifier; each equal to its native class in transformers.
+"""The heads: vocabulary head and classifier, each equal to its native class in transformers; generator, token head, prompt head.
 
     bert, roberta    vocabulary: dense, GELU, norm, token embedding + bias   classifier: [CLS], dense, tanh (BERT's pooler), linear
     albert           the same, the dense to the width of its embedding           the same
     modernbert, moe  the same without the dense's and the norm's bias            classifier: [CLS] or mean, dense, GELU, norm, linear
 
-The mean is over all tokens of a sequence, [CLS] and [SEP] included, as transformers takes it.
+The mean is over all tokens of a sequence, [CLS] and [SEP] included, as in transformers.
 
-What replaced-token detection needs beside the encoder (ELECTRA, Clark et al. 2020): a generator that guesses masked tokens, and a head
-that tells at every place whether the token was replaced. Neither is exported.
+The generator of replaced-token detection (ELECTRA, Clark et al. 2020) is an encoder of the same shape and depth, but narrower. Its word
+embedding, at the input and at the vocabulary head, is a linear map of the encoder's, so that both train one table; ELECTRA found sharing to
+help, and a quarter to half of the width best. Generator and token head are not exported.
 
-The generator is an encoder of the same shape and depth, but narrower. Its word embedding is the encoder's through a linear map, read at its
-input and at its vocabulary head, so that both learn the one table; ELECTRA found sharing to help, and a quarter to half of the width best.
-
-Labels' scores out of the vocabulary head, at the masks of a pattern; and the learned vectors of a soft prompt.
+The prompt head scores labels with the vocabulary head at the masks of a pattern, and holds the learned vectors of a soft prompt.
 
     score of a label  =  sum over slots of the mean, over its words there, of their vocabulary logits
 
-The logarithm of what the vocabulary's probabilities sum up to is the same for all labels of a text, so that a softmax over the labels is
-as if log-probabilities were added: PET's score for one slot (Schick and Schütze 2021), PTR's product of sub-prompts for several (Han et
-al. 2021). A mean of logits is one product with the mean of the words' embeddings, so that words cost nothing.
+The normaliser of the vocabulary's softmax is the same for all labels of a text, so that a softmax over the labels equals one over sums of
+log-probabilities: PET's score for one slot (Schick and Schütze 2021), PTR's product of sub-prompts for several (Han et al. 2021). A mean of
+logits is one product with the mean of the words' embeddings, so that the number of words does not matter for speed.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Classifier: TypeAlias = "BertClassifier | ModernBertClassifier"
 
 
 class MlmHead(nn.Module):
-    """Hidden states (M, D) -> logits (M, V); the last matrix is the token embedding, handed in."""
+    """Hidden states (M, D) -> logits (M, V); the last matrix is the token embedding, an argument."""
 
     def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
@@ -53,7 +51,7 @@ class MlmHead(nn.Module):
         return F.linear(self.transformed(x), embedding, self.decoder_bias)
 
     def transformed(self, x: Tensor) -> Tensor:
-        """What the embeddings of tokens are multiplied with: (M, D) -> (M, width of the embedding)."""
+        """The states before the product with the token embeddings: (M, D) -> (M, width of the embedding)."""
         states: Tensor = self.norm(F.gelu(self.dense(x)))
         return states
 
@@ -86,7 +84,7 @@ class ModernBertClassifier(nn.Module):
 
 
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
-    """The classifier of `config`'s shape, with uninitialised weights."""
+    """A classifier of the config's shape, with uninitialised weights."""
     match config.shape:
         case "bert" | "roberta" | "albert":
             return BertClassifier(config, labels)
@@ -97,7 +95,7 @@ def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
 
 
 def pool(hidden: Tensor, first: Tensor, sequence: Tensor, config: HeadConfig) -> Tensor:
-    """One vector per sequence: flat hidden states (R * L, D), first places (S,), flat sequence ids (R * L,), -1 = padding -> (S, D)."""
+    """One vector per sequence: flat hidden states (R * L, D), first positions (S,), flat sequence ids (R * L,), -1 = padding -> (S, D)."""
     match config.pooling:
         case "cls":
             return hidden.index_select(0, first)
@@ -112,7 +110,7 @@ def pool(hidden: Tensor, first: Tensor, sequence: Tensor, config: HeadConfig) ->
 
 
 class Generator(nn.Module):
-    """Packed rows with masks -> logits (M, V) at the masked places."""
+    """Packed rows with masks -> logits (M, V) at the masked positions."""
 
     def __init__(self, config: EncoderConfig, width: int, vocab_size: int, *, pad_id: int) -> None:
         super().__init__()
@@ -123,7 +121,7 @@ class Generator(nn.Module):
         narrow = config.model_copy(update={**sizes, "shape": shape, "embedding": min(config.embedding, width)})
         self.narrowed = nn.Linear(config.embedding_width, narrow.embedding_width, bias=False)
         self.encoder = build_encoder(narrow, vocab_size=vocab_size, pad_id=pad_id)
-        del self.encoder.word_embeddings  # it reads the other encoder's
+        del self.encoder.word_embeddings  # it uses the other encoder's
         self.head = MlmHead(narrow, vocab_size)
 
     def forward(
@@ -136,8 +134,8 @@ class Generator(nn.Module):
         return logits
 
 
-class PlaceHead(nn.Module):
-    """Hidden states (N, D) -> one logit for each place, (N,), float32: > 0 means yes."""
+class TokenHead(nn.Module):
+    """Hidden states (N, D) -> one logit per token, (N,), float32."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -150,7 +148,7 @@ class PlaceHead(nn.Module):
 
 
 class PromptHead(nn.Module):
-    """vectors: (vectors, width of word embeddings), read as the tokens behind the vocabulary; None where there are none."""
+    """vectors: (vectors, width of word embeddings), with token ids after the vocabulary; None if there are none."""
 
     def __init__(self, prompt: Prompt, config: EncoderConfig) -> None:
         super().__init__()
@@ -159,24 +157,24 @@ class PromptHead(nn.Module):
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def words(self, embedding: Tensor) -> Tensor | None:
-        """The table of embeddings to read with the vectors; None where it is the vocabulary's own."""
+        """The word embeddings followed by the vectors; None if there are no vectors."""
         return None if self.vectors is None else torch.cat([embedding, self.vectors])
 
     def forward(self, states: Tensor, embedding: Tensor, bias: Tensor) -> Tensor:
-        """Transformed states of all masks, (S * slots, E), those of a sequence side by side -> scores (S, labels)."""
+        """Transformed states of all masks, (S * slots, E), grouped by sequence -> scores (S, labels)."""
         ids, shares = self._table(embedding.device)
         words = torch.einsum("klw,we->kle", shares, embedding.index_select(0, ids))
         biases = torch.einsum("klw,w->l", shares, bias.index_select(0, ids))
         slots = states.view(-1, self.prompt.slots, states.shape[1])
         return torch.einsum("ske,kle->sl", slots, words) + biases + torch.tensor(self.prompt.shift or 0.0, device=states.device)
 
-    def shift(self, values: Sequence[float]) -> None:
-        """Add to the scores of the labels."""
+    def add_to_scores(self, values: Sequence[float]) -> None:
+        """Add a constant to the score of each label."""
         before = self.prompt.shift or (0.0,) * len(values)
         self.prompt = replace(self.prompt, shift=tuple(one + other for one, other in zip(before, values, strict=True)))
 
     def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The distinct tokens (W,), and what each counts in the mean of (slot, label, token)."""
+        """The distinct tokens (W,), and their weights in the means, (slots, labels, W)."""
         if device not in self._tables:
             ids = sorted({number for slots in self.prompt.ids for slot in slots for number in slot})
             shares = torch.zeros(self.prompt.slots, len(self.prompt.ids), len(ids))

@@ -1,11 +1,11 @@
-"""One encoder with its two heads, over packed batches; the training loop, the evaluation and the predictor all call it the same way.
+"""The model: an encoder with its heads, over packed batches, for training, evaluation and prediction.
 
     hidden = model.hidden(batch)                          # (R * L, D), once
-    model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked places
-    model.task_logits(hidden, batch)                      # (S, labels), by a classifier or by the vocabulary head
+    model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked positions
+    model.task_logits(hidden, batch)                      # (S, labels), from the classifier or from the vocabulary head
 
-Dropout is an argument, not a state: `train()` and `eval()` change nothing. Precision is the caller's: inside `torch.autocast` products are
-bf16, while weights, norms and the residual stream stay float32.
+Dropout is an argument, not a state: `train()` and `eval()` change nothing. The caller chooses the precision: inside `torch.autocast`
+products are bf16, while weights, norms and the residual stream stay float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import LongTensor, Tensor, nn
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.encoder import build_encoder, initialise
-from cramlm.model.heads import Classifier, Generator, MlmHead, PlaceHead, PromptHead, build_classifier, pool
+from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.kernels.dropout import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
@@ -31,7 +31,7 @@ VECTORS: Final = "prompt_head.vectors"
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """`records.Batch` with tensors on a device for arrays; same fields, same shapes and types."""
+    """`records.Batch` as tensors on a device; same fields, shapes and types."""
 
     token_ids: Tensor
     sequence: Tensor
@@ -49,7 +49,7 @@ class PackedBatch:
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
-        """Move a batch; on the CPU the tensors share the arrays' memory."""
+        """Convert a batch; on the CPU the tensors share the arrays' memory."""
         values: dict[str, Any] = {name: getattr(batch, name) for name in cls.__dataclass_fields__}
         for name, value in values.items():
             if isinstance(value, np.ndarray):
@@ -117,14 +117,14 @@ class Model(nn.Module):
         if head.generator is not None:
             self.generator = Generator(encoder, head.generator, spec.vocab_size, pad_id=pad_id)
         if head.has_token_classifier:
-            self.place_head = PlaceHead(encoder)
+            self.place_head = TokenHead(encoder)  # initial weights are a function of the attribute's name
 
     def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
-        """Hidden states of every place, (R * L, D); those of padding places are finite and mean nothing."""
+        """Hidden states of every position, (R * L, D); those of padding are finite and meaningless."""
         return self.hidden_and_balance(batch, dropout=dropout)[0]
 
     def hidden_and_balance(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
-        """Hidden states; and how evenly the sequences used the experts, summed over them (`Experts`), None without experts."""
+        """Hidden states, and the balance loss of the experts summed over sequences (encoder.py), None without experts."""
         causal_from = batch.causal_from if len(batch.causal_from) else None
         rows = (batch.token_ids, batch.sequence, batch.position)
         words = None if self.prompt_head is None else self.prompt_head.words(self.encoder.word_embeddings)
@@ -133,13 +133,13 @@ class Model(nn.Module):
         return states.flatten(0, 1), balance
 
     def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
-        """Vocabulary logits at flat places `masked`, (M, V); tied to the token embedding."""
+        """Vocabulary logits at the flat positions `masked`, (M, V); tied to the token embedding."""
         logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
         return logits
 
     def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
-        """Label logits of every sequence of the batch, (S, labels); zeros for sequences in no pattern, where there is a prompt. Of a
-        regression, (S, 1), its number, which is computed in float32: with bf16's 8 bits, 2003 would be 2000.
+        """Label logits of every sequence, (S, labels); with a prompt, zeros for sequences without a pattern. For a regression the number,
+        (S, 1), computed in float32: in bf16's 8 bits, 2003 would be 2000.
         """
         if self.prompt_head is not None:
             return self._prompt_logits(self.prompt_head, hidden, batch)
@@ -152,26 +152,26 @@ class Model(nn.Module):
     def _prompt_logits(self, head: PromptHead, hidden: Tensor, batch: PackedBatch) -> Tensor:
         is_slot = batch.token_ids.flatten() == head.prompt.mask_id
         is_slot[batch.masked] = False  # a [MASK] that hides text
-        places = is_slot.nonzero().squeeze(1)
-        states = self.mlm_head.transformed(hidden.index_select(0, places))
+        slots = is_slot.nonzero().squeeze(1)
+        states = self.mlm_head.transformed(hidden.index_select(0, slots))
         scores: Tensor = head(states, self.encoder.word_embeddings, self.mlm_head.decoder_bias)
         if len(scores) == batch.sequences:
             return scores
-        owner = batch.sequence.flatten()[places[:: head.prompt.slots]]
+        owner = batch.sequence.flatten()[slots[:: head.prompt.slots]]
         return scores.new_zeros(batch.sequences, self.labels).index_copy(0, owner, scores)
 
     @property
     def prompt(self) -> Prompt | None:
-        """What texts are put into before they are read; None where they are read as they are."""
+        """The patterns around the texts; None without a prompt."""
         return None if self.prompt_head is None else self.prompt_head.prompt
 
     def set_trainable(self, part: Literal["all", "vectors"]) -> None:
-        """Gradients for every parameter, or for the vectors of a soft prompt alone."""
+        """Enable gradients for every parameter, or only for the vectors of a soft prompt."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(part == "all" or name == VECTORS)
 
     def rescale_output(self, scale: Scale) -> None:
-        """Give the last layer, which learnt (number - mean) / spread, the number's own unit; nothing changes where that is its unit."""
+        """Rescale the last layer of a regression, which was trained on (number - mean) / spread, to the unit of the number."""
         if scale == Scale():
             return
         last = self.classifier.classifier
@@ -180,23 +180,23 @@ class Model(nn.Module):
             last.bias.mul_(scale.spread).add_(scale.mean)
 
     def set_word_embeddings(self, values: FloatArray) -> None:
-        """Give tokens these embeddings, (V, D); tokens whose row is not finite keep theirs."""
-        given = torch.from_numpy(values)
-        known = torch.isfinite(given).all(dim=1)
+        """Set the word embeddings to `values`, (V, D); tokens whose row is not finite keep theirs."""
+        rows = torch.from_numpy(values)
+        finite = torch.isfinite(rows).all(dim=1)
         with torch.no_grad():
-            self.encoder.word_embeddings[known] = given[known]
+            self.encoder.word_embeddings[finite] = rows[finite]
 
     def add_to_logits(self, shift: FloatArray) -> None:
-        """Add to every logit: (labels,), into the classifier's bias, or into what a prompt adds."""
+        """Add a constant (labels,) to the logits, in the classifier's bias or in the prompt."""
         if self.prompt_head is not None:
-            self.prompt_head.shift(shift.tolist())
+            self.prompt_head.add_to_scores(shift.tolist())
             return
         bias = self.classifier.classifier.bias
         with torch.no_grad():
             bias.add_(torch.from_numpy(shift).to(bias))
 
     def reset_classifier(self, seed: int) -> None:
-        """Draw what only labels train anew, as `build_model` does for this seed: the classifier, or the vectors of a soft prompt."""
+        """Initialise the classifier, or the vectors of a soft prompt, again, as `build_model` does for this seed."""
         for name, parameter in self.named_parameters():
             if name.startswith(("classifier.", VECTORS)):
                 initialise(name, parameter, seed=seed, std=self.encoder_config.init_std)
@@ -215,7 +215,7 @@ class Model(nn.Module):
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that each token multiplies with in the encoder layers: one multiply-add each, forward."""
+        """Weights of the encoder layers that each token is multiplied with: one multiply-add each, forward."""
         matrices = {name: matrix.numel() for name, matrix in self.parameter_groups().matrix.items() if name.startswith("encoder.")}
         routed = sum(numbers for name, numbers in matrices.items() if ".experts.experts." in name)
         times = self.encoder_config.layers if self.encoder_config.shape == "albert" else 1
@@ -237,7 +237,7 @@ def empty_model(spec: ModelSpec) -> Model:
 
 
 def initialise_all(model: Model, *, seed: int) -> None:
-    """Draw every parameter; in the modernbert and moe shapes what ends a residual branch is smaller by sqrt(2 x layers)."""
+    """Initialise every parameter; in the modernbert and moe shapes the end of a residual branch is smaller by sqrt(2 x layers)."""
     encoder = model.encoder_config
     branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.is_modern else encoder.init_std
     for name, parameter in model.named_parameters():

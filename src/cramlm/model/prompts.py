@@ -1,21 +1,20 @@
-"""Texts inside patterns, as token sequences with a [MASK] where the words of the labels are read (Schick and Schütze 2021).
+"""Prompts: texts inside patterns with a [MASK] at which the words of the labels are scored (Schick and Schütze 2021), and those words.
 
     [CLS] vectors... [MASK] : the text, cut if need be [SEP]
 
-The parts of a pattern are encoded one by one, so that what is cut is always the text, and its last tokens do not depend on what follows.
-[MASK] in a text is text, so that the masks of a sequence are those of its pattern. Learned vectors (soft prompts) have ids behind the
-vocabulary. Texts with several patterns give several sequences each, those of a text one after the other.
+The parts of a pattern are encoded separately, so that truncation only cuts the text, and its last tokens do not depend on what follows.
+[MASK] in a text is ordinary text. Learned vectors (soft prompts) have ids after the vocabulary. With several patterns a text gives several
+consecutive sequences.
 
-Words to stand for labels, chosen by the training texts where nobody gives any (the useful half of AutoPrompt, Shin et al. 2020).
-
-Candidates are the tokens of the vocabulary that are whole words of letters. Of a word and a label, n texts of which k hold the word, and N
-other texts of which K do:
+`choose_words` chooses the words of labels that have none in the config from the training texts (like AutoPrompt's label tokens, Shin et al.
+2020). Candidates are the tokens of the vocabulary that are whole words of letters. For a word and a label with n texts, k of which contain
+the word, and N other texts, K of which do:
 
     z  =  ( ln((k + 1/2) / (n - k + 1/2)) - ln((K + 1/2) / (N - K + 1/2)) )
           / sqrt( 1/(k + 1/2) + 1/(n - k + 1/2) + 1/(K + 1/2) + 1/(N - K + 1/2) )
 
-the difference of their log-odds over its standard error (Monroe, Colaresi and Quinn 2008, with half a text as prior). A word goes to the
-label for which its z is highest; each label takes its best. No chance in it: of equal words the one with the lower token id.
+the difference of the log-odds over its standard error (Monroe, Colaresi and Quinn 2008, with half a text as prior). A word belongs to the
+label with its highest z; each label takes its best words. Ties are broken by the lower token id.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from cramlm.records import FloatArray, IntArray
 PROMPT_FILE: Final = "prompt.json"
 VECTORS_FILE: Final = "prompt.safetensors"
 LEAST_TEXT: Final = 4
-"""Tokens of a text that a pattern must leave room for."""
+"""Least tokens of a text in a pattern."""
 ENTITY_TOKENS: Final = 16
 _FORMAT: Final = 1
-_MOST_NEAR: Final = 5
+_MOST_SIMILAR: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Patterns, and for each label (in the order of the logits) and slot the words that stand for it, with their token ids.
+    """Patterns, and for each label (in the order of the logits) and slot its words with their token ids.
 
-    vectors: how many learned ones stand before the text. shift: what is added to each label's score; empty for nothing.
+    vectors: number of learned vectors before the text. shift: constant added to each label's score; empty = none.
     """
 
     patterns: tuple[str, ...]
@@ -68,23 +67,23 @@ class Prompt:
 
 
 def resolve_prompt(config: PromptConfig, words: Sequence[Slots], tokenizer: Tokenizer, *, vectors: int) -> Prompt:
-    """The prompt with the ids that its words, label by label, have in a vocabulary.
+    """Look up the token ids of the words of each label.
 
     Raises:
-        UsageError: naming the words that are not one token, and tokens that are nearest to them.
+        UsageError: naming words that are not one token, and tokens similar to them.
     """
     numbers = {word: word_id(tokenizer, word) for slots in words for slot in slots for word in slot}
-    if unknown := [word for word, number in numbers.items() if number is None]:
-        raise UsageError(f"head.prompt.words: {'; '.join(_not_one_token(tokenizer, word) for word in unknown[:3])}")
+    if invalid := [word for word, number in numbers.items() if number is None]:
+        raise UsageError(f"head.prompt.words: {'; '.join(_not_one_token(tokenizer, word) for word in invalid[:3])}")
     ids = tuple(tuple(tuple(numbers[word] or 0 for word in slot) for slot in slots) for slots in words)
     for number, one in enumerate(ids):
         if one in ids[:number]:
-            raise UsageError(f"head.prompt.words: {words[ids.index(one)]} and {words[number]} are the same tokens here; take other words")
+            raise UsageError(f"head.prompt.words: {words[ids.index(one)]} and {words[number]} have the same tokens; use other words")
     return Prompt(config.patterns, config.markers, tuple(words), ids, tokenizer.mask_id, vectors)
 
 
 def word_id(tokenizer: Tokenizer, word: str) -> int | None:
-    """The token that a word is, behind a space where the vocabulary makes that difference; None where it is none or several."""
+    """The token of a word, after a space if the vocabulary distinguishes that; None if it is not exactly one token."""
     for shown in (f" {word}", word):
         ids = tokenizer.encode([shown])[0]
         if len(ids) == 1 and ids[0] != tokenizer.unk_id:
@@ -94,17 +93,17 @@ def word_id(tokenizer: Tokenizer, word: str) -> int | None:
 
 def _not_one_token(tokenizer: Tokenizer, word: str) -> str:
     pieces = [tokenizer.token(number) for number in tokenizer.encode([f" {word}"])[0]]
-    shown = (tokenizer.decode([number]).strip() for number in range(tokenizer.vocab_size))
-    known = sorted({token for token in shown if token.isalpha()})
-    near = difflib.get_close_matches(word.lower(), known, n=_MOST_NEAR, cutoff=0.5)
-    advice = f"single tokens near it: {', '.join(near)}" if near else "take another word"
+    decoded = (tokenizer.decode([number]).strip() for number in range(tokenizer.vocab_size))
+    candidates = sorted({token for token in decoded if token.isalpha()})
+    similar = difflib.get_close_matches(word.lower(), candidates, n=_MOST_SIMILAR, cutoff=0.5)
+    advice = f"similar single tokens: {', '.join(similar)}" if similar else "use another word"
     return f"{word!r} is {len(pieces)} tokens of the vocabulary ({' '.join(pieces)}); {advice}"
 
 
 def read_texts(
     prompt: Prompt, tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int
 ) -> Tokens:
-    """Each text (or pair) in each pattern, one sequence after the other; `source` leads back to the texts.
+    """Each text (or pair) in each pattern, a sequence for each; `source` is the index of the text.
 
     Raises:
         UsageError: if a pattern leaves no room for text, or pairs come to patterns that read single texts. DataError: as the tokenizer.
@@ -119,7 +118,7 @@ def read_texts(
 
 
 def read_passages(prompt: Prompt, tokenizer: Tokenizer, whole: Tokens, *, max_length: int) -> Tokens:
-    """Encoded texts cut into as many pieces as they need, each piece in one pattern, the patterns in turn.
+    """Encoded texts cut into the fewest pieces, each in one pattern; the patterns take turns.
 
     Raises:
         UsageError: if a pattern leaves no room for text.
@@ -137,17 +136,17 @@ def read_passages(prompt: Prompt, tokenizer: Tokenizer, whole: Tokens, *, max_le
 
 
 def passage_room(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
-    """Tokens of the longest piece that `read_passages` makes: what fits into every pattern."""
+    """Tokens of the longest piece of `read_passages`, which fits into every pattern."""
     return min(_Layout.of(pattern, prompt, tokenizer).room(max_length) for pattern in prompt.patterns)
 
 
 def text_room(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
-    """Tokens of a text that are read in the pattern that leaves most of them."""
+    """Largest number of tokens of a text that fit into any of the patterns."""
     return max(_Layout.of(pattern, prompt, tokenizer).room(max_length) for pattern in prompt.patterns)
 
 
 def _sequences(pieces: list[IdArray], counts: list[int], source: Any) -> Tokens:
-    """Pieces end to end. counts: of pieces in each sequence, again and again."""
+    """Concatenate pieces into sequences. counts: pieces of each sequence, repeated cyclically."""
     if not pieces:
         return Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(0, np.int64))
     ends = np.cumsum(np.resize(counts, len(source)))
@@ -158,7 +157,7 @@ def _sequences(pieces: list[IdArray], counts: list[int], source: Any) -> Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A pattern with its literals encoded. fixed: tokens of a sequence that are not text, entities at their longest."""
+    """A pattern with encoded literals."""
 
     pattern: str
     parts: tuple[tuple[Part, IdArray | None], ...]
@@ -169,21 +168,21 @@ class _Layout:
     @classmethod
     def of(cls, pattern: str, prompt: Prompt, tokenizer: Tokenizer) -> _Layout:
         parts = parse_pattern(pattern)
-        one = tokenizer.encode([""]).ids.dtype
-        known = {"mask": np.array([prompt.mask_id], one)}
+        dtype = tokenizer.encode([""]).ids.dtype
+        fixed = {"mask": np.array([prompt.mask_id], dtype)}
         literals = iter([tokenizer.encode([part.text])[0] for part in parts if part.kind == "literal"])
-        encoded = tuple((part, next(literals) if part.kind == "literal" else known.get(part.kind)) for part in parts)
+        encoded = tuple((part, next(literals) if part.kind == "literal" else fixed.get(part.kind)) for part in parts)
         last = tokenizer.vocab_size + prompt.vectors
-        vectors = np.arange(tokenizer.vocab_size, last, dtype=one if last <= np.iinfo(one).max + 1 else np.uint32)
-        before = np.concatenate([np.array([tokenizer.cls_id], one), vectors])
-        return cls(pattern, encoded, before, np.array([tokenizer.sep_id], one), prompt.markers)
+        vectors = np.arange(tokenizer.vocab_size, last, dtype=dtype if last <= np.iinfo(dtype).max + 1 else np.uint32)
+        before = np.concatenate([np.array([tokenizer.cls_id], dtype), vectors])
+        return cls(pattern, encoded, before, np.array([tokenizer.sep_id], dtype), prompt.markers)
 
     @property
     def reads_pairs(self) -> bool:
         return any(part.kind == "text_b" for part, _ in self.parts)
 
     def room(self, max_length: int) -> int:
-        """Tokens of text that a sequence certainly has room for."""
+        """Tokens of text that fit into a sequence, with entities at their longest."""
         fixed = len(self.before) + len(self.after)
         for part, ids in self.parts:
             fixed += len(ids) if ids is not None else ENTITY_TOKENS if part.kind.startswith("entity") else 0
@@ -195,20 +194,20 @@ class _Layout:
         return max_length - fixed
 
     def fill(self, texts: Sequence[str], others: Sequence[str] | None, tokenizer: Tokenizer, *, max_length: int) -> list[list[IdArray]]:
-        """The pieces of each text's sequence."""
+        """The pieces of the sequence of each text."""
         self.room(max_length)
-        read: dict[str, Tokens] = {}
+        fields: dict[str, Tokens] = {}
         for part, ids in self.parts:
             if ids is None:
-                chosen = self._chosen(part, texts, others)
-                read[part.kind] = tokenizer.encode([f" {text}" for text in chosen] if part.spaced else chosen)
+                values = self._field(part, texts, others)
+                fields[part.kind] = tokenizer.encode([f" {value}" for value in values] if part.spaced else values)
         fixed = len(self.before) + len(self.after) + sum(len(ids) for _, ids in self.parts if ids is not None)
         result = []
         for number in range(len(texts)):
-            own = {kind: tokens[number] for kind, tokens in read.items()}
+            own = {kind: tokens[number] for kind, tokens in fields.items()}
             entities = tuple(own.get(kind, self.after[:0])[:ENTITY_TOKENS] for kind in ("entity_1", "entity_2"))
-            said = sum(len(entities[int(part.kind[-1]) - 1]) for part, _ in self.parts if part.kind.startswith("entity"))
-            room = max_length - fixed - said
+            in_entities = sum(len(entities[int(part.kind[-1]) - 1]) for part, _ in self.parts if part.kind.startswith("entity"))
+            room = max_length - fixed - in_entities
             if "text" in own:
                 one, two = own["text"][:room], self.after[:0]
             else:
@@ -218,31 +217,31 @@ class _Layout:
         return result
 
     def around(self, one: IdArray, two: IdArray, entities: tuple[IdArray, ...]) -> list[IdArray]:
-        """The pieces of a sequence: always as many."""
+        """The pieces of a sequence; their number is constant."""
         values = {"text": one, "text_a": one, "text_b": two, "entity_1": entities[0], "entity_2": entities[1]}
         return [self.before, *(values[part.kind] if ids is None else ids for part, ids in self.parts), self.after]
 
-    def _chosen(self, part: Part, texts: Sequence[str], others: Sequence[str] | None) -> Sequence[str]:
-        """What a field stands for in each text."""
+    def _field(self, part: Part, texts: Sequence[str], others: Sequence[str] | None) -> Sequence[str]:
+        """The value of a field for each text."""
         if part.kind == "text_b":
             return [""] * len(texts) if others is None else others
         if not part.kind.startswith("entity"):
             return texts
         opens, closes = map(re.escape, self.markers[int(part.kind[-1]) - 1])
-        found = (re.search(f"{opens}(.*?){closes}", text, re.DOTALL) for text in texts)
-        return ["" if match is None else match[1].strip() for match in found]
+        matches = (re.search(f"{opens}(.*?){closes}", text, re.DOTALL) for text in texts)
+        return ["" if match is None else match[1].strip() for match in matches]
 
 
 def prompt_json(prompt: Prompt, labels: Sequence[str]) -> dict[str, Any]:
-    """What `prompt.json` holds, for a run and for an exported folder."""
+    """The content of `prompt.json`, of a run and of an exported folder."""
     words = {label: [list(slot) for slot in slots] for label, slots in zip(labels, prompt.words, strict=True)}
     patterns, markers = list(prompt.patterns), [list(pair) for pair in prompt.markers]
-    told = {"patterns": patterns, "markers": markers, "vectors": prompt.vectors, "shift": list(prompt.shift)}
-    return {"format": _FORMAT, **told, "labels": list(labels), "words": words}
+    settings = {"patterns": patterns, "markers": markers, "vectors": prompt.vectors, "shift": list(prompt.shift)}
+    return {"format": _FORMAT, **settings, "labels": list(labels), "words": words}
 
 
 def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, ...]]:
-    """The prompt of `folder/prompt.json` with the vocabulary it was made for, and the labels in the order of the logits.
+    """The prompt of `folder/prompt.json`, and the labels in the order of the logits. tokenizer: the one it was made for.
 
     Raises:
         ArtifactError: if it is not one.
@@ -253,9 +252,9 @@ def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, 
         if data["format"] != _FORMAT:
             raise ArtifactError(f"{path}: format {data['format']!r}, this cramlm reads {_FORMAT}; export the model again")
         labels, words, vectors = list(data["labels"]), data["words"], data["vectors"]
-        given = {label: tuple(tuple(slot) for slot in words[label]) for label in labels}
-        shown = json.loads(json.dumps({"patterns": data["patterns"], "markers": data["markers"]}))
-        config = PromptConfig.model_validate({**shown, "words": _as_given(given)})
+        slots = {label: tuple(tuple(slot) for slot in words[label]) for label in labels}
+        settings = json.loads(json.dumps({"patterns": data["patterns"], "markers": data["markers"]}))
+        config = PromptConfig.model_validate({**settings, "words": _config_words(slots)})
         if len(set(labels)) != len(labels) or len(labels) < 2 or type(vectors) is not int or not 0 <= vectors <= 10_000:
             raise ValueError("labels or vectors")
         shift = tuple(map(float, data["shift"]))
@@ -264,57 +263,58 @@ def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, 
         prompt = resolve_prompt(config, [config.words_of(label) for label in labels], tokenizer, vectors=vectors)
         return replace(prompt, shift=shift), tuple(labels)
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise ArtifactError(f"{path}: damaged, or not made for this vocabulary ({said}); export the model again") from error
+        reason = " ".join(str(error).split())[:160]
+        raise ArtifactError(f"{path}: damaged, or not made for this vocabulary ({reason}); export the model again") from error
 
 
-def _as_given(words: dict[str, Slots]) -> dict[str, Any]:
-    """Words by slots, as a config has them."""
+def _config_words(words: dict[str, Slots]) -> dict[str, Any]:
+    """Words by slots in the form of the config."""
     return {label: slots[0] if len(slots) == 1 else slots for label, slots in words.items()}
 
 
 def head_of(prompt: Prompt) -> HeadConfig:
-    """A head that has such a prompt; the pooling, which no prompt asks for, is the one of every shape."""
+    """The head config of a prompt; its pooling is not used."""
     return HeadConfig(kind="soft-prompt" if prompt.vectors else "prompt", pooling="cls")
 
 
-_DECIMALS = 9  # of z, so that the last bits of a logarithm decide nothing
+_DECIMALS = 9  # of z, so that the last bits of a logarithm decide no tie
 
 
 def choose_words(tokens: Tokens, label_ids: IntArray, labels: Sequence[str], tokenizer: Tokenizer, *, count: int) -> list[tuple[str, ...]]:
-    """For each label the `count` words most associated with it (fewer if it has no more of its own), best first.
+    """For each label the `count` words most associated with it (fewer if there are no more), best first.
 
-    tokens: of the training texts; label_ids: (n,), which label each has.
+    tokens: of the training texts. label_ids: (n,), their labels.
 
     Raises:
-        UsageError: if a label is left without a word.
+        UsageError: if no word is left for a label.
     """
     candidates, words = _candidates(tokenizer)
     z = association(tokens, label_ids, candidates, labels=len(labels))
     order = np.lexsort((np.broadcast_to(candidates, z.shape), -z), axis=1)
     best = z.argmax(axis=0)
-    chosen: list[list[int]] = [[int(place) for place in row if best[place] == label][:count] for label, row in enumerate(order)]
-    taken = {place for places in chosen for place in places}
-    for label, row in enumerate(order):  # a label whose words all speak for others yet more has the best that nobody took
+    chosen: list[list[int]] = [[int(word) for word in row if best[word] == label][:count] for label, row in enumerate(order)]
+    used = {word for of_label in chosen for word in of_label}
+    for label, row in enumerate(order):  # a label all of whose words are associated more with others gets the best unused one
         if not chosen[label]:
-            chosen[label] = [int(place) for place in row if place not in taken][:1]
-            taken.update(chosen[label])
-    if empty := [label for label, places in zip(labels, chosen, strict=True) if not places]:
+            chosen[label] = [int(word) for word in row if word not in used][:1]
+            used.update(chosen[label])
+    if empty := [label for label, of_label in zip(labels, chosen, strict=True) if not of_label]:
         raise UsageError(
             f"head.prompt.words: the vocabulary has {len(words)} whole words, none of which is left for label {empty[0]!r}; give words, "
             "or raise tokenizer.vocab_size"
         )
-    return [tuple(words[place] for place in places) for places in chosen]
+    return [tuple(words[word] for word in of_label) for of_label in chosen]
 
 
 def association(tokens: Tokens, label_ids: IntArray, candidates: IntArray, *, labels: int) -> FloatArray:
     """z of each label and candidate, (labels, candidates)."""
     texts = np.repeat(np.arange(len(tokens)), tokens.lengths)
-    place = np.full(int(max(tokens.ids.max(initial=0), candidates.max(initial=0))) + 1, -1)
-    place[candidates] = np.arange(len(candidates))
-    at = place[tokens.ids]
-    held = np.unique(texts[at >= 0] * len(candidates) + at[at >= 0])  # a text counts once, however often it says the word
-    text, word = np.divmod(held, max(1, len(candidates)))
+    index = np.full(int(max(tokens.ids.max(initial=0), candidates.max(initial=0))) + 1, -1)
+    index[candidates] = np.arange(len(candidates))
+    of_token = index[tokens.ids]
+    is_candidate = of_token >= 0
+    pairs = np.unique(texts[is_candidate] * len(candidates) + of_token[is_candidate])  # a text counts once, however often it has the word
+    text, word = np.divmod(pairs, max(1, len(candidates)))
     with_word = np.zeros((labels, len(candidates)))
     np.add.at(with_word, (label_ids[text], word), 1.0)
     texts_of = np.bincount(label_ids, minlength=labels)[:, None].astype(np.float64)

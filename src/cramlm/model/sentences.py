@@ -1,9 +1,9 @@
-"""Texts -> vectors, by any encoder folder that the user has (BERT, RoBERTa, MPNet, ModernBERT, ...).
+"""Sentence embeddings by any encoder folder (BERT, RoBERTa, MPNet, ModernBERT, ...).
 
     text ─► its tokenizer, cut to `max_length` ─► last hidden states ─► mean over the tokens, or [CLS] ─► length 1
 
-The folder is opened on the first text, so that asking for `fingerprint` loads nothing. Texts are encoded in batches of similar length;
-in fp32, 12 passages of 256 tokens per second and core with 6 layers of 384.
+The folder is opened at the first text; `fingerprint` does not load it. Texts are encoded in batches of similar length; in fp32, 12 passages
+of 256 tokens per second and core with 6 layers of 384.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cramlm.records import FloatArray
 from cramlm.storage.artifacts import hash_file, hash_json
 
 _BATCH: Final = 32
-_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")  # what a vector depends on
+_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")  # that a vector depends on
 
 
 class SentenceEncoder:
-    """An encoder folder as a function; opened when first used."""
+    """An encoder folder, opened when first used."""
 
     def __init__(self, folder: Path, *, max_length: int, pooling: Pooling) -> None:
-        """Raises UsageError if there is no such folder, or if it says that it was trained with another pooling."""
+        """Raises UsageError if there is no such folder, or if its config has another pooling."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; retriever.encoder is a folder with config.json, tokenizer.json, model.safetensors")
         _check_pooling(folder, pooling)
@@ -39,7 +39,7 @@ class SentenceEncoder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all that a vector depends on: the folder's files and how they are used."""
+        """Hash of everything that a vector depends on: the folder's files and the settings."""
         files = sorted(path for pattern in _FILES for path in self._folder.glob(pattern))
         content = {path.name: hash_file(path) for path in files}
         return hash_json({"files": content, "max_length": self._max_length, "pooling": self._pooling})
@@ -71,13 +71,13 @@ class SentenceEncoder:
         if self._pooling == "cls":
             pooled = states[:, 0]
         else:
-            seen = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
-            pooled = (states * seen).sum(1) / seen.sum(1).clamp(min=1)
+            mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+            pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
         return np.asarray(torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy(), np.float32)
 
 
 def _check_pooling(folder: Path, pooling: Pooling) -> None:
-    """A folder of sentence-transformers says how it pools; to use it otherwise would give poor vectors without a word."""
+    """Refuse a pooling other than that of a sentence-transformers folder, which would silently give poor vectors."""
     path = folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return
@@ -91,5 +91,5 @@ def _check_pooling(folder: Path, pooling: Pooling) -> None:
 
 
 def open_sentence_encoder(config: DenseConfig) -> SentenceEncoder:
-    """The encoder that a retriever's config names."""
+    """The encoder of a retriever's config."""
     return SentenceEncoder(Path(config.encoder), max_length=config.max_length, pooling=config.pooling)

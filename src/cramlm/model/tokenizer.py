@@ -1,18 +1,16 @@
-"""Text -> token ids: the sequences a model reads, by a vocabulary trained here (tokenizer_training.py) or by a pretrained model's.
+"""The tokenizer: text to token sequences, with a vocabulary trained here or a pretrained model's.
 
-Everything about a tokenizer is in its `tokenizer.json`, so that transformers' AutoTokenizer gives the same ids. `[MASK]`, `[SEP]` and their
-like inside a text are ordinary text (by `encode_special_tokens` here, in an exported folder by `split_special_tokens`). Encoding runs at
-about 7 MB/s and core.
+Everything about a tokenizer is in its `tokenizer.json`, so that transformers' AutoTokenizer gives the same ids. Special tokens such as
+`[MASK]` inside a text are ordinary text (`encode_special_tokens` here, `split_special_tokens` in an exported folder). Encoding runs at
+7 MB/s per core.
 
-A small WordPiece or BPE vocabulary from the selection and the task's training text.
+`train_tokenizer` trains a small WordPiece or BPE vocabulary on the selection and the task's training text. Normalisation drops control and
+bidirectional marks, then applies NFC and, optionally, lower case; accents are kept. Text is split at white space into words, into runs of
+at most two equal punctuation marks or symbols (so that the entity marker `<<` can become one token), and into single characters in scripts
+without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar). A word of more than 100 characters is one [UNK].
 
-The path of a text: control and bidirectional marks are dropped, then NFC, then (if asked) lower case, accents kept; it is cut at white
-space into words, into runs of at most two equal punctuation marks or symbols (so that the entity marker `<<` can become one token), and
-into single characters where a script is written without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar). A word of more than 100 characters
-is one [UNK].
-
-Training is deterministic: the trainer of `tokenizers` numbers continuing characters (`##a`) in the order of a randomly seeded hash table,
-which also decides ties between merges, so all of them are handed to it in sorted order.
+Training is deterministic. The trainer of `tokenizers` numbers continuing characters (`##a`) in the order of a randomly seeded hash table,
+which also breaks ties between merges; hence it gets all of them in sorted order.
 """
 
 from __future__ import annotations
@@ -44,24 +42,24 @@ _SPECIAL_FAMILIES: Final = (SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<
 IdArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 SpanArray: TypeAlias = npt.NDArray[np.uint32]
 
-_MOST_TOKENS: Final = 1_000_000  # the largest vocabularies of published encoders have a quarter of that
+_MOST_TOKENS: Final = 1_000_000  # four times the largest vocabularies of published encoders
 
-CONTINUES: Final = "##"  # before a piece that goes on with a word
+CONTINUES: Final = "##"  # prefix of a piece that continues a word
 _CHUNK: Final = 1024  # texts encoded at a time
 _SHORTEST: Final = 8  # tokens of a sequence
 _BLOB: Final = re.compile("[A-Za-z0-9]{256,}")
 _LONG_TEXT: Final = 65_536
 
 
-UNCUT: Final = 1 << 30  # a max_length that no text reaches
+UNCUT: Final = 1 << 30  # a max_length that no text exceeds
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of many texts, one after the other: text i is ids[offsets[i]:offsets[i+1]].
+    """Token ids of many texts, end to end: text i is ids[offsets[i]:offsets[i+1]].
 
-    ids: uint16, or uint32 where the vocabulary has over 65,536 tokens. offsets: int64, (n+1,). source: int64, (n,), which of the given
-    texts each came from (0..n-1 unless long texts were split).
+    ids: uint16, or uint32 if the vocabulary has over 65,536 tokens. offsets: int64, (n+1,). source: int64, (n,), the index of each in the
+    input (0..n-1 unless long texts were split).
     """
 
     ids: IdArray
@@ -81,17 +79,17 @@ class Tokens:
 
 
 class Tokenizer:
-    """A trained tokenizer; `load` it from the folder that `train_tokenizer` wrote, or from any model's in the manner of BERT or RoBERTa.
+    """A trained tokenizer, from `train_tokenizer` or of a BERT-like or RoBERTa-like model.
 
-    special_tokens: the names of its pad, unk, cls, sep and mask. separators: how many sep stand between the halves of a pair.
+    special_tokens: the names of pad, unk, cls, sep and mask. separators: number of sep tokens between the halves of a pair.
     """
 
     def __init__(self, content: str, *, origin: str = TOKENIZER_FILE) -> None:
-        """Take the text of a `tokenizer.json`.
+        """content: the text of a `tokenizer.json`.
 
         Raises:
-            ArtifactError: if it is not one, lacks the special tokens or puts them elsewhere than around a text and between the halves of a
-            pair, or has gaps in its ids.
+            ArtifactError: if it is damaged, lacks special tokens, adds them elsewhere than around a text and between the halves of a pair,
+            or has gaps in its ids.
         """
         self.content = content
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
@@ -104,15 +102,15 @@ class Tokenizer:
         self._long_words_are_unknown = prefix == CONTINUES
         self.vocab_size: int = self._backend.get_vocab_size()
         self._dtype: type[np.unsignedinteger[Any]] = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-        self._known: dict[str, int] = {}
-        self._known_ids: Tokens | None = None
+        self._cached: dict[str, int] = {}
+        self._cached_ids: Tokens | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Read `folder/tokenizer.json`.
 
         Raises:
-            ArtifactError: if it is missing or not a tokenizer that can be used here.
+            ArtifactError: if it is missing or not a supported tokenizer.
         """
         path = folder / TOKENIZER_FILE
         if not path.is_file():
@@ -145,10 +143,10 @@ class Tokenizer:
         max_length: int,
         cut: Literal["truncate", "split"],
     ) -> Tokens:
-        """What the model reads: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] (RoBERTa: [SEP] twice between), of at most `max_length`.
+        """Sequences of at most `max_length` tokens: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] (RoBERTa: [SEP] twice between).
 
-        truncate: one sequence per text; of a pair the longer half is cut first, as transformers does. split: a long text becomes several
-        sequences of nearly equal length; pairs cannot be split and are truncated.
+        cut: "truncate": one sequence per text; of a pair the longer half is cut first, as in transformers. "split": a long text becomes
+        several sequences of nearly equal length; pairs are truncated.
 
         Raises:
             DataError: if a text holds a lone surrogate.
@@ -160,7 +158,7 @@ class Tokenizer:
         return self.cut(first, max_length=max_length, cut=cut)
 
     def cut(self, first: Tokens, *, max_length: int, cut: Literal["truncate", "split"]) -> Tokens:
-        """As `sequences`, of texts that `encode` gave the ids of."""
+        """`sequences` of texts that are encoded already, by `encode`."""
         assert max_length >= _SHORTEST, "shorter sequences have no room for a pair and its special tokens"
         match cut:
             case "truncate":
@@ -172,7 +170,7 @@ class Tokenizer:
         return self._wrapped(first.ids, starts, stops, source)
 
     def pieces(self, texts: Sequence[str], *, max_length: int) -> tuple[Tokens, list[str]]:
-        """The sequences that `sequences(..., cut="split")` gives, and the part of its text that each one covers.
+        """The sequences of `sequences(..., cut="split")`, and the part of the text that each covers.
 
         Raises:
             DataError: if a text holds a lone surrogate.
@@ -180,7 +178,7 @@ class Tokenizer:
         return self.cut_with_texts(texts, *self.encode_with_spans(texts), max_length=max_length)
 
     def cut_with_texts(self, texts: Sequence[str], first: Tokens, spans: SpanArray, *, max_length: int) -> tuple[Tokens, list[str]]:
-        """As `pieces`, of texts that `encode_with_spans` gave the ids and spans of."""
+        """`pieces` of texts that are encoded already, by `encode_with_spans`."""
         texts = self._without_long_words(texts)
         starts, stops, source = split_evenly(first.offsets, max_length - 2)
         parts = []
@@ -190,7 +188,7 @@ class Tokenizer:
         return self._wrapped(first.ids, starts, stops, source), parts
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included; for reports and messages, not an exact inverse."""
+        """Text of ids with special tokens, for reports and messages; not an exact inverse of `encode`."""
         return str(self._backend.decode(list(map(int, ids)), skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
@@ -199,7 +197,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> list[str]:
-        """Every entry, in order of the ids."""
+        """All entries in order of their ids."""
         return [self.token(number) for number in range(self.vocab_size)]
 
     def _without_long_words(self, texts: Sequence[str]) -> list[str]:
@@ -208,14 +206,14 @@ class Tokenizer:
         return [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in texts]
 
     def with_cache(self, texts: Sequence[str], ids: Tokens) -> Tokenizer:
-        """This tokenizer with the ids of some texts, which it then looks up instead of encoding the texts again."""
+        """A copy of this tokenizer that looks up the ids of these texts instead of encoding them again."""
         assert len(texts) == len(ids)
         tokenizer = copy.copy(self)
-        tokenizer._known, tokenizer._known_ids = {text: place for place, text in enumerate(texts)}, ids
+        tokenizer._cached, tokenizer._cached_ids = {text: index for index, text in enumerate(texts)}, ids
         return tokenizer
 
     def encode_with_spans(self, texts: Sequence[str]) -> tuple[Tokens, SpanArray]:
-        """Ids as `encode` gives them, and the first and last character (exclusive) of every token, uint32 (tokens, 2).
+        """The ids of `encode`, and the span of characters (end exclusive) of every token, uint32 (tokens, 2).
 
         Raises:
             DataError: if a text holds a lone surrogate.
@@ -227,20 +225,20 @@ class Tokenizer:
             spans.extend(np.array(encoding.offsets, dtype=np.uint32).reshape(-1, 2) for encoding in encodings)
             return encodings
 
-        tokens = self._collected(self._without_long_words(texts), encode)
+        tokens = self._encode_chunks(self._without_long_words(texts), encode)
         return tokens, np.concatenate(spans) if spans else np.zeros((0, 2), dtype=np.uint32)
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
-        places = [self._known.get(text, -1) for text in texts]
-        unknown = [text for text, place in zip(texts, places, strict=True) if place < 0]
-        new = self._collected(unknown, self._backend.encode_batch_fast)
-        if self._known_ids is None or len(unknown) == len(texts):
+        indices = [self._cached.get(text, -1) for text in texts]
+        missing = [text for text, index in zip(texts, indices, strict=True) if index < 0]
+        new = self._encode_chunks(missing, self._backend.encode_batch_fast)
+        if self._cached_ids is None or len(missing) == len(texts):
             return new
-        known, numbers = self._known_ids, iter(range(len(unknown)))
-        parts = [known[place] if place >= 0 else new[next(numbers)] for place in places]
+        cached, numbers = self._cached_ids, iter(range(len(missing)))
+        parts = [cached[index] if index >= 0 else new[next(numbers)] for index in indices]
         return _join(parts, per_text=1)
 
-    def _collected(self, texts: Sequence[str], encode: Callable[..., Any]) -> Tokens:
+    def _encode_chunks(self, texts: Sequence[str], encode: Callable[..., Any]) -> Tokens:
         ids: list[IdArray] = []
         lengths = np.zeros(len(texts) + 1, np.int64)
         for start in range(0, len(texts), _CHUNK):
@@ -250,14 +248,14 @@ class Tokenizer:
                 encodings = encode(chunk, add_special_tokens=False)
             except (TypeError, UnicodeEncodeError) as error:
                 raise not_text(chunk, start) from error
-            for place, encoding in enumerate(encodings, start + 1):
+            for number, encoding in enumerate(encodings, start + 1):
                 piece = np.asarray(encoding.ids, self._dtype)
                 ids.append(piece)
-                lengths[place] = len(piece)
+                lengths[number] = len(piece)
         return Tokens(np.concatenate(ids) if ids else np.zeros(0, self._dtype), np.cumsum(lengths), np.arange(len(texts), dtype=np.int64))
 
     def _wrapped(self, ids: IdArray, starts: IntArray, stops: IntArray, source: IntArray) -> Tokens:
-        """[CLS] ids[start:stop] [SEP] for each piece, without a Python loop."""
+        """[CLS] ids[start:stop] [SEP] for each piece, vectorised."""
         lengths = stops - starts
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + 2)])
         result = np.empty(int(offsets[-1]), self._dtype)
@@ -285,7 +283,7 @@ class Tokenizer:
 
 
 def longest_first(one: int, two: int, room: int) -> tuple[int, int]:
-    """Tokens to keep of each half of a pair so that both fit in `room`; same rule as `tokenizers`' longest_first truncation."""
+    """Tokens to keep of each half of a pair so that both fit into `room` tokens: the rule of `tokenizers`' longest_first truncation."""
     if one + two <= room:
         return one, two
     short, long = min(one, two), max(one, two)
@@ -297,7 +295,7 @@ def longest_first(one: int, two: int, room: int) -> tuple[int, int]:
 
 
 def _check(content: str, origin: str) -> tuple[tokenizers.Tokenizer, tuple[str, ...], str | None]:
-    """The tokenizer, its special tokens by their roles, and what stands before a piece that goes on with a word."""
+    """The tokenizer, its special tokens in the order of `SPECIAL_ROLES`, and the prefix of a piece that continues a word."""
     try:
         parts = json.loads(content)
         added, prefix = parts["added_tokens"], parts["model"].get("continuing_subword_prefix")
@@ -324,7 +322,7 @@ def _id(backend: tokenizers.Tokenizer, name: str) -> int:
 
 
 def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, origin: str) -> int:
-    """How many [SEP] the tokenizer puts between the halves of a pair, after a check that it puts nothing else there."""
+    """The number of [SEP] tokens between the halves of a pair, after a check that no other tokens are added."""
     single, pair = backend.encode("").ids, backend.encode("", "").ids
     between = len(pair) - 2
     if single != [cls_id, sep_id] or between not in (1, 2) or pair != [cls_id, *[sep_id] * (between + 1)]:
@@ -336,7 +334,7 @@ def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, orig
 
 
 def split_evenly(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut each text into the fewest pieces of at most `room` tokens, as equal as can be; an empty text stays one empty piece."""
+    """Cut each text into the fewest pieces of at most `room` tokens, as equal as possible; an empty text is one empty piece."""
     lengths = np.diff(offsets)
     pieces = np.maximum(1, -(-lengths // room))
     source = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
@@ -353,17 +351,17 @@ def _join(parts: Sequence[IdArray], *, per_text: int) -> Tokens:
 
 
 def _shortened(match: re.Match[str]) -> str:
-    """A word far over the limit, cut to where it is still over it: the same [UNK] without the memory that 20 MB of one word would take."""
+    """Cut a very long word to a length that is still over the limit: the same [UNK], without the memory for 20 MB of one word."""
     return match[0][:256]
 
 
 def not_text(texts: Sequence[str], start: int) -> DataError:
-    """What is wrong with the first of these texts (the first one's number is `start` + 1) that UTF-8 cannot hold."""
-    for place, text in enumerate(texts, start + 1):
+    """The error for the first of these texts that UTF-8 cannot encode; they are numbered from `start` + 1."""
+    for number, text in enumerate(texts, start + 1):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return DataError(f"text {place}: character {error.start + 1} is the lone surrogate {text[error.start]!r}; remove it")
+            return DataError(f"text {number}: character {error.start + 1} is the lone surrogate {text[error.start]!r}; remove it")
     return DataError("a text is not a string; pass strings")
 
 
@@ -375,15 +373,15 @@ _WORD: Final = rf"[^\s{_MARK}{_ISOLATED}]"
 _PIECES: Final = rf"{_WORD}+|[{_ISOLATED}]|([{_MARK}])\1?"
 # Controls that are not white space, soft hyphen, bidirectional marks, invisible operators, byte order mark. The joiners U+200C/D stay.
 _DROPPED: Final = r"[\p{Cc}&&[^\t\n\x0B\f\r\x{85}]]|[\x{00AD}\x{061C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2069}\x{FEFF}]"
-_UNKNOWN_WORD: Final = "\x00"  # what stands for an over-long word inside a BPE tokenizer: no text can hold it, it is dropped above
+_UNKNOWN_WORD: Final = "\x00"  # replaces an over-long word inside a BPE tokenizer; in no text, because it is dropped above
 _RAREST: Final = 1e-6  # a character rarer than this gets no token of its own
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path) -> None:
     """Train on at most `config.sample_bytes` of `texts`, evenly spread over them, and write `folder/tokenizer.json`.
 
-    Same texts in the same order, same file: byte for byte, for any number of threads. The vocabulary is smaller than asked for if the
-    texts do not hold as many pieces; never larger.
+    The same texts in the same order give the same bytes, for any number of threads. The vocabulary is smaller than configured if the texts
+    have fewer pieces; never larger.
 
     Raises:
         DataError: if a text holds a lone surrogate, or there is no text at all.
@@ -416,7 +414,7 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
         case "wordpiece":
             model: Any = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=CONTINUES)
         case "bpe":
-            # BPE knows no longest word: a longer one is replaced by a character that is in no vocabulary, before it can cost time.
+            # BPE has no longest word: a longer one is replaced by a character that is in no vocabulary, before it takes time.
             steps.append(normalizers.Replace(tokenizers.Regex(rf"{_WORD}{{{LONGEST_WORD + 1},}}"), _UNKNOWN_WORD))
             model = models.BPE(unk_token="[UNK]", continuing_subword_prefix=CONTINUES, fuse_unk=True)
         case _:
@@ -453,16 +451,16 @@ def _trainer(config: TokenizerConfig, special: list[str], alphabet: list[str]) -
 
 
 def _thinned(texts: Iterable[str], limit: int) -> list[str]:
-    """Every 2^k-th text, with the smallest k for which they fit into `limit` bytes; holds at most twice that while reading."""
+    """Every 2^k-th text, with the smallest k for which they fit into `limit` bytes; needs at most twice that memory."""
     kept: list[tuple[str, int]] = []
     stride, total = 1, 0
-    for place, text in enumerate(texts):
-        if place % stride:
+    for number, text in enumerate(texts):
+        if number % stride:
             continue
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
-            raise not_text([text], place) from error
+            raise not_text([text], number) from error
         kept.append((text, size))
         total += size
         while total > limit and len(kept) > 1:
@@ -473,9 +471,9 @@ def _thinned(texts: Iterable[str], limit: int) -> list[str]:
 
 
 def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tuple[list[str], re.Pattern[str] | None]:
-    """The characters that get a token of their own, in code point order, and a pattern of those that occur but do not (None if all do).
+    """The characters that get a token, in code point order, and a pattern of those that occur but get none (None if all do).
 
-    Rarer than one in a million: none. Beyond that the most frequent, as long as a quarter of the vocabulary is left for longer pieces.
+    Characters rarer than one in a million get none. Of the others the most frequent, up to three quarters of the vocabulary.
     """
     counts = np.zeros(0x110000, np.int64)
     for text in sample:
@@ -496,5 +494,5 @@ def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tup
 
 
 def _continues(character: str, pre_tokenizer: Any) -> bool:
-    """Whether a character can follow another inside a piece: all but those of scripts written without spaces."""
+    """Return True if a character can follow another inside a piece: all but those of scripts without spaces."""
     return len(pre_tokenizer.pre_tokenize_str(character * 2)) == 1

@@ -85,14 +85,14 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {
         "pad_token_id": 50_283,
     },
 }
-"""What transformers takes for a setting that config.json leaves out."""
+"""The value in transformers of a setting that config.json leaves out."""
 _SAME_AS: Final = {"xlm-roberta": "roberta", "camembert": "roberta"}  # classes that differ in their names only
 _ONLY_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "position_embedding_type": (None, "absolute"),
     "rope_scaling": (None,),
     "quantization_config": (None,),
 }
-_OF_NO_MATTER: Final = {  # to starting weights: which head is on top, token types but the first, the tokenizer's business
+_IRRELEVANT: Final = {  # for pretrained weights: the kind of head, token types after the first, settings of the tokenizer
     *("architectures", "vocab_size", "type_vocab_size", "classifier_pooling", "id2label", "label2id"),
     *("pad_token_id", "cls_token_id", "sep_token_id", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"),
 }
@@ -108,16 +108,18 @@ class Ids:
 
 
 def kind_of(settings: Mapping[str, Any], path: Path) -> TaskKind:
-    """What the logits of a config.json mean; one that does not say so holds single labels.
+    """The kind of task of a config.json; without problem_type, single labels.
 
     Raises:
-        ArtifactError: if it says what transformers does not know.
+        ArtifactError: for a problem_type that transformers does not have.
     """
-    given = settings.get("problem_type") or PROBLEM_TYPES["classification"]
+    problem_type = settings.get("problem_type") or PROBLEM_TYPES["classification"]
     for kind, name in PROBLEM_TYPES.items():
-        if name == given:
+        if name == problem_type:
             return kind
-    raise ArtifactError(f"{path}: problem_type is {given!r}, expected one of {', '.join(PROBLEM_TYPES.values())}; export the model again")
+    raise ArtifactError(
+        f"{path}: problem_type is {problem_type!r}, expected one of {', '.join(PROBLEM_TYPES.values())}; export the model again"
+    )
 
 
 def native_config(
@@ -130,7 +132,7 @@ def native_config(
     labels: Sequence[str],
     kind: TaskKind = "classification",
 ) -> dict[str, Any]:
-    """config.json of the native class: every setting that changes what transformers (5, and 4 from 4.48) computes is spelt out."""
+    """config.json of the native class: with every setting that changes what transformers (5, and 4 from 4.48) computes."""
     model_type = "cramlm-moe" if encoder.shape == "moe" else encoder.shape
     common: dict[str, Any] = {
         "architectures": [FAMILIES[model_type] + {"classifier": "ForSequenceClassification", "mlm": "ForMaskedLM"}[task]],
@@ -164,8 +166,8 @@ def native_config(
         case "bert":
             return common | post_norm
         case "roberta":
-            places = {"max_position_embeddings": encoder.max_positions + ids.pad + 1, "type_vocab_size": 1}
-            return common | post_norm | places | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
+            positions = {"max_position_embeddings": encoder.max_positions + ids.pad + 1, "type_vocab_size": 1}
+            return common | post_norm | positions | {"bos_token_id": ids.cls, "eos_token_id": ids.sep}
         case "albert":
             shared = {"embedding_size": encoder.embedding, "num_hidden_groups": 1, "inner_group_num": 1, "classifier_dropout_prob": 0.0}
             left_out = ("is_decoder", "add_cross_attention", "classifier_dropout")
@@ -212,63 +214,66 @@ def exported_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
     """The encoder of a config.json that `native_config` wrote.
 
     Raises:
-        ArtifactError: naming the setting that is missing, or not one of ours.
+        ArtifactError: naming the setting that is missing or invalid.
     """
     shape = settings.get("model_type")
     if shape not in FAMILIES:
         names = ", ".join(map(repr, FAMILIES))
         raise ArtifactError(f"{path}: model_type is {shape!r}, expected one of {names}; pass a model exported by cramlm")
-    return _encoder(settings, path, again="export the model again")
+    return _encoder(settings, path, remedy="export the model again")
 
 
 def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
-    """The encoder of any config.json of one of the shapes, if ours computes the same.
+    """The encoder of any config.json of one of the shapes.
 
     Raises:
-        ArtifactError: naming the setting that it does not.
+        ArtifactError: naming a setting that our encoder does not support.
     """
     shape = _SAME_AS.get(str(settings.get("model_type")), settings.get("model_type"))
     if shape not in DEFAULTS:
         raise ArtifactError(
-            f"{path}: model_type is {shape!r}; starting weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
+            f"{path}: model_type is {shape!r}; pretrained weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
         )
     for key, values in _ONLY_VALUES.items():
         if settings.get(key) not in values:
             raise ArtifactError(f"{path}: {key} is {settings[key]!r}, which this encoder does not compute; pass another folder to --init")
-    found = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None} | {"model_type": shape}
+    complete = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None} | {"model_type": shape}
     if shape == "modernbert":
-        found = _with_layers_spelt_out(found, path)
-    encoder = _encoder(found, path, again="pass another folder to --init")
-    pad = found["pad_token_id"] if isinstance(found["pad_token_id"], int) else 0
+        complete = _with_layer_settings(complete, path)
+    encoder = _encoder(complete, path, remedy="pass another folder to --init")
+    pad = complete["pad_token_id"] if isinstance(complete["pad_token_id"], int) else 0
     expected = native_config(encoder, HeadConfig(), vocab_size=0, ids=Ids(pad, 0, 0), task="mlm", labels=())
-    compare(found, {key: value for key, value in expected.items() if key not in _OF_NO_MATTER}, path, again="pass another folder to --init")
+    relevant = {key: value for key, value in expected.items() if key not in _IRRELEVANT}
+    compare(complete, relevant, path, remedy="pass another folder to --init")
     return encoder
 
 
-def compare(found: Mapping[str, Any], expected: Mapping[str, Any], path: Path, *, again: str = "pass a model exported by cramlm") -> None:
-    """Refuse a setting that our encoder does not compute; keys that only older or newer versions write may be absent.
+def compare(
+    settings: Mapping[str, Any], expected: Mapping[str, Any], path: Path, *, remedy: str = "pass a model exported by cramlm"
+) -> None:
+    """Refuse settings that differ from what our encoder computes; keys that only some versions of transformers write may be absent.
 
     Raises:
         ArtifactError: naming it.
     """
-    if "quantization_config" in found:
-        raise ArtifactError(f"{path}: quantization_config: quantised weights are not read here; export the model again")
+    if "quantization_config" in settings:
+        raise ArtifactError(f"{path}: quantization_config: quantised weights are not supported; export the model again")
     optional = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
     informative = {"dtype", "bos_token_id", "eos_token_id", "initializer_range", "problem_type"}
     dropouts = {key for key in expected if "dropout" in key}  # inactive when a model is read, whatever their value
     for key in expected:
-        if key in informative | dropouts or (key in optional and key not in found):
+        if key in informative | dropouts or (key in optional and key not in settings):
             continue
-        if key not in found:
+        if key not in settings:
             raise ArtifactError(f"{path}: setting {key!r} is missing, expected {expected[key]!r}; export the model again")
-        ours, theirs = expected[key], found[key]
+        ours, theirs = expected[key], settings[key]
         if key == "rope_parameters" and "sliding_attention" not in expected["layer_types"]:
-            ours, theirs = ours["full_attention"], theirs["full_attention"]  # the other part is used by no layer
+            ours, theirs = ours["full_attention"], theirs["full_attention"]  # no layer uses the other part
         if ours != theirs:
-            raise ArtifactError(f"{path}: {key} is {theirs!r}, this encoder computes {ours!r}; {again}")
+            raise ArtifactError(f"{path}: {key} is {theirs!r}, this encoder computes {ours!r}; {remedy}")
 
 
-def _encoder(settings: Mapping[str, Any], path: Path, *, again: str) -> EncoderConfig:
+def _encoder(settings: Mapping[str, Any], path: Path, *, remedy: str) -> EncoderConfig:
     shape = "moe" if settings["model_type"] == "cramlm-moe" else settings["model_type"]
     try:
         sizes: dict[str, Any] = {
@@ -290,13 +295,13 @@ def _encoder(settings: Mapping[str, Any], path: Path, *, again: str) -> EncoderC
             sizes["experts"] = settings["num_experts"]
         return EncoderConfig(shape=shape, **sizes)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{path}: setting {error} is missing or not what it should be; {again}") from error
+        raise ArtifactError(f"{path}: setting {error} is missing or invalid; {remedy}") from error
     except ValidationError as error:
         raise ArtifactError(f"{path}: {explain_validation_error(error)}") from error
 
 
 def _layers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How ModernBERT's layers attend."""
+    """The attention settings of ModernBERT's layers."""
     rope, types = settings["rope_parameters"], list(settings["layer_types"])
     every = next((index for index, kind in enumerate(types) if index and kind == "full_attention"), max(1, len(types)))
     layers = {"rope_theta": rope["full_attention"]["rope_theta"], "global_every": every}
@@ -309,22 +314,22 @@ def _layer_types(layers: int, every: int) -> list[str]:
     return ["sliding_attention" if index % every else "full_attention" for index in range(layers)]
 
 
-def _with_layers_spelt_out(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """ModernBERT's settings as transformers 5 writes them, from those that 4 wrote."""
-    found = dict(settings)
+def _with_layer_settings(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Complete ModernBERT's settings from transformers 4 with those that transformers 5 writes."""
+    result = dict(settings)
     try:
-        found.setdefault("layer_types", _layer_types(found["num_hidden_layers"], found.get("global_attn_every_n_layers", 3)))
-        given = found.get("rope_parameters") or {}
+        result.setdefault("layer_types", _layer_types(result["num_hidden_layers"], result.get("global_attn_every_n_layers", 3)))
+        rope = result.get("rope_parameters") or {}
         thetas = {
-            "full_attention": found.get("global_rope_theta", 160_000.0),
-            "sliding_attention": found.get("local_rope_theta", 10_000.0),
+            "full_attention": result.get("global_rope_theta", 160_000.0),
+            "sliding_attention": result.get("local_rope_theta", 10_000.0),
         }
-        found["rope_parameters"] = {
-            kind: {"rope_type": "default", "rope_theta": theta} | (given.get(kind) or {}) for kind, theta in thetas.items()
+        result["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": theta} | (rope.get(kind) or {}) for kind, theta in thetas.items()
         }
     except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ArtifactError(f"{path}: layer_types or rope_parameters are not what they should be; pass another folder to --init") from error
-    return found
+        raise ArtifactError(f"{path}: layer_types or rope_parameters are invalid; pass another folder to --init") from error
+    return result
 
 
 CONFIG_FILE: Final = "config.json"
@@ -336,8 +341,8 @@ _LARGEST_JSON: Final = 64_000_000  # bytes
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raises ArtifactError if there is no such folder, or one of its files can hold pickled objects; none is opened. EnvironmentFault: if
-    the disk fails.
+    """Raise ArtifactError if the folder is missing or one of its files may hold pickled objects (none is unpickled), EnvironmentFault
+    if the disk fails.
     """
     try:
         files = sorted(folder.iterdir())
@@ -353,10 +358,10 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that asks for no code to be run.
+    """Read a JSON object.
 
     Raises:
-        ArtifactError: if it is missing, too large, damaged, or does.
+        ArtifactError: if it is missing, too large, damaged, or has a key that makes transformers run code.
     """
     if not path.is_file():
         raise ArtifactError(f"{path}: missing; pass a folder that holds an exported model")
@@ -371,12 +376,12 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path}: damaged, not a JSON object; export the model again")
     for key in _CODE_KEYS:
         if key in content:
-            raise ArtifactError(f"{path}: {key!r} asks for code from the folder to be run, refused; export the model without custom code")
+            raise ArtifactError(f"{path}: {key!r} would run code from the folder, refused; export the model without custom code")
     return content
 
 
 def open_weights(path: Path) -> Any:
-    """A context over a safetensors file's tensors, for torch.
+    """Open a safetensors file as a context manager over its torch tensors.
 
     Raises:
         ArtifactError: if it is missing or damaged. EnvironmentFault: if the disk fails.
@@ -393,7 +398,7 @@ def open_weights(path: Path) -> Any:
 
 
 def more(names: Iterable[str]) -> str:
-    """How many names there are beside the first, for a message."""
+    """ " (and N more)" for the names after the first, for a message."""
     others = len(list(names)) - 1
     return f" (and {others} more)" if others else ""
 

@@ -1,15 +1,15 @@
-"""Weights to and from plain Hugging Face folders: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; no custom code.
+"""Reading and writing of plain Hugging Face folders: config.json, model.safetensors, tokenizer.json, tokenizer_config.json; no custom code.
 
-`save_classifier` and `save_mlm` write what `AutoModelForSequenceClassification`, `AutoModelForMaskedLM` and `AutoTokenizer` load as BERT's,
-RoBERTa's or ModernBERT's own classes. `load_classifier` and `load_mlm` read such a folder back without importing transformers (which takes
-seconds) and trust nothing in it: pickles are refused unopened, config keys that would run code are refused, every setting that changes a
-result must be the one our encoder computes, and every tensor must be there with its name, shape, dtype and finite values.
+`AutoModelForSequenceClassification`, `AutoModelForMaskedLM` and `AutoTokenizer` load what `save_classifier` and `save_mlm` write as the
+native classes of BERT, RoBERTa, ModernBERT or ALBERT. `load_classifier` and `load_mlm` read such a folder without importing transformers
+(which takes seconds) and trust nothing in it: pickles are refused unopened, config keys that would run code are refused, every setting that
+changes a result must be the one our encoder computes, and every tensor must have its name, shape, dtype and finite values.
 
-A model with a prompt is a language model with `prompt.json` beside it (prompts.py; `prompt.safetensors` holds learned vectors), which
-`save_prompted` writes and `load_classifier` reads as well.
+A model with a prompt is a language model with `prompt.json` (prompts.py) and, for learned vectors, `prompt.safetensors` beside it;
+`save_prompted` writes and `load_classifier` reads it.
 
-Where the tokenizer of an exported *classifier* treats `[MASK]` in a text as text (`split_special_tokens`), that of an exported *language
-model* reads it as the mask, since filling masks is what it is for.
+The tokenizer of an exported classifier treats `[MASK]` in a text as text (`split_special_tokens`); that of an exported language model reads
+it as the mask.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from cramlm.storage.tensors import save_tensors
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A classifier as it was exported. labels: in the order of the logits. max_length: tokens of the longest sequence, special ones too."""
+    """An exported classifier. labels: in the order of the logits. max_length: tokens of the longest sequence, with special tokens."""
 
     model: Model
     tokenizer: Tokenizer
@@ -60,18 +60,18 @@ class LoadedModel:
 
 
 def save_classifier(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
-    """Write the encoder and the classifier as BertForSequenceClassification, or its like of the other shapes."""
+    """Write the encoder and the classifier as BertForSequenceClassification, or the class of its shape."""
     assert len(labels) == model.labels
     _save(model, tokenizer, folder, task="classifier", labels=labels, max_length=max_length)
 
 
 def save_mlm(model: Model, tokenizer: Tokenizer, folder: Path, *, max_length: int) -> None:
-    """Write the encoder and the vocabulary head as BertForMaskedLM, or its like of the other shapes."""
+    """Write the encoder and the vocabulary head as BertForMaskedLM, or the class of its shape."""
     _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
 
 
 def save_prompted(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
-    """Write a model with a prompt: what `save_mlm` writes, the prompt, and its learned vectors where it has some."""
+    """Write a model with a prompt: the files of `save_mlm`, the prompt, and its learned vectors, if any."""
     assert model.prompt_head is not None
     _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
     content = json.dumps(prompt_json(model.prompt_head.prompt, labels), indent=1, ensure_ascii=False) + "\n"
@@ -82,10 +82,10 @@ def save_prompted(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: S
 
 
 def load_classifier(folder: Path) -> LoadedModel:
-    """Read a folder that `save_classifier` wrote; the vocabulary head, which it lacks, is drawn from seed 0. Or one of `save_prompted`.
+    """Read a folder of `save_classifier` or `save_prompted`. The vocabulary head, which the former lacks, is initialised with seed 0.
 
     Raises:
-        ArtifactError: naming the file, the setting or the tensor that is missing, damaged, unsafe or not ours.
+        ArtifactError: naming the file, the setting or the tensor that is missing, damaged, unsafe or unsupported.
     """
     if (folder / PROMPT_FILE).is_file():
         return _load_prompted(folder)
@@ -119,7 +119,7 @@ def _load_prompted(folder: Path) -> LoadedModel:
 
 
 def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple[Model, Tokenizer, int]:
-    """Read a folder that `save_mlm` wrote, with a fresh classifier drawn from `seed`: model, tokenizer, longest sequence in tokens.
+    """Read a folder of `save_mlm`, with a classifier initialised with `seed`: model, tokenizer, longest sequence in tokens.
 
     Raises:
         ArtifactError: as `load_classifier`.
@@ -133,10 +133,10 @@ def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple
 
 
 def open_native_encoder(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer) of any encoder folder, transformers' own classes: eval mode, fp32, from safetensors; no code of the folder runs.
+    """(model, tokenizer) of any encoder folder in the classes of transformers: eval mode, fp32, safetensors only; runs no code of it.
 
     Raises:
-        ArtifactError: if weights or tokenizer are missing, pickled or damaged, or the folder asks for code.
+        ArtifactError: if weights or tokenizer are missing, pickled or damaged, or the config would run code.
     """
     for name in (CONFIG_FILE, TOKENIZER_CONFIG_FILE):
         read_json(folder / name)
@@ -193,7 +193,7 @@ def _config_of(model: Model, tokenizer: Tokenizer, *, task: Task, labels: Sequen
 
 
 def _stored(model: Model, task: Task) -> dict[str, tuple[str, ...]]:
-    """Our parameters that a folder for `task` holds -> their native names."""
+    """Our parameters in a folder for `task` -> their native names."""
     unused = {"classifier": "mlm_head.", "mlm": "classifier."}[task]
     return {ours: names for ours, names in tensor_names(model).items() if not ours.startswith(unused)}
 
@@ -207,7 +207,7 @@ class _Read:
 
 
 def _read(folder: Path, task: Task) -> _Read:
-    """Everything but the weights, checked."""
+    """Read and check everything but the weights."""
     refuse_pickles(folder)
     path = folder / CONFIG_FILE
     settings, tokenizer_settings = read_json(path), read_json(folder / TOKENIZER_CONFIG_FILE)
@@ -219,7 +219,9 @@ def _read(folder: Path, task: Task) -> _Read:
     positions = 0 if encoder.is_modern else encoder.max_positions
     largest = max(encoder.hidden * encoder.intermediate, encoder.embedding_width * max(tokenizer.vocab_size, positions))
     if (encoder.layers > layers and encoder.shape != "albert") or largest > values:
-        raise ArtifactError(f"{path}: promises more weights than {WEIGHTS_FILE} holds; export the model again")  # before memory is taken
+        raise ArtifactError(
+            f"{path}: describes more weights than {WEIGHTS_FILE} holds; export the model again"
+        )  # checked before memory is allocated
     if tokenizer.vocab_size != settings.get("vocab_size"):
         raise ArtifactError(
             f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {settings.get('vocab_size')!r}; "
@@ -246,7 +248,7 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _fill(model: Model, path: Path, task: Task) -> None:
-    """Copy every tensor of the file into the model, after checking that they are exactly the expected ones."""
+    """Copy every tensor of the file into the model; names, shapes and types must be exactly the expected ones."""
     parameters = dict(model.named_parameters())
     targets: dict[str, Tensor] = {}
     for ours, names in _stored(model, task).items():
@@ -255,7 +257,7 @@ def _fill(model: Model, path: Path, task: Task) -> None:
 
 
 def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
-    """Copy the tensors of the file into `targets`, after checking that there are exactly these."""
+    """Copy the tensors of the file into `targets`; the names must be exactly these."""
     with open_weights(path) as weights:
         present = set(weights.keys())
         if missing := sorted(targets.keys() - present):

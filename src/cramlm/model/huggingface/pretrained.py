@@ -1,8 +1,8 @@
-"""What a folder of pretrained weights says of itself: the encoder it holds, its tokenizer, a hash of its content.
+"""The description of a folder of pretrained weights: its encoder, its tokenizer, a hash of its content.
 
 Any folder of BERT, RoBERTa or ModernBERT shape that transformers saved (config.json, model.safetensors, tokenizer.json), with whatever
-head; or `mlm/` and exports that cramlm wrote. The weights themselves are read in starting_weights.py: this file needs no torch, so that a
-config can be made from a folder at once.
+head; or `mlm/` and exports that cramlm wrote. weights.py reads the weights; this module does not import torch, so that a config
+can be made from a folder quickly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILES: Final = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A folder whose config and tokenizer can be used here. head: how its native class pools, where that is told."""
+    """A folder whose config and tokenizer can be used here. head: the pooling of its native class, if the config has it."""
 
     folder: Path
     encoder: EncoderConfig
@@ -43,7 +43,7 @@ class Pretrained:
 
 
 def open_pretrained(folder: Path) -> Pretrained:
-    """Check what the folder promises; the weights stay unread.
+    """Check the folder's config and tokenizer; does not read the weights.
 
     Raises:
         ArtifactError: naming the file that is missing, pickled or damaged, or the setting that our encoder does not compute.

@@ -1,9 +1,9 @@
 """The tensor names of the native classes, and reading pretrained tensors into our model.
 
-The encoder must be there whole. What else is taken is what transformers would take for a classifier and for a language model: the
-vocabulary head, if it is whole; of a classifier's head the part below the labels (BERT's pooler, ModernBERT's prediction head, RoBERTa's
-dense layer). The rest of our model keeps the weights that it was drawn with. A tensor that is none of these, and none that a native class
-is known to keep beside them, is refused: it would mean that the folder computes something else.
+The encoder must be complete. Also loaded, as transformers would for a classifier and a language model: the vocabulary head, if complete;
+of a classifier's head the layers below the labels (BERT's pooler, ModernBERT's prediction head, RoBERTa's dense layer). The rest of our
+model keeps its initial weights. An unknown tensor is refused unless the native classes are known to have it, since the folder may compute
+something else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.model import Model
 
 PREFIXES: Final[dict[Shape, str]] = {"bert": "bert.", "roberta": "roberta.", "modernbert": "model.", "albert": "albert.", "moe": "encoder."}
-"""What stands before the encoder's tensors where a head is on top, and is missing where an encoder was saved alone."""
+"""Prefix of the encoder's tensors in a class with a head; absent if the encoder was saved alone."""
 
 _POST_NORM: Final = (
     (r"^encoder\.word_embeddings$", "PREFIXembeddings.word_embeddings.weight"),
@@ -92,13 +92,11 @@ NATIVE_NAMES: Final[dict[Shape, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-TRAINING_ONLY: Final = ("generator.", "place_head.", "prompt_head.")  # what no file of native weights holds
+TRAINING_ONLY: Final = ("generator.", "place_head.", "prompt_head.")  # in no file of native weights
 
 
 def tensor_names(model: Model) -> dict[str, tuple[str, ...]]:
-    """Our parameter -> its native names; three for the queries, keys and values that we keep one below the other. Without those that only
-    training needs.
-    """
+    """Our parameter -> its native names: three for the stacked queries, keys and values. Without parameters that only training needs."""
     names = {}
     for ours, _ in model.named_parameters():
         if ours.startswith(TRAINING_ONLY):
@@ -121,19 +119,19 @@ _TIED_MATRICES: Final = ("decoder.weight", *(f"{head}.decoder.weight" for head i
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What came from the folder: tensors, whether the vocabulary head was among them, and the names of tensors that were left there."""
+class LoadedWeights:
+    """The result of loading: number of tensors, True if the vocabulary head is among them, names of tensors that were not used."""
 
     tensors: int
     mlm_head: bool
-    left: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
-def take_weights(model: Model, pretrained: Pretrained) -> Taken:
-    """Fill the model from the folder; a matrix over more token ids than the tokenizer has is cut to these.
+def load_pretrained_weights(model: Model, pretrained: Pretrained) -> LoadedWeights:
+    """Copy the weights of the folder into the model; rows of token ids beyond the tokenizer's are dropped.
 
     Raises:
-        ArtifactError: naming the tensor that is missing, of the wrong size or type, not finite, or that has no place here.
+        ArtifactError: naming the tensor that is missing, of the wrong size or type, not finite, or unknown.
     """
     path = pretrained.folder / WEIGHTS_FILE
     parameters = dict(model.named_parameters())
@@ -143,41 +141,41 @@ def take_weights(model: Model, pretrained: Pretrained) -> Taken:
         encoder = [ours for ours in names if ours.startswith("encoder.")]
         if missing := [name for ours in encoder for name in names[ours] if name not in stored]:
             raise ArtifactError(
-                f"{path}: tensor {missing[0]!r} is missing{more(missing)}, which config.json promises; pass another folder to --init"
+                f"{path}: tensor {missing[0]!r} is missing{more(missing)}, which config.json describes; pass another folder to --init"
             )
-        head = _whole([ours for ours in names if ours.startswith("mlm_head.")], names, stored)
+        head = _complete([ours for ours in names if ours.startswith("mlm_head.")], names, stored)
         below = [ours for ours in names if ours.startswith("classifier.") and not ours.startswith("classifier.classifier.")]
-        taken = {ours: names[ours] for ours in (*encoder, *head, *_whole(below, names, stored))}
-        used = {name for group in taken.values() for name in group}
-        left = sorted(stored[name] for name in stored.keys() - used)
-        if strange := [name for name in left if not _BESIDE.fullmatch(name)]:
-            raise ArtifactError(f"{path}: tensor {strange[0]!r} has no place in this model{more(strange)}; pass another folder to --init")
-        for ours, group in taken.items():
+        loaded = {ours: names[ours] for ours in (*encoder, *head, *_complete(below, names, stored))}
+        used = {name for group in loaded.values() for name in group}
+        unused = sorted(stored[name] for name in stored.keys() - used)
+        if unknown := [name for name in unused if not _BESIDE.fullmatch(name)]:
+            raise ArtifactError(f"{path}: tensor {unknown[0]!r} has no place in this model{more(unknown)}; pass another folder to --init")
+        for ours, group in loaded.items():
             for name, target in zip(group, parameters[ours].detach().chunk(len(group)), strict=True):
                 _copy(weights, stored[name], target, ours, path)
         if head:
             _check_tied(weights, stored, model.encoder.word_embeddings.detach(), path)
-    return Taken(len(used), bool(head), tuple(left))
+    return LoadedWeights(len(used), bool(head), tuple(unused))
 
 
 def _by_full_name(keys: Sequence[str], prefix: str) -> dict[str, str]:
-    """The name that a native class with a head on top would give each tensor -> its name in the file."""
+    """The name of each tensor in a native class with a head -> its name in the file."""
     alone = not any(key.startswith(prefix) for key in keys)
     stored = {}
     for key in keys:
         name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: f"LayerNorm.{'weight' if match[1] == 'gamma' else 'bias'}", key)
-        stored[prefix + name if alone and not _is_of_a_head(name) else name] = key
+        stored[prefix + name if alone and not _belongs_to_head(name) else name] = key
     for bias, copy in _TIED_BIASES.items():
         if bias not in stored and copy in stored:
             stored[bias] = stored.pop(copy)
     return stored
 
 
-def _is_of_a_head(name: str) -> bool:
+def _belongs_to_head(name: str) -> bool:
     return name.startswith(("cls.", "predictions.", "lm_head.", "classifier.", "head.", "decoder."))
 
 
-def _whole(ours: Sequence[str], names: Mapping[str, Sequence[str]], stored: Mapping[str, str]) -> list[str]:
+def _complete(ours: Sequence[str], names: Mapping[str, Sequence[str]], stored: Mapping[str, str]) -> list[str]:
     """These parameters if the folder has all of them, else none."""
     return list(ours) if all(name in stored for each in ours for name in names[each]) else []
 
@@ -189,9 +187,9 @@ def _copy(weights: Any, name: str, target: Tensor, ours: str, path: object) -> N
     tensor: Tensor = weights.get_tensor(name).float()
     rows = target.shape[0]
     if ours in ("encoder.word_embeddings", "mlm_head.decoder_bias"):
-        tensor = tensor[:rows]  # rows beyond the tokenizer's last id, for round numbers
+        tensor = tensor[:rows]  # without rows beyond the last id, which pad to round numbers
     if ours == "encoder.token_type_embeddings":
-        tensor = torch.cat([tensor, tensor[-1:].expand(rows, -1)])[:rows]  # the first type is the one that is used
+        tensor = torch.cat([tensor, tensor[-1:].expand(rows, -1)])[:rows]  # only the first type is used
     if tensor.shape != target.shape:
         shapes = f"has shape {tuple(tensor.shape)}, config.json says {tuple(target.shape)}"
         raise ArtifactError(f"{path}: tensor {name!r} {shapes}; pass another folder to --init")
@@ -201,7 +199,7 @@ def _copy(weights: Any, name: str, target: Tensor, ours: str, path: object) -> N
 
 
 def _check_tied(weights: Any, stored: Mapping[str, str], embedding: Tensor, path: object) -> None:
-    """The vocabulary head ends in the token embedding here; a folder with another matrix there computes something else."""
+    """Refuse a vocabulary head whose last matrix is not the token embedding."""
     for name in _TIED_MATRICES:
         if name in stored and not torch.equal(weights.get_tensor(stored[name]).float()[: len(embedding)], embedding):
             raise ArtifactError(f"{path}: tensor {name!r} is not the token embedding; only tied vocabulary heads are read")

@@ -1,1 +1,1 @@
-"""What an encoder computes between its linear layers, for PyTorch and compiled for the CPU."""
+"""The operations around linear layers: interface in PyTorch, compiled loops for the CPU, dropout."""

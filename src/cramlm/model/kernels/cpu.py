@@ -1,11 +1,11 @@
-"""What lies between the matrix products of an encoder in bf16, one pass over memory each, for the CPU.
+"""Compiled loops for the operations around matrix products in bf16 on a CPU, one pass over memory each.
 
-PyTorch runs each of these as two to eight elementwise operations, and on a CPU an elementwise operation costs as much as it moves. numba
-has no bf16: a number is its upper 16 bits, widened by a shift and rounded to nearest even by an addition. Arithmetic is float32.
+PyTorch runs each of these as two to eight elementwise operations, whose cost on a CPU is the memory they move. numba has no bf16: a number
+is its upper 16 bits, widened by a shift and rounded to nearest even by an addition. Arithmetic is float32.
 
 GELU's two factors are polynomials here, fitted by least maximum error (Lawson's iteration) on [-4, 4] and [-4.5, 4.5], beyond which they
-are constant: Phi is wrong by at most 6e-5 and the slope by 2e-4, where bf16 itself rounds by 2e-3 of the value. One thread; callers split
-the rows.
+are constant: Phi is wrong by at most 6e-5 and the slope by 2e-4, where bf16 itself rounds by 2e-3 of the value. Single-threaded; callers
+split the rows.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ import numpy as np
 
 from cramlm.storage.compiled import jit
 
-_FAST = {"contract", "reassoc", "nsz", "arcp"}  # never nnan or ninf: what is not finite must stay so, to be found and reported
+_FAST = {"contract", "reassoc", "nsz", "arcp"}  # not nnan or ninf: values that are not finite must stay so, to be detected
 
 # Phi(v) = 0.5 + v P(v^2) and d/dv v Phi(v) = 0.5 + v Q(v^2), lowest power first
 _PHI = tuple(
@@ -108,8 +108,8 @@ def gelu_backward(x, gradient, out):
 @_compiled
 def geglu_forward(x, out):
     """x: (P, 2 I) bf16, value then gate. out: (P, I) bf16."""
-    places, width = out.shape
-    for p in range(places):
+    positions, width = out.shape
+    for p in range(positions):
         value, gate, row = x[p, :width], x[p, width:], out[p]
         for i in range(width):
             v = _wide(value[i])
@@ -119,8 +119,8 @@ def geglu_forward(x, out):
 @_compiled
 def geglu_backward(x, gradient, out):
     """x, out: (P, 2 I) bf16. gradient: (P, I) bf16."""
-    places, width = gradient.shape
-    for p in range(places):
+    positions, width = gradient.shape
+    for p in range(positions):
         value, gate, upstream = x[p, :width], x[p, width:], gradient[p]
         d_value, d_gate = out[p, :width], out[p, width:]
         for i in range(width):
@@ -131,7 +131,7 @@ def geglu_backward(x, gradient, out):
 
 @_compiled
 def split_heads(qkv, cos, sin, scale, out):
-    """Queries, keys and values of each head made contiguous, queries and keys turned by the angle of their place, queries scaled.
+    """Make queries, keys and values of each head contiguous, rotate queries and keys by the angle of their position, scale queries.
 
     qkv: (P, 3 H S) bf16 with P = R L. cos, sin: (P, S / 2) float32. out: (3, R, H, L, S) bf16.
     """
@@ -156,7 +156,7 @@ def split_heads(qkv, cos, sin, scale, out):
 
 @_compiled
 def merge_heads(split, cos, sin, scale, out):
-    """The transpose of `split_heads`: gradients (3, R, H, L, S) bf16 -> (P, 3 H S) bf16, turned back."""
+    """The transpose of `split_heads`: gradients (3, R, H, L, S) bf16 -> (P, 3 H S) bf16, rotated back."""
     _, rows, heads, length, size = split.shape
     half = size // 2
     for r in range(rows):
@@ -182,8 +182,8 @@ def add_norm_forward(x, branch, weight, eps, total, out, mean, spread):
 
     x, total: (P, D) float32. branch, out: (P, D) bf16. weight: (D,) float32. mean, spread: (P,) float32, spread = 1 / sqrt(variance + eps).
     """
-    places, width = x.shape
-    for p in range(places):
+    positions, width = x.shape
+    for p in range(positions):
         old, add, new, normed = x[p], branch[p], total[p], out[p]
         first = np.float32(0.0)
         for i in range(width):
@@ -207,9 +207,9 @@ def add_norm_backward(total, mean, spread, weight, d_total, d_out, d_x, d_branch
 
     d_total: (P, D) float32, from what used the sum. d_out: (P, D) bf16, from what used the norm.
     """
-    places, width = total.shape
+    positions, width = total.shape
     count = np.float32(width)
-    for p in range(places):
+    for p in range(positions):
         value, upstream, through, result, rounded = total[p], d_total[p], d_out[p], d_x[p], d_branch[p]
         middle, factor = mean[p], spread[p]
         along, level = np.float32(0.0), np.float32(0.0)
@@ -232,8 +232,8 @@ def add_norm_backward(total, mean, spread, weight, d_total, d_out, d_x, d_branch
 @_compiled
 def norm_of_sum_forward(x, branch, weight, bias, eps, out, rounded, mean, spread):
     """out = layer norm of x + branch, times weight, plus bias; rounded = the same in bf16. Shapes and types as in `add_norm_forward`."""
-    places, width = x.shape
-    for p in range(places):
+    positions, width = x.shape
+    for p in range(positions):
         old, add, new, narrow = x[p], branch[p], out[p], rounded[p]
         first = np.float32(0.0)
         for i in range(width):
@@ -256,9 +256,9 @@ def norm_of_sum_forward(x, branch, weight, bias, eps, out, rounded, mean, spread
 @_compiled
 def norm_of_sum_backward(x, branch, mean, spread, weight, d_out, d_rounded, d_x, d_branch, d_weight, d_bias):
     """Gradients of `norm_of_sum_forward`, from both outputs; d_weight and d_bias (D,) float32 are added to."""
-    places, width = x.shape
+    positions, width = x.shape
     count = np.float32(width)
-    for p in range(places):
+    for p in range(positions):
         old, add, upstream, through, result, narrow = x[p], branch[p], d_out[p], d_rounded[p], d_x[p], d_branch[p]
         middle, factor = mean[p], spread[p]
         along, level = np.float32(0.0), np.float32(0.0)
@@ -295,9 +295,9 @@ def cross_entropy(logits, targets, weights, each, gradient):
 
     logits, gradient: (M, V) bf16, may be the same. targets: (M,) int64. weights, each: (M,) float32.
     """
-    places, width = logits.shape
+    positions, width = logits.shape
     powers = np.empty(width, dtype=np.float32)
-    for p in range(places):
+    for p in range(positions):
         row, result, target = logits[p], gradient[p], targets[p]
         largest = np.float32(-np.inf)
         for i in range(width):
@@ -331,7 +331,7 @@ def _hashed(number, high, low):
 
 @_compiled
 def drop_numbers(x, high, low, least, scale, out):
-    """out = x * scale where the place's random number is at least `least`, else 0. x, out: (N,) float32. high, low, least: uint32."""
+    """out = x * scale where the element's random number is at least `least`, else 0. x, out: (N,) float32. high, low, least: uint32."""
     zero = np.float32(0.0)
     for i in range(len(x)):
         out[i] = x[i] * scale if _hashed(i, high, low) >= least else zero

@@ -1,8 +1,8 @@
 """Dropout without a global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index).
 
-So the parts of a batch can be computed side by side in threads, and the backward pass recomputes the mask instead of storing it. On a CPU
-the element's index is hashed under a 64-bit key (cpu.py); elsewhere PyTorch samples, from a generator seeded with that key. The
-key is seed, part and call mixed by splitmix64, because two keys that differ in few bits may give the same mask in another order.
+Hence the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the
+element's index is hashed with a 64-bit key (cpu.py); elsewhere PyTorch samples from a generator seeded with the key. The key is seed, part
+and call mixed by splitmix64, because keys that differ in few bits could give the same mask in another order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cramlm.model.kernels.torch import Mask, drop, hashes
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
 _LOW_64_BITS = 2**64 - 1
-_ATTENTION = 2**63  # no number of a call is as large
+_ATTENTION = 2**63  # larger than any number of a call
 
 
 def splitmix64(state: int) -> int:
@@ -31,10 +31,10 @@ def splitmix64(state: int) -> int:
 
 
 class Dropout:
-    """The dropout of one forward pass over one part of a batch: call it wherever activations may fall, always in the same order.
+    """The dropout of one forward pass over one part of a batch; the order of the calls determines the masks.
 
-    rate: of activations. attention_rate: of attention probabilities, whose masks have keys of their own: neither rate changes the other's
-    masks.
+    rate: of activations. attention_rate: of attention probabilities. The masks of each have their own keys: neither rate changes the
+    other's masks.
     """
 
     def __init__(self, rate: float, seed: int, *, attention_rate: float = 0.0, part: int = 0) -> None:
@@ -44,7 +44,7 @@ class Dropout:
         self._keys, self._attention_keys = _keys(seed, part), _keys(seed, part, _ATTENTION)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x, each number with probability `rate` 0 and else divided by 1 - rate."""
+        """x with each element set to 0 with probability `rate`, the others divided by 1 - rate."""
         if self.rate == 0:
             return x
         mask = Mask(self.rate, next(self._keys))
@@ -59,7 +59,7 @@ class Dropout:
 
 
 def no_dropout() -> Dropout:
-    """What a pass without training takes."""
+    """Dropout of rate 0, for a pass without training."""
     return Dropout(0.0, 0)
 
 

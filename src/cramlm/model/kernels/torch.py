@@ -1,6 +1,6 @@
 """The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout masks.
 
-Each has three forms that give the same (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
+Each has three equivalent forms (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
 compiled loops (cpu.py): a mini encoder would otherwise spend half of its time outside matrix products. In other types on a CPU
 attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled gradients of slices,
 copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's own operations.
@@ -25,7 +25,7 @@ from cramlm.model.kernels import cpu as compiled
 
 
 class Mask(NamedTuple):
-    """A dropout mask: each element is 0 with probability `rate`, else 1 / (1 - rate), as a function of (key, its index in memory order)."""
+    """A dropout mask: each element is 0 with probability `rate`, else 1 / (1 - rate), a function of (key, index in memory order)."""
 
     rate: float
     key: int  # 64 bits
@@ -42,8 +42,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
     """Multi-head attention: (R, L, 3 D) queries, keys and values side by side -> (R, L, D).
 
     bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first; `mask` is the dropout of the probabilities
-    (R, H, L, L), None = none. Where the model is being exported as a graph the plain operations are recorded instead, which other runtimes
-    know.
+    (R, H, L, L), None = none. While a graph is exported, the plain operations are recorded instead, which other runtimes support.
     """
     if qkv.device.type != "cpu" or torch.compiler.is_exporting():
         return attend_fused(qkv, bias, rotation, heads, mask)
@@ -53,7 +52,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
 
 
 def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
-    """x times the mask; on a CPU without a gradient of its own. out: a contiguous tensor like x, may be x; None = a new one."""
+    """x times the mask; on a CPU without a gradient. out: a contiguous tensor like x, may be x; None = a new one."""
     rate, key = mask
     if not hashes(x):
         generator = torch.Generator(x.device).manual_seed(key)
@@ -75,7 +74,7 @@ def hashes(x: Tensor) -> bool:
 
 
 def is_compiled(x: Tensor) -> bool:
-    """Whether the loops of cpu.py take this tensor."""
+    """Return True if the loops of cpu.py apply to this tensor."""
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
@@ -100,7 +99,7 @@ def geglu(x: Tensor) -> Tensor:
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + branch, and its layer norm times weight, all (..., D): the residual stream and what the next linear layer reads."""
+    """x + branch, and its layer norm times weight, all (..., D): the residual stream and the input of the next linear layer."""
     if not is_compiled(branch):
         total = x + branch
         return total, F.layer_norm(total, weight.shape, weight, None, eps)
@@ -109,7 +108,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 
 def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The layer norm of x + branch, (..., D), as the residual stream goes on with it and as the next linear layer reads it."""
+    """The layer norm of x + branch, (..., D), in the precision of the residual stream and of the next linear layer."""
     if not is_compiled(branch):
         normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
         return normed, normed
@@ -118,7 +117,7 @@ def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: fl
 
 
 def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
-    """Turn (R, L, H, head_size) by the angle of its place; pairs are (i, i + head_size / 2), as transformers pairs them."""
+    """Rotate (R, L, H, head_size) by the angle of its position; pairs are (i, i + head_size / 2), as in transformers."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     torch.mul(first, rotation.cos, out=out[..., :half])
@@ -129,7 +128,7 @@ def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
 
 
 def attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mask: Mask | None = None) -> Tensor:
-    """The same in PyTorch's own operations; what `attend` does on a GPU.
+    """`attend` in PyTorch's own operations, for GPUs and export.
 
     With a mask the probabilities are computed one operation at a time: SDPA's dropout samples from the global generator, which is a state.
     """
@@ -326,11 +325,11 @@ def numbers(x: Tensor) -> npt.NDArray[np.float32]:
     return numbers
 
 
-_BLOCK = 1 << 19  # logits in a block on the CPU: 2 MiB of float32
+_BLOCK = 1 << 19  # logits in a block on a CPU: 2 MiB of float32
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_i weights[i] * -ln softmax(logits[i])[targets[i]], and the unweighted losses of each place.
+    """sum_i weights[i] * -ln softmax(logits[i])[targets[i]], and the unweighted loss of each position.
 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
@@ -359,10 +358,10 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
 
 def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, gradient: Tensor) -> None:
-    """Fill `each` and `gradient`, in PyTorch's operations."""
-    places, vocabulary = logits.shape
-    block = max(1, places if logits.is_cuda else _BLOCK // vocabulary)
-    for start in range(0, places, block):
+    """Fill `each` and `gradient` with PyTorch's operations."""
+    positions, vocabulary = logits.shape
+    block = max(1, positions if logits.is_cuda else _BLOCK // vocabulary)
+    for start in range(0, positions, block):
         part = slice(start, start + block)
         values, target = logits[part].to(each.dtype), targets[part, None]
         probabilities = torch.softmax(values, -1)

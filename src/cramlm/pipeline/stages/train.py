@@ -23,7 +23,7 @@ from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
 from cramlm.model.device import Precision
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
-from cramlm.model.huggingface.weights import take_weights
+from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, build_model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool, with_word_begins
 
 if TYPE_CHECKING:
-    from cramlm.model.huggingface.weights import Taken
+    from cramlm.model.huggingface.weights import LoadedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class _Training:
             initialise_all(self.model, seed=self.run.config.seed)
             self.place_embeddings()
         if self.run.pretrained is not None:
-            taken = take_weights(self.model, self.run.pretrained)
-            tell_taken(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
+            taken = load_pretrained_weights(self.model, self.run.pretrained)
+            report_loaded_weights(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
         return self.model
 
     def pools(self, phase: PhaseConfig) -> tuple[TokenPool | None, TokenPool | None]:
@@ -407,10 +407,12 @@ def _write_scores(target: Path, judge: Judge, emit: Emit) -> None:
     emit(Event("done", "scores", f"{found / max(1, tokens):.0%} of {tokens:,} tokens look like those that matter"))
 
 
-def tell_taken(taken: Taken, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, uses_prompt: bool = False) -> None:
+def report_loaded_weights(
+    taken: LoadedWeights, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, uses_prompt: bool = False
+) -> None:
     """Say which weights the run begins with, and warn where a phase needs a vocabulary head that the folder lacks."""
     head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
-    left = f"; left out: {taken.left[0]}{more(taken.left)}" if taken.left else ""
+    left = f"; left out: {taken.unused[0]}{more(taken.unused)}" if taken.unused else ""
     emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
     if not taken.mlm_head and (uses_prompt or any(phase.text_terms for phase in phases)):
         begins = "a prompt" if uses_prompt else "masked language modeling"
