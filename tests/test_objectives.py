@@ -132,4 +132,4 @@ def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path
     assert np.load(run / "scores-4-taskpt/external.npy").dtype == np.float32
     key = json.loads((run / "phase-4-taskpt/manifest.json").read_bytes())["key"]
     assert key["before"] == open_artifact(run / "phase-1-genept", kind="phase").fingerprint
-    assert key["told"] == open_artifact(run / "scores-4-taskpt", kind="scores").fingerprint
+    assert key["token_importance"] == open_artifact(run / "scores-4-taskpt", kind="scores").fingerprint

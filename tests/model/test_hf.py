@@ -117,13 +117,11 @@ def test_transformers_gives_our_vocabulary_logits(model: Model, tokenizer: Token
     assert len(fill("the river [MASK] flows", top_k=2)) == 2
 
 
-@pytest.mark.parametrize(("rate", "attention_rate"), [(0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
-def test_dropout_gives_the_mean_and_the_spread_of_transformers_bert_under_training(
-    rate: float, attention_rate: float, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_dropout_gives_the_mean_and_variance_of_transformers_bert_in_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """The samplers differ, so outputs are compared by their moments over many passes."""
     import transformers
 
+    rate, attention_rate = 0.1, 0.3
     encoder, head = model_fixtures.SHAPES["bert"]
     model = scrambled(build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2), seed=11))
     hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)

@@ -11,7 +11,7 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 
 from cramlm.errors import DataError
 from cramlm.records import Batch
-from cramlm.training.batching import Batches, Stream
+from cramlm.training.batching import Batches, Stream, derived_key, generator, torch_seed
 from cramlm.training.packing import pack
 from cramlm.training.pools import TokenPool
 
@@ -72,20 +72,15 @@ def test_rows_are_cut_to_the_fullest_one_rounded_up_to_eight() -> None:
     assert pack_lengths([3], 64).token_ids.shape == (1, 8)
 
 
-def test_rows_of_short_task_texts_are_nearly_full() -> None:
-    rng = np.random.default_rng(0)
-    batch = pack_lengths(rng.integers(10, 60, size=120).tolist(), 128)
-    assert batch.tokens / batch.token_ids.size > 0.95
-
-
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
-def test_a_batch_depends_on_the_step_and_not_on_what_was_asked_before(mixing: str) -> None:
+@pytest.mark.parametrize("weights", [None, [1 / (rank + 1) for rank in range(90)]])
+def test_a_batch_depends_on_the_step_and_not_on_earlier_calls(mixing: str, weights: list[float] | None) -> None:
     phase = make_phase(mixing=mixing)
-    asked_in_order = make_batches(phase)
-    in_order = [asked_in_order.batch(step) for step in range(12)]
-    out_of_order = make_batches(phase)
+    pools = make_pool(90, labelled=False, seed=1) if weights is None else weighted(weights), make_pool(40, labelled=True, seed=2)
+    ordered, unordered = (Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL) for _ in range(2))
+    in_order = [ordered.batch(step) for step in range(12)]
     for step in (11, 3, 7, 3, 0, 10):
-        assert same(out_of_order.batch(step), in_order[step])
+        assert same(unordered.batch(step), in_order[step])
     assert not same(in_order[0], in_order[3])
 
 
@@ -99,7 +94,7 @@ def test_another_seed_or_phase_gives_other_batches() -> None:
 
 
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
-def test_a_pool_is_seen_evenly_whatever_the_batch_size(mixing: str) -> None:
+def test_a_pool_is_sampled_evenly(mixing: str) -> None:
     batches = make_batches(make_phase(mixing=mixing, batch_unit="sequences", batch_size=9), task=40)
     drawn = (batches.batch(step) for step in range(1000))
     task_batches = [batch for batch in drawn if not batch.external.all()][:40]
@@ -112,7 +107,7 @@ def test_a_pool_is_seen_evenly_whatever_the_batch_size(mixing: str) -> None:
     assert seen == Counter({tuple(pool.sequence(index).tolist()): per_step for index in range(40)})
 
 
-def test_every_epoch_has_an_order_of_its_own() -> None:
+def test_every_epoch_has_its_own_order() -> None:
     batches = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=40), task=40)
     orders = [Counter(sequences_of(batches.batch(step))) for step in range(2)]
     assert orders[0] == orders[1]
@@ -152,7 +147,7 @@ def test_blended_batches_hold_both_origins_in_the_ratio_of_tokens(external: int,
     assert sum(tokens.values()) / 20 == pytest.approx(2000, rel=0.03)
 
 
-def test_a_ratio_beyond_one_batch_still_shows_a_task_sequence_in_every_batch() -> None:
+def test_every_batch_has_a_task_sequence_even_at_an_extreme_ratio() -> None:
     batches = make_batches(make_phase(external=999, task=1))
     assert all((~batches.batch(step).external).sum() == 1 for step in range(5))
 
@@ -184,18 +179,18 @@ def test_text_without_mlm_weight_is_never_masked() -> None:
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
 @pytest.mark.parametrize(("external", "task"), [(2, 1), (0, 1), (3, 2), (1, 0)])
 @pytest.mark.parametrize("passes", [0.3, 1.0, 2.5])
-def test_steps_for_passes_is_the_first_step_count_that_has_drawn_that_much(mixing: str, external: int, task: int, passes: float) -> None:
+def test_steps_for_passes_is_the_first_number_of_steps_that_samples_so_much(mixing: str, external: int, task: int, passes: float) -> None:
     phase = make_phase(mixing=mixing, external=external, task=task, text_weight=1.0)
     batches = make_batches(phase)
     steps = batches.steps_for_passes(passes)
     origin = "task" if task else "external"
     wanted = passes * (40 if task else 90)
 
-    def drawn(count: int) -> int:
+    def sampled(count: int) -> int:
         return sum(len(batches.sequence_numbers(step).get(origin, ())) for step in range(count))  # type: ignore[call-overload]
 
-    assert drawn(steps) >= wanted
-    assert drawn(steps - 1) < wanted
+    assert sampled(steps) >= wanted
+    assert sampled(steps - 1) < wanted
 
 
 def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
@@ -206,7 +201,7 @@ def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
     assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
 
 
-def test_a_phase_that_draws_from_an_empty_pool_names_it() -> None:
+def test_a_phase_that_samples_from_an_empty_pool_names_it() -> None:
     nothing = TokenPool(np.zeros(0, dtype=np.uint16), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
     for external in (nothing, None):
         with pytest.raises(DataError, match="samples external text"):
@@ -218,8 +213,8 @@ def weighted(weights: list[float]) -> TokenPool:
     return TokenPool(pool.ids, pool.offsets, pool.labels, np.array(weights, np.float32))
 
 
-def drawn_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarray:
-    """How often each sequence is drawn, (epochs, n)."""
+def counts_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarray:
+    """How often each sequence is sampled, (epochs, n)."""
     stream = Stream(pool, "external", seed=seed, phase_index=0)
     return np.array([np.bincount(stream.positions(range(e * len(pool), (e + 1) * len(pool))), minlength=len(pool)) for e in range(epochs)])
 
@@ -227,34 +222,39 @@ def drawn_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarra
 @given(st.lists(st.floats(0.0625, 9, width=32), min_size=1, max_size=30), st.integers(0, 5))
 def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(weights: list[float], seed: int) -> None:
     share = np.array(weights) * len(weights) / np.sum(weights)
-    (counts,) = drawn_in_epochs(weighted(weights), 1, seed=seed)
+    (counts,) = counts_in_epochs(weighted(weights), 1, seed=seed)
     assert counts.sum() == len(weights)
     assert (np.floor(share - 1e-4) <= counts).all()
     assert (counts <= np.ceil(share + 1e-4)).all()
 
 
-def test_over_many_epochs_sequences_are_drawn_in_proportion_to_their_weights() -> None:
+def test_over_many_epochs_sequences_are_sampled_in_proportion_to_their_weights() -> None:
     weights = [3.0, 1.0, 0.5, 0.25, 0.25]
-    counts = drawn_in_epochs(weighted(weights), 600).mean(axis=0)
+    counts = counts_in_epochs(weighted(weights), 600).mean(axis=0)
     np.testing.assert_allclose(counts, weights, atol=0.08)
     orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).positions(range(e * 5, e * 5 + 5))) for e in range(20)}
     assert len(orders) > 10  # every epoch has an order of its own
 
 
-def test_weighted_batches_depend_on_the_step_and_not_on_what_was_asked_before() -> None:
-    phase, pool = make_phase(), weighted([1 / (rank + 1) for rank in range(90)])
-
-    def batches() -> Batches:
-        return Batches(phase, pool, make_pool(40, labelled=True, seed=2), seed=7, phase_index=0, special=SPECIAL)
-
-    late = batches().batch(37)
-    everything = batches()
-    for step in range(37):
-        everything.batch(step)
-    assert np.array_equal(everything.batch(37).token_ids, late.token_ids)
-
-
-def test_weights_change_how_long_a_drawn_sequence_is_on_average() -> None:
+def test_weights_change_the_mean_length_of_sampled_sequences() -> None:
     pool = weighted([1.0] * 9 + [91.0])
     lengths = np.diff(pool.offsets)
     assert pool.mean_length == pytest.approx((lengths[:9].sum() + 91 * lengths[9]) / 100)
+
+
+def test_keys_differ_by_every_argument_and_are_pinned() -> None:
+    keys = {
+        derived_key(seed, phase_index=phase, purpose=purpose, index=index)
+        for seed in (0, 1)
+        for phase in (0, 1)
+        for purpose in ("masks", "order of task")
+        for index in (0, 1)
+    }
+    assert len(keys) == 16
+    # First 16 bytes, little-endian, of sha256("cramlm/13/0/masks/5") by coreutils' sha256sum.
+    assert derived_key(13, phase_index=0, purpose="masks", index=5) == int.from_bytes(
+        bytes.fromhex("11e06a3723202be0f1e24c40f89cc5bd"), "little"
+    )
+    assert 0 <= torch_seed(13, phase_index=0, purpose="dropout", index=5) < 2**63
+    first, second = (generator(13, phase_index=0, purpose="masks", index=5).random(4).tolist() for _ in range(2))
+    assert first == second

@@ -26,12 +26,13 @@ from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event
+from cramlm.training.loop import LossHistory
 
 THOROUGH = {"dropout": 0.2, "attention_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
 
 
 def run_with_stops(phase: PhaseConfig, work: Path, stops: list[int], *, precision: str = "fp32") -> tuple[Model, Any]:
-    """Start anew with other weights each time, as a new process would; stop after so many boundaries, then run to the end."""
+    """Start with other weights each time, as a new process would; stop after so many boundaries, then run to the end."""
     for number, boundaries in enumerate(stops):
         model = make_model(seed=7 if number == 0 else 1000 + number)
         with pytest.raises(Stopped):
@@ -64,7 +65,7 @@ def test_other_optimizers_and_phases_resume_with_the_same_bits_too(tmp_path: Pat
     assert_same_bits(weights_of(resumed), weights_of(straight))
 
 
-def test_a_process_that_dies_between_checkpoints_goes_on_from_the_last_one(tmp_path: Path) -> None:
+def test_a_process_that_dies_between_checkpoints_resumes_from_the_last_one(tmp_path: Path) -> None:
     phase = make_phase(steps=12, checkpoint_every=4, **THOROUGH)
     straight, _ = run_with_stops(phase, tmp_path / "straight", [])
 
@@ -103,7 +104,7 @@ def test_a_signal_saves_at_the_step_boundary_and_leaves_with_its_exit_code(tmp_p
     assert (tmp_path / "step-00000003" / "manifest.json").exists()
 
 
-def test_the_step_at_hand_when_a_signal_comes_is_done_and_saved(tmp_path: Path) -> None:
+def test_the_step_during_which_a_signal_arrives_is_finished_and_saved(tmp_path: Path) -> None:
     signalled: list[int] = []
 
     def emit(event: Event) -> None:
@@ -133,7 +134,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Pa
     assert_same_bits(weights_of(resumed), weights_of(straight))
 
 
-def test_going_on_under_other_settings_is_refused_with_a_diff(tmp_path: Path) -> None:
+def test_resuming_with_other_settings_is_refused_with_a_diff(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         run_phase(make_model(), make_phase(), tmp_path, stop=stop_after(2))
     with pytest.raises(ArtifactError, match="data abc -> xyz"):
@@ -141,7 +142,7 @@ def test_going_on_under_other_settings_is_refused_with_a_diff(tmp_path: Path) ->
 
 
 def scripted(scores: list[float]) -> tuple[Callable[[Model, int], Mapping[str, float]], list[dict[str, torch.Tensor]]]:
-    """Dev scores as given, and the weights at each look."""
+    """An evaluation with these scores, and the weights at each."""
     seen: list[dict[str, torch.Tensor]] = []
 
     def evaluate(model: Model, step: int) -> Mapping[str, float]:
@@ -151,7 +152,7 @@ def scripted(scores: list[float]) -> tuple[Callable[[Model, int], Mapping[str, f
     return evaluate, seen
 
 
-def test_the_best_weights_on_dev_are_handed_on_and_of_equal_ones_the_earliest(tmp_path: Path) -> None:
+def test_the_best_weights_on_dev_are_kept_and_of_equal_ones_the_earliest(tmp_path: Path) -> None:
     model = make_model()
     evaluate, seen = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
     result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate)
@@ -159,7 +160,7 @@ def test_the_best_weights_on_dev_are_handed_on_and_of_equal_ones_the_earliest(tm
     assert_same_bits(weights_of(model), seen[1])
 
 
-def test_the_weights_that_came_in_are_handed_on_if_training_only_lowers_dev(tmp_path: Path) -> None:
+def test_the_initial_weights_are_kept_if_training_only_lowers_the_dev_score(tmp_path: Path) -> None:
     model = make_model()
     before = weights_of(model)
     evaluate, _ = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
@@ -176,7 +177,7 @@ def test_a_phase_that_keeps_the_last_weights_still_reports_dev(tmp_path: Path) -
     assert_same_bits(weights_of(model), seen[1])
 
 
-def test_dev_is_looked_at_ten_times_by_default_and_after_the_last_step_always(tmp_path: Path) -> None:
+def test_dev_is_evaluated_ten_times_by_default_and_always_after_the_last_step(tmp_path: Path) -> None:
     evaluate, seen = scripted([0.0] * 100)
     run_phase(make_model(), make_phase(steps=30), tmp_path / "ten", evaluate=evaluate)
     assert len(seen) == 10
@@ -185,9 +186,9 @@ def test_dev_is_looked_at_ten_times_by_default_and_after_the_last_step_always(tm
     assert len(seen) == 3
 
 
-def test_a_phase_without_labels_never_looks_at_dev(tmp_path: Path) -> None:
+def test_a_phase_without_labels_is_never_evaluated(tmp_path: Path) -> None:
     phase = make_phase(steps=3, label_weight=0.0)
-    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model, step: pytest.fail("looked at dev"))
+    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model, step: pytest.fail("evaluated"))
     assert (result.best_step, result.best_score) == (None, None)
 
 
@@ -242,7 +243,7 @@ def test_weights_that_overflow_in_the_last_update_are_not_saved(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_stops_the_phase_with_one_line_and_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_phase_with_one_line_and_it_can_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     phase = make_phase(steps=8, checkpoint_every=3, **THOROUGH)
     straight, _ = run_with_stops(phase, tmp_path / "straight", [])
     writes = count()
@@ -275,7 +276,7 @@ def test_training_learns_the_task_and_the_words(tmp_path: Path) -> None:
     assert steps[-1].data["mlm_task"] < steps[0].data["mlm_task"] - 0.3
 
 
-def test_events_are_plain_json_and_tell_losses_rates_and_speed(tmp_path: Path) -> None:
+def test_events_are_plain_json_with_losses_rates_and_speed(tmp_path: Path) -> None:
     events: list[Event] = []
     run_phase(make_model(), make_phase(steps=12), tmp_path, emit=events.append)
     assert [events[0].kind, events[-1].kind] == ["start", "done"]
@@ -288,24 +289,24 @@ def test_events_are_plain_json_and_tell_losses_rates_and_speed(tmp_path: Path) -
     assert {event.stage for event in events} == {"phase-1-joint"}
 
 
-def test_the_result_counts_tokens_places_and_operations(tmp_path: Path) -> None:
+def test_the_result_counts_tokens_and_operations(tmp_path: Path) -> None:
     phase = make_phase(steps=4)
     model = make_model()
     result = run_phase(model, phase, tmp_path)
-    drawn = [make_batches(phase).batch(step) for step in range(4)]
-    assert result.tokens == sum(batch.tokens for batch in drawn)
-    assert result.padded_tokens == sum(batch.token_ids.size for batch in drawn)
+    batches = [make_batches(phase).batch(step) for step in range(4)]
+    assert result.tokens == sum(batch.tokens for batch in batches)
+    assert result.padded_tokens == sum(batch.token_ids.size for batch in batches)
     assert result.paper_flops == 6 * result.padded_tokens * sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_deterministic_kernels_are_asked_for_inside_only(tmp_path: Path) -> None:
+def test_deterministic_mode_is_on_only_during_training(tmp_path: Path) -> None:
     inside = []
 
-    def look(model: Model, step: int) -> Mapping[str, float]:
+    def evaluate(model: Model, step: int) -> Mapping[str, float]:
         inside.append(torch.are_deterministic_algorithms_enabled())
         return {"accuracy": 0.0}
 
-    run_phase(make_model(), make_phase(steps=1), tmp_path, evaluate=look)
+    run_phase(make_model(), make_phase(steps=1), tmp_path, evaluate=evaluate)
     assert inside == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -316,3 +317,10 @@ def test_zero_steps_change_nothing(tmp_path: Path) -> None:
     result = run_phase(model, make_phase(steps=0), tmp_path)
     assert (result.steps, result.tokens, result.best_step) == (0, 0, None)
     assert_same_bits(weights_of(model), before)
+
+
+def test_a_loss_spike_is_reported_and_a_steady_decrease_is_not() -> None:
+    history = LossHistory()
+    noise = [0.1, -0.05, 0.02, -0.1, 0.03]
+    assert all(history.add(5.0 - 0.01 * step + noise[step % 5]) is None for step in range(200))
+    assert history.add(9.0) is not None

@@ -10,7 +10,6 @@ from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, mak
 
 from cramlm.config.run import MaskingConfig
 from cramlm.records import Batch
-from cramlm.training.batching import derived_key, generator, torch_seed
 from cramlm.training.masking import LONGEST_SPAN, mask
 from cramlm.training.packing import pack
 
@@ -137,21 +136,3 @@ def test_the_rate_goes_in_a_straight_line_from_the_first_step_to_the_last() -> N
     batches = make_batches(make_phase(steps=10, masking={"rate": 0.5, "rate_end": 0.1}))
     shares = [len(batch.masked) / (batch.tokens - 2 * len(batch.first)) for batch in map(batches.batch, range(10))]
     assert shares == pytest.approx(np.linspace(0.5, 0.1, 10), abs=0.02)
-
-
-def test_keys_differ_by_every_argument_and_are_pinned() -> None:
-    keys = {
-        derived_key(seed, phase_index=phase, purpose=purpose, index=index)
-        for seed in (0, 1)
-        for phase in (0, 1)
-        for purpose in ("masks", "order of task")
-        for index in (0, 1)
-    }
-    assert len(keys) == 16
-    # First 16 bytes, little-endian, of sha256("cramlm/13/0/masks/5") by coreutils' sha256sum.
-    assert derived_key(13, phase_index=0, purpose="masks", index=5) == int.from_bytes(
-        bytes.fromhex("11e06a3723202be0f1e24c40f89cc5bd"), "little"
-    )
-    assert 0 <= torch_seed(13, phase_index=0, purpose="dropout", index=5) < 2**63
-    draws = [generator(13, phase_index=0, purpose="masks", index=5).random(4).tolist() for _ in range(2)]
-    assert draws[0] == draws[1]

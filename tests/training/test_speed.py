@@ -1,0 +1,80 @@
+"""The cost of training: parameters, operations, and the measured speed and memory of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from training_fixtures import ENCODER, LABELS, VOCABULARY, make_batches, make_model, make_phase
+
+from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.model.model import PackedBatch
+from cramlm.planning.speed import Measurement, count_step, measure
+from cramlm.training import memory
+from cramlm.training.flops import count_parameters, executed_flops, paper_flops
+from cramlm.training.objective import objective_of
+
+
+@pytest.mark.parametrize("changes", [{}, {"external": 0, "text_weight": 0.0}])
+def test_speed_is_measured_on_real_updates_and_torch_keeps_its_settings(changes: dict[str, float]) -> None:
+    phase, threads = make_phase(**changes), torch.get_num_threads()
+    measured = measure(ENCODER, HeadConfig(), phase, vocab_size=VOCABULARY, precision="fp32", threads=(1, 2), seconds=0.05)
+    assert measured.tokens_per_second > 0
+    assert measured.threads in (1, 2)
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    batches = make_batches(phase)
+    batch = batches.batch(0)
+    assert measured.flops_per_token == pytest.approx(executed_flops(make_model(), batch, phase) / batch.tokens, rel=0.3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mixing": "interleaved"}])
+def test_operations_per_token_do_not_depend_on_the_duration_of_the_measurement(changes: dict[str, str]) -> None:
+    phase = make_phase(**changes)
+    step = {"vocab_size": VOCABULARY, "precision": "fp32"}
+    short, long = (measure(ENCODER, HeadConfig(), phase, threads=(1,), seconds=seconds, **step) for seconds in (0.01, 0.1))
+    assert short.flops_per_token == long.flops_per_token == count_step(ENCODER, HeadConfig(), phase, **step)[0]
+
+
+def test_a_measurement_with_little_cpu_time_is_starved() -> None:
+    assert Measurement(171.0, 2, 0.22, 1e7, None).starved
+    assert not Measurement(13_000.0, 1, 0.98, 1e7, None).starved
+
+
+@pytest.mark.skipif(memory.resident() is None, reason="resident memory is unknown on this system")
+def test_a_larger_model_needs_more_memory_in_training() -> None:
+    phase = make_phase(batch_size=2048, max_length=64)
+    needed = []
+    for width in (64, 512):
+        encoder = EncoderConfig(layers=2, hidden=width, heads=4, intermediate=width, max_positions=64)
+        needed.append(count_step(encoder, HeadConfig(), phase, vocab_size=1000, precision="fp32")[1] or 0)
+    weights = 4 * 2 * (7 * 512 * 512)
+    assert needed[1] > needed[0] + 2 * weights
+
+
+def test_parameters_are_counted_once() -> None:
+    count = count_parameters(make_model())
+    hidden, intermediate = ENCODER.hidden, ENCODER.intermediate
+    layer = 4 * hidden * hidden + 3 * hidden * intermediate
+    assert count.embedding == VOCABULARY * hidden
+    assert count.encoder == 2 * layer
+    norms = hidden * (1 + 2 * 2 - 1 + 1)  # embedding, two per layer but the first attention's, final
+    vocabulary_head = hidden * hidden + hidden + VOCABULARY
+    classifier = hidden * hidden + hidden + hidden * LABELS + LABELS
+    assert count.other == norms + vocabulary_head + classifier
+
+
+@pytest.mark.parametrize("shape", ["modernbert", "bert"])
+@pytest.mark.parametrize("changes", [{}, {"external": 0, "text_weight": 0.0}, {"label_weight": 0.0}])
+def test_executed_operations_equal_those_that_torch_counts(shape: str, changes: dict[str, float]) -> None:
+    phase = make_phase(**changes)
+    model, batch = make_model(shape=shape), PackedBatch.of(make_batches(phase).batch(0))
+    with FlopCounterMode(display=False) as counter:
+        objective_of(phase).losses(model, batch).total.backward()
+    # torch counts no backward for the lookup, and the classifier's last layer for all sequences, as we do
+    assert executed_flops(model, batch, phase) == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+def test_the_papers_count_gives_the_papers_figure_for_its_small_scale() -> None:
+    # AGNews small: 1e5 steps of 256 sequences of 128 tokens, 109M parameters; the table averages 2.74e18 over eight tasks.
+    assert paper_flops(109_000_000, padded_tokens=100_000 * 256 * 128) == pytest.approx(2.14e18, rel=0.01)
