@@ -1,4 +1,4 @@
-"""Several ranks on this machine, each a forked child: torch is loaded once, and a test takes a second instead of ten."""
+"""Several ranks on this machine, each a forked child, so that torch is loaded once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def start_ranks(count: int, work: Callable[[Ranks], None], *, errors: Path, timeout: float = 3600.0) -> list[int]:
-    """A child per rank that runs `work` among the others; their pids. What a rank would say to a user is in `errors/rank-N`."""
+    """Start a child per rank that runs `work`; return their pids. The error message of a rank is written to `errors/rank-N`."""
     errors.mkdir(parents=True, exist_ok=True)
     port = free_port()
     pids = []
@@ -40,8 +40,8 @@ def exit_codes(pids: list[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def said(errors: Path) -> list[str]:
-    """What the ranks said when they ended with an error, by rank; empty lines are left out."""
+def error_messages(errors: Path) -> list[str]:
+    """The error messages of the ranks that have one, by rank."""
     return [path.read_text("utf-8") for path in sorted(errors.iterdir()) if path.stat().st_size]
 
 

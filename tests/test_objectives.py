@@ -56,7 +56,7 @@ def terms_of(run: Path) -> dict[str, set[str]]:
     return terms
 
 
-def test_an_albert_is_the_native_class_and_its_one_layer_is_stored_once(tmp_path: Path) -> None:
+def test_an_albert_exports_the_native_class_with_one_stored_layer(tmp_path: Path) -> None:
     encoder = {"shape": "albert", "layers": 3, "hidden": 32, "heads": 2, "intermediate": 32, "embedding": 16, "max_positions": 64}
     run = fit(
         tmp_path,
@@ -70,7 +70,7 @@ def test_an_albert_is_the_native_class_and_its_one_layer_is_stored_once(tmp_path
     assert len(Predictor.load(run / "export").predict(["wave ship"])) == 1
 
 
-def test_a_mixture_of_experts_says_that_cramlm_alone_reads_its_export(tmp_path: Path) -> None:
+def test_an_exported_mixture_of_experts_is_for_cramlm_only(tmp_path: Path) -> None:
     encoder = {"shape": "moe", "layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "experts": 3, "max_positions": 64}
     run = fit(tmp_path, encoder=encoder, phases=[COMMON | {"name": "joint"}, FINETUNE])
     events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
@@ -84,7 +84,7 @@ def test_a_mixture_of_experts_says_that_cramlm_alone_reads_its_export(tmp_path: 
     assert "ONNX graph of it cannot hold" in str(result.exception)
 
 
-def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_class(tmp_path: Path) -> None:
+def test_one_run_has_a_phase_of_every_text_term_and_exports_the_native_class(tmp_path: Path) -> None:
     phases = [
         {"name": "causal", "terms": on_both("causal", labels=False)},
         {
@@ -113,7 +113,7 @@ def test_every_objective_is_a_phase_of_one_run_and_the_export_is_the_native_clas
 
 
 @pytest.mark.parametrize("kind", ["scored", pytest.param("scored-control", marks=pytest.mark.slow)])
-def test_selective_masking_is_phases_with_marks_and_scores_between_them(tmp_path: Path, kind: str) -> None:
+def test_selective_masking_is_phases_with_token_labels_and_scores_between_them(tmp_path: Path, kind: str) -> None:
     rule = {"rule": "auxiliary" if kind == "scored" else "gradient"}
     external = COMMON | {"task": 0, "terms": [{"kind": "mlm"}], "masking": {"rate": 0.15}}
     phases = [

@@ -132,9 +132,7 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
         assert 1e-3 < float((load_file(run.export / VECTORS_FILE)["vectors"] - drawn.detach()).abs().max()) < 0.1
 
 
-def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_through_patterns(
-    place: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(place: dict[str, str], tmp_path: Path) -> None:
     settings = ('head.prompt.patterns=["{mask}: {text}","{text} ({mask})"]', "phases[0].masking.kind=whole-word", "phases[0].dropout=0.1")
     run, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
     steps = [event.data for event in events if event.kind == "step" and event.stage == "phase-1-joint"]
@@ -166,7 +164,7 @@ def test_the_recipe_from_scratch_learns_labels_and_a_teachers_view_of_passages_t
         cramlm.Predictor.load(run.export)
 
 
-def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place: dict[str, str], tmp_path: Path) -> None:
+def test_the_last_phase_learns_from_the_ensembles_soft_labels_of_passages(place: dict[str, str], tmp_path: Path) -> None:
     run, events = fit(place, tmp_path / "run", "pet", *CASES["given"])
     labelled = next(event.message for event in events if event.stage == "teacher-of-distil" and event.kind == "done")
     answers = np.load(run.path / "teacher-of-distil/passages.npy")
@@ -203,7 +201,7 @@ def test_the_ensemble_labels_the_passages_that_the_last_phase_learns_from(place:
         (["head.token_classifier=true"], "head.token_classifier and head.generator have no effect"),
     ],
 )
-def test_a_prompt_that_cannot_be_is_refused_in_one_line(settings: list[str], message: str, place: dict[str, str], tmp_path: Path) -> None:
+def test_an_invalid_prompt_is_refused_in_one_line(settings: list[str], message: str, place: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         fit(place, tmp_path / "run", "prompt", *settings)
     assert message in str(caught.value)
@@ -211,7 +209,7 @@ def test_a_prompt_that_cannot_be_is_refused_in_one_line(settings: list[str], mes
 
 
 @pytest.mark.slow
-def test_lora_from_peft_tunes_what_a_run_exported(place: dict[str, str], tmp_path: Path) -> None:
+def test_peft_lora_fine_tunes_an_export(place: dict[str, str], tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="needs peft, which cramlm does not depend on: pip install peft")
     import transformers
 

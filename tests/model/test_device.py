@@ -22,22 +22,22 @@ def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return found
 
 
-def test_on_a_machine_with_a_gpu_the_cpu_decides_for_what_is_computed_on_it(capabilities: dict[str, bool]) -> None:
+def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cpu(capabilities: dict[str, bool]) -> None:
     assert has_bf16(CPU) == any(capabilities.values())
     assert resolve_precision("auto", CPU) == ("bf16" if any(capabilities.values()) else "fp32")
     assert resolve_precision("auto", CUDA) == "bf16"
 
 
 @pytest.mark.parametrize("asked", ["fp32", "bf16"])
-def test_a_precision_that_is_asked_is_taken(asked: str, capabilities: dict[str, bool]) -> None:
+def test_an_explicit_precision_is_used(asked: str, capabilities: dict[str, bool]) -> None:
     assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked  # type: ignore[arg-type]
 
 
-def test_doctor_says_what_a_gpu_is_used_for(capabilities: dict[str, bool]) -> None:
+def test_doctor_reports_the_use_of_a_gpu(capabilities: dict[str, bool]) -> None:
     lines = dict(machine_lines())
     assert lines["device"] == "CPU; Some GPU is used for dense retrieval only"
     assert lines["bf16"].startswith("supported" if any(capabilities.values()) else "not supported")
 
 
-def test_without_a_gpu_doctor_names_none() -> None:
+def test_without_a_gpu_doctor_reports_none() -> None:
     assert torch.cuda.is_available() or dict(machine_lines())["device"] == "CPU"

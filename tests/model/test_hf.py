@@ -163,7 +163,7 @@ def test_transformers_tokenizer_gives_our_ids_for_every_script_and_literal_speci
         assert "token_type_ids" not in encoded
 
 
-def test_a_saved_classifier_loads_with_equal_weights_labels_and_answers(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_classifier_loads_with_equal_weights_labels_and_predictions(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
     hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=48)
     loaded = hf.load_classifier(tmp_path)
     assert loaded.labels == LABELS
@@ -178,7 +178,7 @@ def test_a_saved_classifier_loads_with_equal_weights_labels_and_answers(model: M
     np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
 
 
-def test_a_saved_language_model_loads_with_a_fresh_classifier(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_language_model_loads_with_a_new_classifier(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
     hf.save_mlm(model, tokenizer, tmp_path, max_length=48)
     loaded, _, max_length = hf.load_mlm(tmp_path, head=model.head_config, labels=5, seed=2)
     assert max_length == 48

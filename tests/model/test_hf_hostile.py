@@ -228,10 +228,10 @@ def test_a_changed_activation_attention_norm_or_rotation_is_refused(exported: Pa
 
 
 @pytest.mark.parametrize("value", [None, 7, 65, 10**30, "64", 64.0, True])
-def test_a_senseless_longest_length_is_refused(exported: Path, value: object) -> None:
+def test_an_invalid_maximum_length_is_refused(exported: Path, value: object) -> None:
     edit(exported / "tokenizer_config.json", lambda content: content.update(model_max_length=value))
     assert "model_max_length" in refused(exported)
 
 
-def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "absent")

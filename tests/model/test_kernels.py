@@ -123,7 +123,7 @@ def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch
 
 
 @pytest.mark.parametrize("function", [gelu, geglu])
-def test_gelu_and_geglu_in_bf16_equal_the_plain_formula_far_out_too(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_gelu_and_geglu_in_bf16_equal_the_plain_formula_also_for_large_values(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     same_in_bf16(function, [4 * drawn(3, 70, 90, seed=1)], [torch.bfloat16])
 
 
@@ -135,7 +135,7 @@ def test_residual_sums_with_their_norms_in_bf16_equal_the_plain_formulas() -> No
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so_in_bf16(bad: float) -> None:
+def test_values_that_are_not_finite_stay_so_in_bf16(bad: float) -> None:
     x = torch.ones(1, 2, 8, dtype=torch.bfloat16)
     x[0, 1, 3] = bad
     weight, ones = torch.ones(8), torch.ones(1, 2, 8)

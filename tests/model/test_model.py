@@ -42,7 +42,7 @@ def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokeni
             )
 
 
-def test_shapes_of_what_the_model_gives(shape: str, tokenizer: Tokenizer) -> None:
+def test_shapes_of_the_models_outputs(shape: str, tokenizer: Tokenizer) -> None:
     model = built(shape)
     batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(9), max_length=30, cut="truncate"), per_row=2)
     hidden = model.hidden(batch)
@@ -52,7 +52,7 @@ def test_shapes_of_what_the_model_gives(shape: str, tokenizer: Tokenizer) -> Non
     assert model.mlm_logits(hidden, torch.zeros(0, dtype=torch.int64)).shape == (0, 400)
 
 
-def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone(shape: str) -> None:
+def test_weights_are_a_function_of_the_seed_and_do_not_use_the_global_generator(shape: str) -> None:
     state = torch.get_rng_state()
     first, second, other = built(shape), built(shape), built(shape, seed=6)
     assert torch.equal(torch.get_rng_state(), state)
@@ -69,7 +69,7 @@ def test_parts_that_two_models_share_start_equal() -> None:
         assert torch.equal(one, other), name
 
 
-def test_initial_weights_have_the_asked_spread() -> None:
+def test_initial_weights_have_the_configured_standard_deviation() -> None:
     config = EncoderConfig(layers=2, hidden=128, heads=2, intermediate=256, init_std=0.05)
     model = build_model(ModelSpec(config, HeadConfig(), vocab_size=1000, labels=2), seed=0)
     parameters = dict(model.named_parameters())
@@ -78,7 +78,7 @@ def test_initial_weights_have_the_asked_spread() -> None:
     assert parameters["encoder.layers.1.output.weight"].std().item() == pytest.approx(0.05 / 2, rel=0.02)  # sqrt(2 x 2 layers)
 
 
-def test_resetting_the_classifier_redraws_it_and_nothing_else(shape: str) -> None:
+def test_resetting_the_classifier_changes_nothing_else(shape: str) -> None:
     model, fresh = built(shape), built(shape, seed=9)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     model.reset_classifier(9)

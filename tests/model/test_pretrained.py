@@ -87,7 +87,7 @@ def test_a_pretrained_language_model_gives_the_logits_of_transformers_also_after
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_exported_classifier_with_a_foreign_tokenizer_answers_in_transformers_as_here(
+def test_an_exported_classifier_with_a_foreign_tokenizer_predicts_the_same_in_transformers(
     folders: dict[str, Path], shape: str, tmp_path: Path
 ) -> None:
     import transformers
@@ -113,7 +113,7 @@ def test_an_exported_classifier_with_a_foreign_tokenizer_answers_in_transformers
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_encoder_saved_alone_in_half_precision_is_taken_and_its_head_is_drawn(shape: Shape, tmp_path: Path) -> None:
+def test_an_encoder_saved_alone_in_half_precision_gets_a_new_head(shape: Shape, tmp_path: Path) -> None:
     settings = {"modernbert": LOCAL, "albert": {"embedding_size": 16, "hidden_act": "gelu"}}.get(shape, {})
     folder = write_checkpoint(tmp_path / "encoder", shape, TEXTS, kind="Model", **settings)
     tensors = load_file(folder / "model.safetensors")
@@ -140,7 +140,7 @@ def test_xlm_roberta_is_roberta_by_another_name(folders: dict[str, Path], tmp_pa
     np.testing.assert_allclose(vocabulary_logits(model, tokenizer, TEXTS), native_vocabulary_logits(folder, TEXTS), atol=1e-4, rtol=0)
 
 
-def test_rows_beyond_the_tokenizers_last_id_are_left_out(tmp_path: Path) -> None:
+def test_rows_beyond_the_tokenizers_last_id_are_dropped(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "padded", "bert", TEXTS, vocab_size=384)
     model, tokenizer, _ = opened(folder)
     assert model.vocab_size == tokenizer.vocab_size < 384
@@ -148,7 +148,7 @@ def test_rows_beyond_the_tokenizers_last_id_are_left_out(tmp_path: Path) -> None
     np.testing.assert_allclose(vocabulary_logits(model, tokenizer, TEXTS), theirs, atol=1e-4, rtol=0)
 
 
-def test_a_folder_of_cramlm_is_a_starting_point_too(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_exported_folder_can_be_the_start(folders: dict[str, Path], tmp_path: Path) -> None:
     encoder = EncoderConfig(layers=2, hidden=32, heads=4, intermediate=48, max_positions=64)
     tokenizer = open_pretrained(folders["bert"]).tokenizer
     model = build_model(ModelSpec(encoder, HeadConfig(), vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=7)

@@ -38,7 +38,7 @@ def shown(tokenizer: Tokenizer, tokens: Tokens) -> list[str]:
     return [" ".join(tokenizer.token(number) if number < tokenizer.vocab_size else "*" for number in ids) for ids in tokens]
 
 
-def test_every_text_stands_in_every_pattern_and_only_the_text_is_cut(tokenizer: Tokenizer) -> None:
+def test_every_text_is_in_every_pattern_and_only_the_text_is_truncated(tokenizer: Tokenizer) -> None:
     prompt = prompt_of(tokenizer, "{mask} of {text}", "{text} the {mask} cell", vectors=2)
     tokens = read_texts(prompt, tokenizer, ["water", LONG], None, max_length=12)
     assert shown(tokenizer, tokens) == [
@@ -66,7 +66,7 @@ def test_of_a_pair_the_longer_half_is_cut_first(tokenizer: Tokenizer) -> None:
         read_texts(prompt_of(tokenizer, "{text} {mask}"), tokenizer, ["water"], ["river"], max_length=9)
 
 
-def test_entities_are_said_again_as_their_markers_show_them(tokenizer: Tokenizer) -> None:
+def test_entities_between_markers_are_repeated_in_the_pattern(tokenizer: Tokenizer) -> None:
     prompt = prompt_of(tokenizer, "{text} the {mask} {entity_1} {mask} the {mask} {entity_2}")
     text = "<< the kinase >> inhibits [[ receptor protein ]]"
     (one, other) = shown(tokenizer, read_texts(prompt, tokenizer, [text, "water"], None, max_length=64))
@@ -92,7 +92,7 @@ def prompted_model(tokenizer: Tokenizer, prompt: Prompt) -> Model:
     return build_model(ModelSpec(encoder, head_of(prompt), vocab_size=tokenizer.vocab_size, labels=2, prompt=prompt), seed=5)
 
 
-def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_pattern(tokenizer: Tokenizer) -> None:
+def test_scores_do_not_depend_on_masked_or_unprompted_text_in_the_batch(tokenizer: Tokenizer) -> None:
     prompt = prompt_of(tokenizer, "{mask} {text}", vectors=2)
     model = prompted_model(tokenizer, prompt)
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
@@ -133,7 +133,7 @@ def test_scores_stay_those_of_the_text_alone_beside_masked_text_and_text_in_no_p
 
 
 @pytest.mark.parametrize("fast", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_scores_of_patterns_are_averaged_also_where_two_labels_are_near(fast: bool, tokenizer: Tokenizer) -> None:
+def test_the_scores_of_patterns_are_averaged_also_for_close_labels(fast: bool, tokenizer: Tokenizer) -> None:
     prompt = prompt_of(tokenizer, "{mask} {text}", "{text} {mask}")
     model = prompted_model(tokenizer, prompt)
     texts = ["aspirin reduces pain", "the river", "water", "kinase inhibits receptor protein of the cell"]
@@ -152,7 +152,7 @@ def test_the_scores_of_patterns_are_averaged_also_where_two_labels_are_near(fast
         assert quick.argmax(1).tolist() == logits.argmax(1).tolist()
 
 
-def test_words_are_chosen_by_log_odds_over_their_error_and_each_for_one_label(tokenizer: Tokenizer) -> None:
+def test_words_are_chosen_by_log_odds_over_their_standard_error_each_for_one_label(tokenizer: Tokenizer) -> None:
     texts = ["aspirin reduces pain the"] * 6 + ["river bank water the"] * 5 + ["river kinase the"] * 5
     owners = np.array([0] * 6 + [1] * 5 + [2] * 5)
     tokens = tokenizer.sequences(texts, max_length=32, cut="truncate")
@@ -187,7 +187,7 @@ def test_words_are_chosen_by_log_odds_over_their_error_and_each_for_one_label(to
         (None, "prompt.safetensors: missing"),
     ],
 )
-def test_an_exported_prompt_is_read_as_it_was_written_or_refused(
+def test_an_exported_prompt_is_read_unchanged_or_refused(
     change: dict[str, Any] | None, message: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     prompt = prompt_of(tokenizer, "{mask} of {text}", vectors=3)

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "modernbert"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_vector_is_the_pooled_last_state_of_the_text_alone_scaled_to_length_one(tmp_path: Path, kind: str, pooling: Any) -> None:
+def test_a_vector_is_the_pooled_last_state_of_the_text_with_length_one(tmp_path: Path, kind: str, pooling: Any) -> None:
     model, tokenizer = save_encoder(tmp_path, kind)
     vectors = SentenceEncoder(tmp_path, max_length=24, pooling=pooling).encode(TEXTS)
     assert vectors.dtype == np.float32
@@ -70,7 +70,7 @@ def test_a_vector_is_the_pooled_last_state_of_the_text_alone_scaled_to_length_on
         np.testing.assert_allclose(vector, (pooled / pooled.norm()).numpy(), atol=2e-5)
 
 
-def test_the_fingerprint_depends_on_content_and_use_and_loads_nothing(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_and_settings_and_loads_nothing(folder: Path, tmp_path: Path) -> None:
     one = SentenceEncoder(folder, max_length=24, pooling="mean")
     same = open_sentence_encoder(DenseConfig(encoder=str(folder), max_length=24))
     assert one.fingerprint == same.fingerprint

@@ -57,7 +57,7 @@ def test_only_the_five_special_tokens_are_added_tokens(either: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_the_vocabulary_never_exceeds_what_was_asked_for_even_with_a_large_alphabet(kind: str, tmp_path: Path) -> None:
+def test_the_vocabulary_never_exceeds_its_size_even_with_a_large_alphabet(kind: str, tmp_path: Path) -> None:
     texts = [
         "".join(chr(code) for code in range(0x4E00, 0x4E00 + 3000)),
         "".join(chr(code) + " " for code in range(0xAC00, 0xAC00 + 3000)),
@@ -66,7 +66,7 @@ def test_the_vocabulary_never_exceeds_what_was_asked_for_even_with_a_large_alpha
     assert Tokenizer.load(tmp_path).vocab_size <= 200
 
 
-def test_training_reads_an_even_sample_when_there_is_more_text_than_it_may_read(tmp_path: Path) -> None:
+def test_training_samples_evenly_from_more_text_than_sample_bytes(tmp_path: Path) -> None:
     texts = ["alpha beta " * 5] * 500 + ["gamma delta " * 5] * 500
     train_tokenizer(texts, TokenizerConfig(vocab_size=64, sample_bytes=5_000), tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
@@ -110,7 +110,7 @@ def test_hangul_hebrew_arabic_and_devanagari_words_stay_words(tokenizer: Tokeniz
         assert pieces(tokenizer, word) == [unicodedata.normalize("NFC", word)]
 
 
-def test_accents_are_kept_and_case_is_folded_as_asked(tokenizer: Tokenizer, bpe_tokenizer: Tokenizer) -> None:
+def test_accents_are_kept_and_lower_case_is_optional(tokenizer: Tokenizer, bpe_tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer, "NAÏVE Café") == ["naïve", "café"]
     assert pieces(bpe_tokenizer, "naïve") == ["naïve"]
     assert pieces(bpe_tokenizer, "NAÏVE") != ["naïve"]
@@ -238,9 +238,7 @@ def test_the_fingerprint_changes_with_the_content(tokenizer: Tokenizer, bpe_toke
     texts=st.lists(st.text(alphabet="ab kinase<[ọ̀é漢\n\u00a0😀İ", max_size=60) | st.sampled_from(["", "river bank " * 30]), max_size=4),
     length=st.integers(8, 16),
 )
-def test_pieces_are_the_sequences_of_split_texts_and_each_is_encoded_from_its_own_text(
-    either: Tokenizer, texts: list[str], length: int
-) -> None:
+def test_pieces_are_the_sequences_of_split_texts_with_their_texts(either: Tokenizer, texts: list[str], length: int) -> None:
     tokens, parts = either.pieces(texts, max_length=length)
     split = either.sequences(texts, max_length=length, cut="split")
     assert np.array_equal(tokens.ids, split.ids)

@@ -27,7 +27,7 @@ def names(work: Path) -> list[str]:
     return sorted(path.name for path in work.iterdir())
 
 
-def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
     save(tmp_path, 500, best=WEIGHTS)
     checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")
     assert checkpoint is not None

@@ -38,7 +38,7 @@ from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
 from cramlm.training.objective import objective_of
 from cramlm.training.packing import shard
-from ranks import exit_codes, said, start_ranks
+from ranks import error_messages, exit_codes, start_ranks
 
 THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}
 
@@ -103,13 +103,13 @@ def several(
     build: Build = make_model,
 ) -> list[int]:
     """Train on so many ranks; their exit codes."""
-    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "said"))
+    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "errors"))
 
 
 def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, build: Build = make_model) -> None:
     expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one", build)
     folder = tmp_path / "several"
-    assert several(ranks, phase, folder, build=build) == [0] * ranks, said(folder / "said")
+    assert several(ranks, phase, folder, build=build) == [0] * ranks, error_messages(folder / "errors")
     weights, (together, *rest) = results(folder)
     assert rest == [best, tokens, places]
     for alone, shared in zip(steps, together, strict=True):
@@ -160,7 +160,7 @@ def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])
-def test_every_row_is_computed_by_one_rank_and_places_and_tokens_are_even(ranks: int) -> None:
+def test_every_row_is_computed_by_one_rank_and_rows_and_tokens_are_balanced(ranks: int) -> None:
     whole = make_batches(make_phase(batch_size=700)).batch(3)
     shares = [shard(whole, index, ranks) for index in range(ranks)]
     real = [part for part in shares if len(part.first)]
@@ -178,7 +178,7 @@ def test_every_row_is_computed_by_one_rank_and_places_and_tokens_are_even(ranks:
 
 @pytest.mark.parametrize("changes", [{}, {"loss_scale": "mean"}, {"external": 0, "text_weight": 0.0, "label_smoothing": 0.1}])
 @pytest.mark.parametrize("ranks", [2, 40])
-def test_the_losses_and_gradients_of_the_shares_sum_up_to_those_of_the_batch(changes: dict[str, Any], ranks: int) -> None:
+def test_the_losses_and_gradients_of_the_shards_sum_up_to_those_of_the_batch(changes: dict[str, Any], ranks: int) -> None:
     phase, model = make_phase(**changes), make_model()
     whole = make_batches(phase).batch(2)
     counts = objective_of(phase).counts(whole)
@@ -203,49 +203,49 @@ def undisturbed(phase: PhaseConfig, folder: Path, *, ranks: int = 2) -> dict[str
 
 def assert_goes_on_exactly(phase: PhaseConfig, folder: Path, expected: dict[str, torch.Tensor]) -> None:
     """The same two ranks again finish, with these bits."""
-    assert several(2, phase, folder) == [0, 0], said(folder / "said")
+    assert several(2, phase, folder) == [0, 0], error_messages(folder / "errors")
     assert_same_bits(results(folder)[0], expected)
 
 
-def test_61_a_rank_that_is_killed_is_named_and_the_two_go_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_61_training_resumes_with_the_same_bits_after_a_rank_was_killed(tmp_path: Path) -> None:
     phase = make_phase(**THOROUGH)
     expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "killed"
     codes = several(2, phase, folder, accidents={1: at(7, to_itself(signal.SIGKILL))})
     assert codes == [4, -signal.SIGKILL], "a broken connection is noticed at once, not after the timeout of an hour"
-    (line,) = said(folder / "said")
+    (line,) = error_messages(folder / "errors")
     assert line.startswith("rank 0 of 2: another rank is gone")
     assert "run the same command again" in line
     assert_goes_on_exactly(phase, folder, expected)
 
 
 @pytest.mark.slow
-def test_61_when_the_first_rank_is_killed_the_other_says_so(tmp_path: Path) -> None:
+def test_61_when_rank_0_is_killed_the_other_reports_it(tmp_path: Path) -> None:
     phase = make_phase(**THOROUGH)
     expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "killed"
     codes = several(2, phase, folder, accidents={0: at(7, to_itself(signal.SIGKILL))})
     assert codes == [-signal.SIGKILL, 4]
-    (line,) = said(folder / "said")
+    (line,) = error_messages(folder / "errors")
     assert "is gone" in line
     assert_goes_on_exactly(phase, folder, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_61_a_rank_that_is_stopped_is_waited_for_no_longer_than_the_timeout(tmp_path: Path, stopped: int) -> None:
+def test_61_a_stopped_rank_ends_all_within_the_timeout(tmp_path: Path, stopped: int) -> None:
     phase = make_phase(**THOROUGH)
     expected = undisturbed(phase, tmp_path / "straight")
     folder = tmp_path / "stopped"
     work = train(phase, folder, {stopped: at(7, to_itself(signal.SIGSTOP))})
-    pids = start_ranks(2, work, errors=folder / "said", timeout=5)
+    pids = start_ranks(2, work, errors=folder / "errors", timeout=5)
     began = time.monotonic()
     (code,) = exit_codes([pids[1 - stopped]])
     assert code == 4
     assert time.monotonic() - began < 40
     os.kill(pids[stopped], signal.SIGKILL)  # as torchrun does
     exit_codes([pids[stopped]])
-    (line,) = said(folder / "said")
+    (line,) = error_messages(folder / "errors")
     assert "run the same command again" in line
     assert_goes_on_exactly(phase, folder, expected)
 
@@ -262,11 +262,11 @@ def test_61_a_rank_that_is_late_ends_all_within_the_timeout_and_a_slow_dev_score
     codes = exit_codes(start_ranks(2, late, errors=tmp_path, timeout=3))
     assert codes == [4, 4]
     assert time.monotonic() - began < 40
-    assert "within 3 s" in said(tmp_path)[0]
+    assert "within 3 s" in error_messages(tmp_path)[0]
 
 
 @pytest.mark.slow
-def test_61_ranks_that_do_not_all_come_end_within_the_timeout(tmp_path: Path) -> None:
+def test_61_ranks_end_within_the_timeout_if_one_does_not_connect(tmp_path: Path) -> None:
     pids = start_ranks(3, lambda ranks: None, errors=tmp_path, timeout=4)
     os.kill(pids[2], signal.SIGKILL)
     assert exit_codes(pids) == [4, 4, -signal.SIGKILL]
@@ -280,7 +280,7 @@ def test_56_a_number_that_is_not_finite_on_one_rank_stops_both_and_nothing_of_it
 
     codes = several(2, phase, folder, accidents={1: at(7, spoil_the_loss)})
     assert codes == [6, 6]
-    (line,) = said(folder / "said")
+    (line,) = error_messages(folder / "errors")
     assert "step 7: the loss is nan" in line
     assert sorted(path.name for path in (folder / "work").iterdir()) == ["step-00000004"]
     assert_goes_on_exactly(phase, folder, expected)
@@ -302,7 +302,7 @@ def test_53_a_signal_to_one_rank_stops_all_at_the_same_boundary_twice_and_the_bi
     for rank, boundary in ((1, 5), (0, 4)):
         codes = several(2, phase, folder, accidents={rank: at(boundary, lambda model: 75)})
         assert codes == [75, 75]
-        (line,) = said(folder / "said")
+        (line,) = error_messages(folder / "errors")
         assert "stopped after step" in line
     assert (folder / "work" / "step-00000009").is_dir()
     assert_goes_on_exactly(phase, folder, expected)
@@ -313,14 +313,14 @@ def test_60_another_number_of_ranks_is_refused_in_the_middle_of_a_phase(tmp_path
     phase = make_phase(**THOROUGH)
     assert several(2, phase, tmp_path, accidents={0: at(5, lambda model: 75)}) == [75, 75]
     assert several(3, phase, tmp_path) == [5, 5, 5]
-    (line,) = said(tmp_path / "said")
+    (line,) = error_messages(tmp_path / "errors")
     assert "ranks 2 -> 3" in line
     with pytest.raises(ArtifactError, match="ranks 2 -> unset"):
         train(phase, tmp_path)(ALONE)
 
 
 @pytest.mark.slow
-def test_what_the_first_rank_cannot_do_ends_all_with_its_exit_code_and_one_line(tmp_path: Path) -> None:
+def test_an_error_of_rank_0_ends_all_with_its_exit_code_and_one_line(tmp_path: Path) -> None:
     def refuse(ranks: Ranks) -> None:
         ranks.lead()
         if ranks.index == 0:
@@ -328,7 +328,7 @@ def test_what_the_first_rank_cannot_do_ends_all_with_its_exit_code_and_one_line(
         ranks.on_leader(lambda: None)
 
     assert exit_codes(start_ranks(3, refuse, errors=tmp_path)) == [3, 3, 3]
-    assert said(tmp_path) == ["train.jsonl:3: no label; add one"]
+    assert error_messages(tmp_path) == ["train.jsonl:3: no label; add one"]
 
 
 @pytest.mark.slow
@@ -339,17 +339,17 @@ def test_a_bug_on_another_rank_ends_all(tmp_path: Path) -> None:
         ranks.largest_exit_code(None)
 
     assert exit_codes(start_ranks(2, fail, errors=tmp_path)) == [4, 3]
-    lost, reason = said(tmp_path)
+    lost, reason = error_messages(tmp_path)
     assert lost.startswith("rank 0 of 2: another rank is gone")
     assert reason == "only here"
 
 
 @pytest.mark.slow
-def test_weights_that_drift_apart_are_noticed_before_they_are_saved(tmp_path: Path) -> None:
+def test_weights_that_differ_between_ranks_are_not_saved(tmp_path: Path) -> None:
     def nudge(model: Model) -> None:
         with torch.no_grad():
             model.classifier.dense.weight[0, 0] += 1e-6
 
     assert several(2, make_phase(**THOROUGH), tmp_path, accidents={1: at(2, nudge)}) == [4, 4]
-    (line,) = said(tmp_path / "said")
+    (line,) = error_messages(tmp_path / "errors")
     assert "drifted apart" in line

@@ -68,7 +68,7 @@ def words_of(pool: TokenPool, number: int) -> list[list[int]]:
     return [(word - places[0]).tolist() for word in words[1:-1]]
 
 
-def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tuned: Model) -> None:
+def test_the_auxiliary_rule_equals_a_loop_over_single_texts(tuned: Model) -> None:
     pool, delta = pool_of_words(), 0.05
     marks = label_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
     used = 0
@@ -95,7 +95,7 @@ def test_the_auxiliary_rule_marks_what_a_walk_through_each_text_alone_marks(tune
     assert 0.05 < (marks == IMPORTANT).sum() / (marks != UNLABELLED).sum() < 0.95
 
 
-def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to_first_order(tuned: Model) -> None:
+def test_the_gradient_rule_labels_the_words_with_the_largest_first_order_loss(tuned: Model) -> None:
     pool = pool_of_words()
     marks = label_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
     original = tuned.encoder.word_embeddings.detach().clone()
@@ -124,13 +124,13 @@ def test_the_gradient_rule_marks_the_words_without_which_the_label_loses_most_to
     assert checked > 3
 
 
-def test_equal_words_have_equal_names_wherever_they_stand() -> None:
+def test_equal_words_have_equal_hashes_at_any_position() -> None:
     names = word_hashes(np.array([7, 8, 9, 7, 8, 8, 7], np.uint16), np.array([0, 2, 3, 5]))
     assert names[0] == names[2]
     assert len(set(names.tolist())) == 3
 
 
-def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_weigh_more() -> None:
+def test_only_labelled_tokens_are_in_the_loss_and_important_ones_weigh_more() -> None:
     pool = pool_of_words()
     marks = np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids % 3 == 0)).astype(np.uint8)
     phase = make_phase(**SCORER)
@@ -148,7 +148,7 @@ def test_the_scorer_is_asked_about_marked_and_plain_tokens_only_and_marked_ones_
     assert result.as_numbers().keys() == {"loss", "important_tokens_task"}
 
 
-def test_a_scorer_finds_what_it_was_taught_in_other_text(tmp_path: Path) -> None:
+def test_a_scorer_finds_important_tokens_in_other_text(tmp_path: Path) -> None:
     def taught(seed: int, **more: Any) -> TokenPool:
         pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
         return replace(
@@ -184,7 +184,7 @@ def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_ma
     assert not np.array_equal(other.masked, masked.masked)
 
 
-def test_settings_of_selective_masking_that_cannot_be_say_what_to_set() -> None:
+def test_invalid_settings_of_selective_masking_name_the_remedy() -> None:
     with pytest.raises(ValueError, match="no term is on external text"):
         make_phase(terms=[{"kind": "important_tokens"}])
     with pytest.raises(ValueError, match="name the phase that scores"):

@@ -25,9 +25,7 @@ def draw(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> 
 
 
 @given(rate=st.floats(0.01, 0.99), mask_share=st.floats(0, 0.6), random_share=st.floats(0, 0.4), seed=st.integers(0, 1000))
-def test_masks_spare_special_and_padding_places_and_restore_to_the_original(
-    rate: float, mask_share: float, random_share: float, seed: int
-) -> None:
+def test_masks_avoid_special_tokens_and_padding_and_can_be_undone(rate: float, mask_share: float, random_share: float, seed: int) -> None:
     batch = make_batch()
     masked = draw(batch, MaskingConfig(rate=rate, mask_share=mask_share, random_share=random_share), seed)
     assert (np.diff(masked.masked) > 0).all()
@@ -50,7 +48,7 @@ def test_each_sequence_has_exactly_its_rounded_share_of_masks_and_at_least_one(r
     assert drawn.tolist() == [max(1, round(rate * count)) for count in maskable]
 
 
-def test_masks_fall_evenly_over_the_places_of_a_sequence() -> None:
+def test_masks_are_uniform_over_the_positions_of_a_sequence() -> None:
     batch = make_batch(1, shortest=32)
     config = MaskingConfig(rate=0.2)
     counts = sum(np.bincount(draw(batch, config, seed).masked, minlength=32) for seed in range(2000))
@@ -76,7 +74,7 @@ def test_the_default_config_hides_every_chosen_token() -> None:
     assert (masked.token_ids.ravel()[masked.masked] == SPECIAL.mask).all()
 
 
-def test_only_the_sequences_asked_for_get_masks() -> None:
+def test_only_the_selected_sequences_get_masks() -> None:
     batch = make_batch()
     masked = draw(batch, MaskingConfig(), where=batch.external)
     assert set(batch.sequence.ravel()[masked.masked]) == set(np.flatnonzero(batch.external))
@@ -96,7 +94,7 @@ def words_of(batch: Batch, *, every: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.9])
 @pytest.mark.parametrize("kind", ["whole-word", "phrase"])
-def test_words_are_hidden_whole_and_as_many_places_as_asked_for_on_the_mean(kind: str, rate: float) -> None:
+def test_words_are_hidden_whole_at_the_given_rate_on_average(kind: str, rate: float) -> None:
     batch = make_batch(30, shortest=20)
     begins, config = words_of(batch, every=3), MaskingConfig(kind=kind, rate=rate)
     owner, maskable = batch.sequence.ravel(), ~np.isin(batch.token_ids.ravel(), SPECIAL.all)
@@ -128,7 +126,7 @@ def test_spans_hide_exactly_the_share_in_runs_of_words_of_geometric_length() -> 
     assert lengths.max() == LONGEST_SPAN
 
 
-def test_the_rate_goes_in_a_straight_line_from_the_first_step_to_the_last() -> None:
+def test_the_rate_is_linear_from_the_first_step_to_the_last() -> None:
     config = MaskingConfig(rate=0.4, rate_end=0.1)
     assert [config.rate_at(step, 4) for step in range(5)] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
     assert config.rate_at(7, None) == pytest.approx(0.25)

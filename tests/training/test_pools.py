@@ -45,14 +45,14 @@ def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
         (["東", "京", "play"], "東 京 play", ["東", "京", "play"]),
     ],
 )
-def test_words_begin_where_the_vocabulary_says_so(vocabulary: list[str], text: str, words: list[str]) -> None:
+def test_words_begin_by_the_conventions_of_the_vocabulary(vocabulary: list[str], text: str, words: list[str]) -> None:
     vocabulary = [*SPECIALS, *vocabulary]
     phase = make_phase(masking={"kind": "whole-word"})
     _, task = with_word_begins(phase, None, pool_of([text], vocabulary), vocabulary, special_ids(vocabulary))
     assert units(task, vocabulary) == [["[CLS]", *words, "[SEP]"]]
 
 
-def test_phrases_are_words_that_are_found_together_more_often_than_chance_has_it() -> None:
+def test_phrases_are_words_that_occur_together_more_often_than_by_chance() -> None:
     rng = np.random.default_rng(0)
     vocabulary = [*SPECIALS, "new", "##er", "york", "city", ".", *[f"w{number}" for number in range(40)]]
     fillers = vocabulary[10:]
@@ -71,7 +71,7 @@ def test_phrases_are_words_that_are_found_together_more_often_than_chance_has_it
     assert sum(len(unit.split()) > 1 for sentence in found[0] for unit in sentence) < 30  # fillers meet by chance
 
 
-def test_a_phase_without_masks_of_words_leaves_its_pools_alone() -> None:
+def test_pools_are_unchanged_for_a_phase_without_word_masks() -> None:
     vocabulary = [*SPECIALS, "a"]
     pool = pool_of(["a a"], vocabulary)
     special = special_ids(vocabulary)

@@ -76,7 +76,7 @@ def text_of(batch: Batch, number: int) -> list[int]:
     return batch.token_ids.ravel()[batch.sequence.ravel() == number].tolist()
 
 
-def test_next_tokens_are_asked_at_every_place_but_the_last_and_labels_at_none() -> None:
+def test_every_position_but_the_last_predicts_the_next_token_without_labels() -> None:
     batch = step_where(phase_of("hybrid"), causal=True)
     asked = dict(zip(batch.masked.tolist(), batch.mlm_labels.tolist(), strict=True))
     for number, first in enumerate(batch.first.tolist()):
@@ -88,7 +88,7 @@ def test_next_tokens_are_asked_at_every_place_but_the_last_and_labels_at_none() 
     assert (batch.causal_from == 0).all()
 
 
-def test_a_hybrid_phase_reads_its_share_of_the_steps_left_to_right_and_the_others_as_masks() -> None:
+def test_a_hybrid_phase_has_causal_steps_by_its_share_and_masks_in_the_others() -> None:
     batches = batches_of(phase_of("hybrid", of_text={"share": 0.25}))
     causal = [bool(len(batches.batch(step).causal_from)) for step in range(200)]
     assert np.mean(causal) == pytest.approx(0.25, abs=0.08)
@@ -97,7 +97,7 @@ def test_a_hybrid_phase_reads_its_share_of_the_steps_left_to_right_and_the_other
     assert any(np.array_equal(masked.token_ids, plain.batch(step).token_ids) for step in range(20))
 
 
-def test_what_comes_later_changes_nothing_before_it_in_a_causal_batch(tmp_path: Path) -> None:
+def test_later_tokens_change_nothing_before_them_in_a_causal_batch(tmp_path: Path) -> None:
     for shape in ("modernbert", "bert"):
         model, batch = model_of(shape=shape), PackedBatch.of(step_where(phase_of("causal"), causal=True))
         before = model.hidden(batch)
@@ -110,7 +110,7 @@ def test_what_comes_later_changes_nothing_before_it_in_a_causal_batch(tmp_path: 
         assert moved == {other for other in own if other >= place}
 
 
-def test_spans_are_asked_for_at_the_end_and_put_back_restore_the_text() -> None:
+def test_spans_after_the_text_restore_it() -> None:
     phase = phase_of("span_infilling")
     texts = set()
     for pool in (pool_of_words(90, labelled=False, seed=1), pool_of_words(40, labelled=True, seed=2)):
@@ -137,7 +137,7 @@ def test_spans_are_asked_for_at_the_end_and_put_back_restore_the_text() -> None:
             assert hidden == max(1, round(0.3 * (len(restored) - 2)))
 
 
-def test_the_places_of_a_gap_see_the_text_and_the_gap_up_to_themselves_and_the_text_sees_no_gap() -> None:
+def test_span_positions_attend_to_the_text_and_earlier_span_positions_and_the_text_to_itself() -> None:
     model, batch = model_of(), PackedBatch.of(batches_of(phase_of("span_infilling")).batch(0))
     own = (batch.sequence.flatten() == 2).nonzero().flatten()
     text = int(batch.causal_from[2])
@@ -150,14 +150,14 @@ def test_the_places_of_a_gap_see_the_text_and_the_gap_up_to_themselves_and_the_t
 
 
 @pytest.mark.parametrize("objective", ["causal", "span_infilling", "replaced_tokens"])
-def test_a_step_holds_about_as_many_tokens_as_asked_for_whatever_the_objective(objective: str) -> None:
+def test_a_step_holds_about_batch_size_tokens_with_any_term(objective: str) -> None:
     batches = batches_of(phase_of(objective, batch_size=900))
     tokens = np.mean([batches.batch(step).tokens for step in range(20)])
     assert tokens == pytest.approx(900, rel=0.05)
     assert tokens == pytest.approx(batches.tokens_per_step, rel=0.05)
 
 
-def test_texts_leave_room_for_their_spans_whatever_their_lengths() -> None:
+def test_texts_of_the_longest_length_fit_into_a_row_with_their_spans() -> None:
     for rate in (0.05, 0.15, 0.4, 0.9):
         phase = make_phase(
             text="span_infilling", label_weight=0.0, text_weight=0.0, task=0, masking={"rate": rate, "mean_span": 1.0}, max_length=64
@@ -168,14 +168,14 @@ def test_texts_leave_room_for_their_spans_whatever_their_lengths() -> None:
         assert batch.token_ids.shape[1] <= 64
 
 
-def test_tokens_are_drawn_in_proportion_to_their_probabilities_by_the_numbers_given() -> None:
+def test_tokens_are_sampled_in_proportion_to_their_probabilities() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]])).repeat(5, 1)
     assert sample_tokens(logits, torch.tensor([0.0, 0.49, 0.51, 0.71, 0.999999])).tolist() == [0, 0, 1, 2, 2]
     many = sample_tokens(logits[:1].repeat(3000, 1), (torch.arange(3000) + 0.5) / 3000)
     assert torch.bincount(many).tolist() == pytest.approx([1500, 600, 900], abs=1)
 
 
-def test_replacements_stand_at_masked_places_only_and_right_guesses_are_not_wrong() -> None:
+def test_only_masked_tokens_are_replaced_and_equal_samples_count_as_original() -> None:
     model, phase = model_of(), phase_of("replaced_tokens")
     batch = PackedBatch.of(batches_of(phase).batch(0))
     replaced = replace_tokens(model, batch)
@@ -190,7 +190,7 @@ def test_replacements_stand_at_masked_places_only_and_right_guesses_are_not_wron
 
 
 @pytest.mark.parametrize(("loss_scale", "divisor"), [("sum", 1.0), ("mean", 1 + 2 + 1 + 8 + 16)])
-def test_replaced_token_detection_weighs_the_generators_mlm_and_the_mean_over_all_places(loss_scale: str, divisor: float) -> None:
+def test_replaced_token_detection_is_the_weighted_sum_of_its_means(loss_scale: str, divisor: float) -> None:
     model, phase = model_of(), phase_of("replaced_tokens", of_text={"detection_weight": 8.0}, loss_scale=loss_scale)
     batch = PackedBatch.of(batches_of(phase).batch(0))
     result = objective_of(phase).losses(model, batch)
@@ -259,7 +259,7 @@ def test_a_phase_that_was_stopped_ends_with_the_same_bits(objective: str, tmp_pa
 
 
 @pytest.mark.parametrize("objective", ["causal", "replaced_tokens", "shuffled_tokens", "span_infilling"])
-def test_an_objective_is_learnt(objective: str, tmp_path: Path) -> None:
+def test_a_term_is_learned(objective: str, tmp_path: Path) -> None:
     muon = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
     phase = phase_of(objective, steps=24, external=0, optimizer=muon, text_weight=1.0)
     events: list[Any] = []
@@ -269,7 +269,7 @@ def test_an_objective_is_learnt(objective: str, tmp_path: Path) -> None:
     assert np.mean([step[term] for step in steps[-5:]]) < 0.97 * np.mean([step[term] for step in steps[:5]])
 
 
-def test_settings_that_cannot_be_say_what_to_set() -> None:
+def test_invalid_terms_name_the_remedy() -> None:
     with pytest.raises(ValueError, match="set the share below 1"):
         make_phase(text="causal")
     with pytest.raises(ValueError, match="set share = 1"):
@@ -297,7 +297,7 @@ def test_every_term_of_the_settings_has_one_implementation_in_a_file_of_its_name
     }
 
 
-def test_shuffled_tokens_stay_in_their_text_and_are_labelled_where_they_changed_it() -> None:
+def test_shuffled_tokens_stay_in_their_text_and_labels_are_where_it_changed() -> None:
     shuffled = batches_of(phase_of("shuffled_tokens")).batch(0)
     plain = batches_of(make_phase(label_weight=0.0, terms=[{"kind": "distil"}, {"kind": "distil", "on": "task"}])).batch(0)
     assert np.array_equal(shuffled.sequence, plain.sequence)

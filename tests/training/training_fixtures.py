@@ -26,7 +26,7 @@ FINGERPRINT = {"config": {"seed": 7, "phase": {"steps": 30}}, "data": "abc"}
 
 
 def make_pool(sequences: int, *, shortest: int = 5, longest: int = 32, labelled: bool, seed: int = 0) -> TokenPool:
-    """Sequences whose words tell their label: label k prefers the k-th third of the vocabulary."""
+    """Sequences whose words depend on their label: label k prefers the k-th third of the vocabulary."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(shortest, longest + 1, size=sequences)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -117,9 +117,9 @@ def run_phase(
 
 
 def stop_after(boundaries: int, *, exit_code: int = 75) -> Callable[[], int | None]:
-    """A signal that is seen after so many boundaries without one."""
-    asked = iter([None] * boundaries)
-    return lambda: next(asked, exit_code)
+    """A `stop` that returns the exit code after so many boundaries."""
+    results = iter([None] * boundaries)
+    return lambda: next(results, exit_code)
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:
