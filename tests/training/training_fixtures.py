@@ -11,10 +11,8 @@ import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
-from cramlm.records import Emit, silent
 from cramlm.training.batching import Batches
-from cramlm.training.distributed import ALONE, Ranks
-from cramlm.training.loop import DevEvaluation, PhaseResult, TrainingJob, never, train_phase
+from cramlm.training.loop import DevEvaluation, Evaluate, PhaseResult, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool
 
@@ -90,30 +88,15 @@ def run_phase(
     phase: PhaseConfig,
     work: Path,
     *,
-    emit: Emit = silent,
-    stop: Callable[[], int | None] = never,
-    evaluate: Callable[[Model, int], Mapping[str, float]] | None = accuracy_on_dev,
-    fingerprint: Mapping[str, Any] = FINGERPRINT,
+    evaluate: Evaluate | None = accuracy_on_dev,
     initial: float | None = None,
-    strict: bool = False,
-    precision: str = "fp32",
-    ranks: Ranks = ALONE,
     batches: Batches | None = None,
+    **job: Any,
 ) -> PhaseResult:
-    return train_phase(
-        model,
-        TrainingJob(
-            batches or make_batches(phase),
-            work,
-            fingerprint=fingerprint,
-            precision=precision,  # type: ignore[arg-type]
-            dev=evaluate and DevEvaluation(evaluate, "accuracy", initial=initial),
-            emit=emit,
-            stop=stop,
-            strict=strict,
-            ranks=ranks,
-        ),
-    )
+    """Train a phase; job: other fields of the TrainingJob."""
+    dev = evaluate and DevEvaluation(evaluate, "accuracy", initial=initial)
+    settings = {"fingerprint": FINGERPRINT, "precision": "fp32"} | job
+    return train_phase(model, TrainingJob(batches or make_batches(phase), work, dev=dev, **settings))
 
 
 def stop_after(boundaries: int, *, exit_code: int = 75) -> Callable[[], int | None]:

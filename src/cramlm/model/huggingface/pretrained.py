@@ -78,11 +78,11 @@ def _check_tokenizer(settings: dict[str, Any], encoder: EncoderConfig, tokenizer
 
 
 def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
-    """The config with the encoder of its `init`, and what that folder is; with its own and None where there is none.
+    """The config with the encoder of the folder `init`, and that folder; unchanged and None without `init`.
 
     Raises:
-        ArtifactError: if the folder cannot be used. UsageError: if the config asks for another encoder than the folder's, or for longer
-        sequences than it reads.
+        ArtifactError: if the folder cannot be used. UsageError: if the config has another encoder than the folder, or longer
+        sequences than it supports.
     """
     if config.init is None:
         return config, None
@@ -91,17 +91,17 @@ def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
 
 
 def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
-    """The config with the folder as `init`, its encoder, and the size of its vocabulary; an encoder set by hand must be that one.
+    """The config with the folder as `init`, its encoder and its vocabulary size; an explicit encoder must equal the folder's.
 
     Raises:
         UsageError: as `start_from`.
     """
     own = pretrained.encoder
     if config.encoder not in (EncoderConfig(), own):
-        asked, there = (encoder.model_dump() for encoder in (config.encoder, own))
-        field = next(name for name, value in asked.items() if value != there[name])
+        settings, stored = (encoder.model_dump() for encoder in (config.encoder, own))
+        field = next(name for name, value in settings.items() if value != stored[name])
         raise UsageError(
-            f"encoder.{field} is {asked[field]!r}, the weights in {pretrained.folder} have {there[field]!r}; drop that setting or --init"
+            f"encoder.{field} is {settings[field]!r}, the weights in {pretrained.folder} have {stored[field]!r}; drop that setting or --init"
         )
     head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
