@@ -101,7 +101,8 @@ def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
         settings, stored = (encoder.model_dump() for encoder in (config.encoder, own))
         field = next(name for name, value in settings.items() if value != stored[name])
         raise UsageError(
-            f"encoder.{field} is {settings[field]!r}, the weights in {pretrained.folder} have {stored[field]!r}; drop that setting or --init"
+            f"encoder.{field} is {settings[field]!r}, the weights in {pretrained.folder} have {stored[field]!r}; "
+            "drop that setting or --init"
         )
     head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
