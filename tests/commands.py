@@ -1,14 +1,23 @@
-"""The command line in this process: what a command prints, and the code that it exits with."""
+"""Commands in this process, and in forked children of it: nothing is imported again.
+
+A new interpreter loads torch for two to four CPU seconds; a forked child starts at once, with signals, an exit code and standard streams of
+its own. Tests of what is imported, of memory limits and of the entry point need a new interpreter (`subprocess`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from typer.testing import CliRunner
@@ -41,6 +50,95 @@ def cramlm(
         sys.stderr.flush()
         assert isinstance(code, int)
         return Result(code, stdout.getvalue().decode(), stderr.getvalue().decode())
+
+
+def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Child:
+    """Start `cramlm ARGUMENTS` in a forked child. environment: variables to set in it."""
+
+    def command() -> None:
+        os.environ.update(environment or {})
+        sys.argv = ["cramlm", *map(str, arguments)]
+        main()
+
+    return Child(command)
+
+
+class Child:
+    """A forked process that runs a function, with the interface of `subprocess.Popen` in text mode."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_as_process(work, out_end, err_end)
+        os.close(out_end)
+        os.close(err_end)
+        self.stdout = os.fdopen(out, encoding="utf-8")
+        self.stderr = os.fdopen(err, encoding="utf-8")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("child", timeout)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end; (standard output, standard error) since the last read."""
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
+        reader.start()
+        output = self.stdout.read()
+        reader.join()
+        self.wait(timeout)
+        self.close()
+        return output, errors[0]
+
+    def close(self) -> None:
+        self.stdout.close()
+        self.stderr.close()
+
+
+def _run_as_process(work: Callable[[], object], out: int, err: int) -> NoReturn:
+    """Run `work` with new standard streams and default signal handlers, and end this process with its exit code."""
+    code: object = 1
+    try:
+        for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+            os.dup2(source, target)
+        os.closerange(3, 65536)  # as a new interpreter has none of its parent's files and connections
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+        )
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 @contextlib.contextmanager

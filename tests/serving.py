@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import signal
@@ -13,15 +14,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from commands import Child, start
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
+from cramlm.serving import serve
+from cramlm.serving.limits import Address, Limits
 
 PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
 LABELS = ("007", "negative", "très <b>bien</b>")
@@ -40,7 +45,7 @@ def export_tiny(folder: Path, tokenizer: Tokenizer) -> Path:
 class Server:
     """A running `cramlm serve`."""
 
-    process: subprocess.Popen[str]
+    process: Child | subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     port: int = 0
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=PATIENCE))
@@ -92,40 +97,42 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *options: str, ready: bool = True) -> Iterator[Server]:
-    """`cramlm serve` on a free port, loaded unless told otherwise; killed at the end if it still runs."""
-    with running([sys.executable, "-m", "cramlm", "serve", str(folder), "--port", "0", "--threads", "1", *options]) as server:
+    """`cramlm serve` in a forked child on a free port, by default once it has loaded the model; killed at the end if it still runs."""
+    importlib.import_module("cramlm.serving.server")  # once, not in every child
+    with running(start("serve", folder, "--port", "0", "--threads", "1", *options)) as server:
         if ready:
             server.wait_for_line("ready ")
         yield server
 
 
-HOLDING = """
-import sys
-from functools import partial
-from pathlib import Path
-from cramlm.serving import serve
-from cramlm.serving.limits import Address, Limits
-
-never = 1e6
-limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
-announce = partial(print, file=sys.stderr, flush=True)
-address = Address(port=0, token=sys.argv[2])
-sys.exit(serve(Path(sys.argv[1]), address, threads=1, window_seconds=never, limits=limits, announce=announce))
-"""
-
-
 @contextmanager
-def holding(folder: Path, token: str) -> Iterator[Server]:
-    """A server with a queue of 8 texts that computes none of them before it is told to stop, and never loses patience."""
-    with running([sys.executable, "-c", HOLDING, str(folder), token]) as server:
+def serving_alone(folder: Path) -> Iterator[Server]:
+    """`cramlm serve` in a new interpreter, which has loaded only what it needs."""
+    command = [sys.executable, "-m", "cramlm", "serve", str(folder), "--port", "0", "--threads", "1"]
+    with running(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as server:
         server.wait_for_line("ready ")
         yield server
 
 
 @contextmanager
-def running(command: list[str]) -> Iterator[Server]:
-    """A command that serves, from the moment on that it listens; killed at the end if it still runs."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def holding(folder: Path, token: str) -> Iterator[Server]:
+    """A server with a queue of 8 texts that computes none of them before it is told to stop, and never loses patience."""
+    importlib.import_module("cramlm.serving.server")
+    never = 1e6
+    limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
+
+    def work() -> None:
+        announce = partial(print, file=sys.stderr, flush=True)
+        sys.exit(serve(folder, Address(port=0, token=token), threads=1, window_seconds=never, limits=limits, announce=announce))
+
+    with running(Child(work)) as server:
+        server.wait_for_line("ready ")
+        yield server
+
+
+@contextmanager
+def running(process: Child | subprocess.Popen[str]) -> Iterator[Server]:
+    """A process that serves, from the moment on that it listens; killed at the end if it still runs."""
     server = Server(process)
     assert process.stderr is not None
     reader = threading.Thread(target=lambda lines: server.lines.extend(line.rstrip("\n") for line in lines), args=(process.stderr,))
@@ -138,9 +145,11 @@ def running(command: list[str]) -> Iterator[Server]:
         server.client.close()
         if process.poll() is None:
             process.kill()
-        process.wait()
+        process.wait(timeout=PATIENCE)
         reader.join()
         process.stderr.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def wait_until(true: Any) -> None:

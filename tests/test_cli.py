@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Result, cramlm
+from commands import Result, cramlm, start
 from cramlm.config.run import load_config, to_toml
 from ranks import free_port
 from serving import PATIENCE
@@ -202,7 +202,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
     arguments = ["fit", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", fitted / "store"]
     for steps in (400, 4_000, 40_000):  # the signal may come after the last step
         longer = [*arguments, "--set", f"phases[0].steps={steps}"]
-        process = subprocess.Popen([*COMMAND, *map(str, longer)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        process = start(*longer)
         while process.poll() is None and not list((tmp_path / "run/.work").rglob("manifest.json")):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from commands import cramlm
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from serving import JSON, PATIENCE, Server, export_tiny, holding, read_all, request_bytes, serving, wait_until
@@ -104,9 +103,7 @@ def test_http_python_and_the_command_line_give_the_same_answers(
     expected = [{"label": answer.label, "probabilities": dict(answer.probabilities)} for answer in predictor.predict(asked)]
     answers = server.post("/v1/predict", {"texts": asked}).json()["predictions"]
     assert [{key: answer[key] for key in ("label", "probabilities")} for answer in answers] == expected
-    command = [sys.executable, "-m", "cramlm", "predict", str(folder), "-"]
-    result = subprocess.run(command, input="\n".join(asked), capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    lines = [json.loads(line) for line in cramlm("predict", folder, "-", stdin="\n".join(asked)).stdout.splitlines()]
     assert [{key: line[key] for key in ("label", "probabilities")} for line in lines] == expected
 
 
@@ -385,9 +382,7 @@ def test_an_address_that_others_reach_needs_a_token(folder: Path) -> None:
         (["--queue-texts", "3"], "queue"),
         (["--max-wait", "0"], "above 0"),
     ):
-        result = subprocess.run(
-            [sys.executable, "-m", "cramlm", "serve", str(folder), *options], capture_output=True, text=True, timeout=PATIENCE
-        )
+        result = cramlm("serve", folder, *options)
         assert result.returncode == 2, result.stderr
         assert result.stderr.startswith("cramlm: error: ")
         assert needle in result.stderr
@@ -424,8 +419,7 @@ def test_requests_are_counted_and_never_quoted(server: Server) -> None:
 
 def test_a_folder_that_is_no_model_and_a_port_that_is_taken_are_one_line(folder: Path, tmp_path: Path, server: Server) -> None:
     for arguments, code, needle in (([tmp_path / "nowhere", "--port", "0"], 5, "nowhere"), ([folder, "--port", server.port], 4, "--port")):
-        command = [sys.executable, "-m", "cramlm", "serve", *map(str, arguments)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        result = cramlm("serve", *map(str, arguments))
         assert result.returncode == code, result.stderr
         last = result.stderr.splitlines()[-1]
         assert last.startswith("cramlm: error: ")
@@ -462,6 +456,7 @@ def test_at_sigterm_requests_in_flight_are_answered_and_the_process_ends_with_0(
     assert len(held_server.lines) == 2
 
 
-def test_control_c_ends_it_with_130(server: Server) -> None:
-    assert server.stop(signal.SIGINT)[0] == 130
-    assert len(server.lines) == 2
+def test_control_c_ends_it_with_130(folder: Path) -> None:
+    with serving(folder) as server:
+        assert server.stop(signal.SIGINT)[0] == 130
+        assert len(server.lines) == 2

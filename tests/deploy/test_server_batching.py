@@ -23,7 +23,7 @@ from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
 from cramlm.serving.limits import Limits
 from cramlm.serving.metrics import Metrics
-from serving import PATIENCE, export_tiny, serving
+from serving import PATIENCE, export_tiny, serving_alone
 
 NEVER = 1e6  # seconds
 
@@ -169,7 +169,7 @@ def test_an_onnx_folder_is_asked_as_the_model_is(loaded: ServedModel, onnx_folde
 
 
 def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Path, loaded: ServedModel) -> None:
-    with serving(onnx_folder) as server:
+    with serving_alone(onnx_folder) as server:
         (answer,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     expected = loaded.answer(["aspirin reduces pain " * 40], [None]).probabilities[0]
