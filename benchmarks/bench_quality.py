@@ -1,11 +1,10 @@
-"""Scores of TLM, its controls and TF-IDF + logistic regression over tasks, seeds and numbers of labels; resumable.
+"""Scores of TLM, its controls and the linear models over tasks, seeds and numbers of labels; resumable.
 
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
-One `cramlm compare` for each task and number of labels, with the paths of its data; what runs share, draws, tables and tests are those of
-that command (docs/experiments.md). Prints the tables and, as the last line, one JSON object; adds to results/quality-BUDGET.json beside it,
-where what earlier calls measured stays: of other tasks, numbers of labels, seeds and arms. Every run has the commit that made it there; a
-folder of runs (--out) belongs to one.
+One `cramlm compare` (docs/experiments.md) for each task and number of labels. Prints the tables and, as the last line, one JSON object. The
+results are added to results/quality-BUDGET.json, which keeps those of earlier calls for other tasks, numbers of labels, seeds and arms.
+Every run has the commit that made it; all runs of a folder (--out) must be made by the same commit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
 
 
 def main() -> None:
-    """Run what is missing, then print and write the tables."""
+    """Run the missing cells, then print and write the tables."""
     arguments = parse_arguments()
     code = code_of(Path(cramlm.__file__).parents[2])
     try:
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
-    """The recipes with their defaults; nothing is chosen per task but its files."""
+    """Return the grid of a task: recipes with default settings."""
     folder = arguments.data / "tasks" / task
     corpus = str(arguments.data / OWN_CORPUS[task]) if task in OWN_CORPUS else f"{arguments.data}/corpus/*.jsonl.zst"
     given = {"threads": arguments.threads, "tokens_per_second": arguments.speed}
@@ -78,16 +77,16 @@ def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
     parser.add_argument("--out", type=Path, default=Path("runs/quality"))
     parser.add_argument("--store", type=Path, default=None)
-    parser.add_argument("--results", type=Path, default=None, help="file to add to; default: results/quality-BUDGET.json beside this one")
+    parser.add_argument("--results", type=Path, default=None, help="results file (default: benchmarks/results/quality-BUDGET.json)")
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--speed", type=float, default=None, help="tokens per second to plan with; default: measured in each run")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs")
+    parser.add_argument("--speed", type=float, default=None, help="tokens per second for the plan (default: measured in each run)")
     parser.add_argument("--init", default=None, help="checkpoint for the arms that start from one")
     parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), help="recipes or config files")
@@ -95,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     arguments = parser.parse_args()
     if not (arguments.data / "tasks").is_dir():
-        parser.error(f"{arguments.data}: no tasks/ there; pass --data FOLDER with tasks/NAME/*.jsonl and corpus/*.jsonl.zst")
+        parser.error(f"{arguments.data}: no folder tasks/; pass --data FOLDER with tasks/NAME/*.jsonl and corpus/*.jsonl.zst")
     return arguments
 
 

@@ -1,9 +1,9 @@
-"""How often the verdict of a run recommends the wrong model, over the finished runs of `bench_quality.py`.
+"""Rate of wrong recommendations of the verdict, over finished runs of `bench_quality.py`.
 
     python benchmarks/bench_verdict.py runs/quality/2e13flops
 
-A recommendation is wrong where it names a model while a cheaper model of the same run scores higher on test (macro-F1). Two rules are
-compared on the same runs: the highest score on dev, and the cross-fitted comparison of evaluation/verdict.py. Prints a table and, as the
+A recommendation is wrong if a cheaper model of the same run has a higher score on test (macro-F1). Two rules are
+compared on the same runs: the highest score on dev, and the cross-fitted comparison of the verdict. Prints a table and, as the
 last line, one JSON object.
 """
 
@@ -19,7 +19,7 @@ METRIC = "macro_f1"
 
 
 def main() -> None:
-    """Read every finished run below the given folders and print the rates."""
+    """Read all finished runs below the folders and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="folders of runs")
     runs = [scores for folder in parser.parse_args().folders for scores in finished(folder)]
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def finished(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The scores of every finished run below a folder that has test scores and cheaper models to compare with."""
+    """Yield the scores of every finished run below a folder that has test scores and cheaper models."""
     for path in sorted(folder.glob("**/evaluation/scores.json")):
         scores = json.loads(path.read_bytes())
         if len(scores["models"]) > 1 and all("test" in entry for entry in scores["models"].values()):
@@ -53,13 +53,13 @@ def finished(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def by_dev(scores: Mapping[str, Any]) -> str:
-    """The model with the highest dev score, the cheapest of equal ones."""
-    models = list(reversed(scores["models"].items()))  # the run's own model stands first, the cheapest last
+    """Return the model with the highest dev score, the cheapest of equal ones."""
+    models = list(reversed(scores["models"].items()))  # the run's own model is first, the cheapest last
     return str(max(models, key=lambda entry: entry[1]["dev"][METRIC])[0])
 
 
 def count(runs: list[Mapping[str, Any]], recommended: list[str]) -> dict[str, int]:
-    """How often each rung is recommended, and how often a cheaper model is better on test."""
+    """Count how often each kind of model is recommended, and how often a cheaper model is better on test."""
     counts = {"encoder": 0, "encoder_wrong": 0, "static": 0, "static_wrong": 0}
     for scores, name in zip(runs, recommended, strict=True):
         if name == "tfidf":

@@ -1,7 +1,6 @@
-"""Which code made the runs of a folder: one and the same for all of them, whoever resumes them.
+"""Check that all runs of a folder are made by the same commit.
 
-A run that is there already is not made again. So a folder that one commit began and another finishes would hold the scores of both under
-the name of the second; it is refused instead.
+A finished run is not repeated. A folder started by one commit and continued by another would mix their scores; it is refused.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ FILE: Final = "code.json"
 
 
 def code_of(root: Path) -> str:
-    """The last commit that changed what trains, such as `f42c0da`; with uncommitted changes of it `f42c0da+` and their hash.
+    """Return the last commit that changed the package, like `f42c0da`; with uncommitted changes `f42c0da+` and their hash.
 
-    `cramlm VERSION` where `root` is no checkout.
+    If `root` is not a checkout, return `cramlm VERSION`.
     """
     try:
         commit, changes = (_git(root, *call, "--", *SOURCES) for call in (("log", "-1", "--format=%h"), ("diff", "HEAD")))
         new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *SOURCES)
     except (OSError, subprocess.CalledProcessError):
         return f"cramlm {cramlm.__version__}"
-    if not commit:  # a checkout, but not of cramlm
+    if not commit:  # a checkout of something else
         return f"cramlm {cramlm.__version__}"
     contents = [changes, *(f"{name}\n{(root / name).read_text('utf-8')}" for name in new.splitlines())]
     own = "\n".join(contents).strip()
@@ -38,18 +37,18 @@ def code_of(root: Path) -> str:
 
 
 def claim(out: Path, code: str) -> None:
-    """Note in a folder of runs that `code` makes them.
+    """Record in a folder of runs that `code` makes them.
 
     Raises:
-        UsageError: if other code has made some of them, or code that is not known.
+        UsageError: if another or an unknown commit has made some of them.
     """
     file = out / FILE
     if not file.exists() and not (out.exists() and any(out.iterdir())):
         publish_file(file, (json.dumps({"code": code}) + "\n").encode())
         return
-    before = json.loads(file.read_bytes())["code"] if file.exists() else "code that it does not name"
+    before = json.loads(file.read_bytes())["code"] if file.exists() else "an unknown commit"
     if before != code:
-        raise UsageError(f"{out}: its runs were made by {before}, this is {code}; go on with that one, or give another --out")
+        raise UsageError(f"{out}: its runs were made by {before}, this is {code}; use that one, or another --out")
 
 
 def _git(root: Path, *arguments: str) -> str:

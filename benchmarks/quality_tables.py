@@ -1,11 +1,10 @@
-"""The README's tables of scores, from what bench_quality.py measured.
+"""The README's tables of scores, from the results of bench_quality.py.
 
     python benchmarks/quality_tables.py 2e13flops
     python benchmarks/quality_tables.py rungs 2e13flops
 
-The first prints the means at a glance; a table for each number of labels that was measured: rows are arms, columns tasks, cells the
-macro-F1 on test; then, in a sentence, which code made which runs. The second prints macro- and micro-F1 of the models from cheap to dear,
-of results/rungs-BUDGET.json.
+The first call prints a summary of means, a table for each number of labels (rows are arms, columns tasks, cells test macro-F1), and the
+commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Place = tuple[str, str, int]  # number of labels, task, seed
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-    """Markdown; a star where a score differs from that of `tlm` with p < 0.05, corrected for all arms of that task and number of labels."""
+    """Return Markdown tables; * marks a difference to `tlm` with p < 0.05, corrected for all arms of that task and number of labels."""
     tasks = measured["tasks"]
     counts = in_order(labels for experiments in tasks.values() for labels in experiments)
     of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
@@ -38,7 +37,7 @@ def tables(measured: Mapping[str, Any]) -> str:
 
 
 def glance(measured: Mapping[str, Any]) -> str:
-    """Markdown: the mean over the tasks for each arm and number of labels, and on how many of them `tlm` has more."""
+    """Return a Markdown table of means over tasks by arm and number of labels, with the number of tasks on which `tlm` is better."""
     tasks = measured["tasks"]
     rows = [row for experiments in tasks.values() for experiment in experiments.values() for row in experiment["rows"]]
     arms = sorted(dict.fromkeys(row["arm"] for row in rows), key=lambda arm: any(row["is_baseline"] for row in rows if row["arm"] == arm))
@@ -66,8 +65,8 @@ def _glance(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
 
 
 def rungs(measured: Mapping[str, Any]) -> str:
-    """Markdown, a table for each number of labels: a task a line, a model a column (`RUNGS`, cheapest first), macro- and micro-F1 on test,
-    the mean over seeds; tasks that lack a model are left out. The last line is the mean over tasks.
+    """Return a Markdown table for each number of labels: rows are tasks, columns models (`RUNGS`, cheapest first), cells test macro- and
+    micro-F1, means over seeds. Tasks without results for a model are omitted. The last row is the mean over tasks.
     """
     tasks = measured["tasks"]
     found = []
@@ -86,7 +85,7 @@ def rungs(measured: Mapping[str, Any]) -> str:
 
 
 def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, float]] | None:
-    """(macro-F1, micro-F1) of each of `RUNGS`, means over its seeds; None where one is missing."""
+    """Return (macro-F1, micro-F1) of each of `RUNGS`, means over seeds; None if one is missing."""
     if experiment is None:
         return None
     tests = {arm: [cell["scores"]["test"] for cell in experiment["cells"] if cell["arm"] == arm] for arm in RUNGS}
@@ -96,7 +95,7 @@ def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, floa
 
 
 def makers(measured: Mapping[str, Any]) -> str:
-    """A sentence: every commit that made runs, and which; the numbers of labels and the tasks only where another made some of an arm's."""
+    """Return a sentence that lists the commits with their runs; labels and tasks only if several commits made the runs of an arm."""
     made: dict[str, dict[str, set[Place]]] = {}  # commit -> arm -> where
     everywhere: dict[str, set[Place]] = {}
     for task, experiments in measured["tasks"].items():
@@ -116,7 +115,7 @@ def _arms(of: Mapping[str, set[Place]], everywhere: Mapping[str, set[Place]]) ->
 
 
 def _places(places: set[Place], every: set[Place]) -> str:
-    """`100 labels; 500 labels of news, films with seed 2`: what there is no more of is not said."""
+    """Return text like `100 labels; 500 labels of news, films with seed 2`; tasks and seeds only if there are others."""
     told = []
     for labels in in_order(labels for labels, _, _ in places):
         some, there = ({(task, seed) for at, task, seed in those if at == labels} for those in (places, every))
@@ -131,7 +130,7 @@ def _seeds(task: str, some: set[tuple[str, int]], there: set[tuple[str, int]]) -
 
 
 def in_order(counts: Iterable[str]) -> list[str]:
-    """Different numbers of labels, fewest first, all of them last."""
+    """Return the distinct numbers of labels in increasing order, "all" last."""
     return sorted(set(counts), key=lambda count: math.inf if count == ALL else int(count))
 
 
@@ -160,7 +159,7 @@ def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) ->
 
 
 def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
-    """Score, minutes and operations over the tasks; nothing where one is missing. ≥: the minutes of a killed start are missing."""
+    """Return means of score, minutes and operations over the tasks; empty if one is missing. ≥: the time of a killed start is missing."""
     known = [row for row in rows if row is not None]
     if len(known) < len(rows):
         return "", "", ""

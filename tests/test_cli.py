@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, what it exits with, and one line for every mistake."""
+"""The command line: output, exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_one_line(result: Result, code: int, *needles: str) -> None:
         assert needle in last, last
 
 
-def test_predict_answers_in_order_on_stdout_and_in_a_file_alike(fitted: Path, tmp_path: Path) -> None:
+def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fitted: Path, tmp_path: Path) -> None:
     texts = "wave ship harbour sailor\nsummit ridge valley climber\n"
     result = cramlm("predict", fitted / "run/export", "-", stdin=texts)
     assert result.returncode == 0, result.stderr
@@ -65,7 +65,7 @@ def test_evaluate_gives_the_scores_that_fit_reported(fitted: Path) -> None:
     assert json.loads(result.stdout)["macro_f1"] == pytest.approx(reported["macro_f1"])
 
 
-def test_evaluate_refuses_a_label_that_the_model_does_not_know_unless_told(fitted: Path, tmp_path: Path) -> None:
+def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")
     result = cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv", "--unseen-labels", "ignore", "--json")
@@ -78,7 +78,7 @@ def printed(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_a_run_stands_for_its_model_in_every_command_that_reads_one(fitted: Path) -> None:
+def test_commands_that_read_a_model_accept_a_run(fitted: Path) -> None:
     run, test = fitted / "run", fitted / "data/test.jsonl"
     assert printed("predict", run, test) == printed("predict", run / "export", test) != ""
     assert printed("evaluate", run, test, "--json") == printed("evaluate", run / "export", test, "--json") != ""
@@ -86,7 +86,7 @@ def test_a_run_stands_for_its_model_in_every_command_that_reads_one(fitted: Path
         assert_one_line(cramlm(*command), 5, "holds no exported model")
 
 
-def test_an_onnx_folder_is_evaluated_as_the_model_is(fitted: Path, tmp_path: Path) -> None:
+def test_an_onnx_folder_has_the_scores_of_the_model(fitted: Path, tmp_path: Path) -> None:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     onnx, test = tmp_path / "onnx", fitted / "data/test.jsonl"
@@ -120,7 +120,7 @@ def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) 
     assert (nothing.returncode, nothing.stdout) == (0, "")
 
 
-def test_config_prints_toml_that_fit_takes_back(tmp_path: Path) -> None:
+def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
     train = write_task(tmp_path)["train"]
     result = cramlm("config", "--train", train, "--set", "phases[0].steps=7", "--set", "retriever.k1=1.5")
     data = tomllib.loads(result.stdout)
@@ -151,7 +151,7 @@ def test_version_is_that_of_the_installed_package() -> None:
     assert (result.returncode, result.stdout) == (0, f"cramlm {metadata.version('cramlm')}\n")
 
 
-def test_doctor_tells_versions_and_hardware() -> None:
+def test_doctor_prints_versions_and_hardware() -> None:
     result = cramlm("doctor")
     assert result.returncode == 0
     assert all(name in result.stdout for name in ("torch", "bf16", "memory", "store"))
@@ -175,14 +175,14 @@ def test_doctor_tells_versions_and_hardware() -> None:
         (["verify", "missing"], 5, ["missing"]),
     ],
 )
-def test_a_mistake_gets_one_line_and_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
+def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
     write_task(tmp_path, documents=1)
     result = cramlm(*arguments, cwd=tmp_path, stdin="a text\n")
     assert_one_line(result, code, *needles)
 
 
 @pytest.mark.slow
-def test_with_several_ranks_the_first_one_alone_reads_the_training_file_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_with_several_ranks_only_the_first_reads_the_training_file_and_reports_its_error(tmp_path: Path) -> None:
     command = [*COMMAND, "fit", "--recipe", "labels-only", "--train", "train.jsonl", "--out", "run"]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for folder in (tmp_path / "0", tmp_path / "1"):
@@ -225,7 +225,7 @@ def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> 
     assert_one_line(result, 7, f"pid {os.getpid()}")
 
 
-def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> None:
+def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path) -> None:
     files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
     settings = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
     result = cramlm("plan", "2s", "5m", "3e13flops", *files, *settings, "--json")
@@ -240,16 +240,14 @@ def test_plan_shows_what_budgets_buy_and_which_are_too_small(fitted: Path) -> No
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
 
 
-def test_predict_with_an_encoder_says_that_torch_does_not_fit_a_limit_on_memory(fitted: Path) -> None:
+def test_predict_with_an_encoder_reports_a_memory_limit_too_low_for_torch(fitted: Path) -> None:
     command = shlex.join([*COMMAND, "predict", str(fitted / "run"), str(fitted / "data/test.jsonl")])
     result = subprocess.run(["bash", "-c", f"ulimit -v 1000000 && exec {command}"], capture_output=True, text=True, timeout=PATIENCE)
     assert_one_line(result, 4, "predict needs at least 2 GB to load torch")
 
 
 @pytest.mark.parametrize(("gigabytes", "needle"), [(1, "needs at least 2 GB to load torch"), (3, "out of memory")])
-def test_a_run_that_does_not_fit_a_limit_on_memory_gets_one_line_and_exit_4(
-    fitted: Path, tmp_path: Path, gigabytes: float, needle: str
-) -> None:
+def test_a_run_beyond_the_memory_limit_gives_one_line_and_exit_code_4(fitted: Path, tmp_path: Path, gigabytes: float, needle: str) -> None:
     config = fitted / "run.toml"
     limit = f"ulimit -v {int(gigabytes * 1e6)} && exec " + shlex.join(
         [*COMMAND, "fit", "--config", str(config), "--out", str(tmp_path / "run")]

@@ -7,7 +7,7 @@ import pytest
 from cramlm.cli.console import show_selection
 
 
-def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_selection_is_printed_with_sources_counts_and_frequent_words(capsys: pytest.CaptureFixture[str]) -> None:
     profile = dict.fromkeys(("p0", "p10", "p50", "p90", "p100"), 1.5)
     report: dict[str, Any] = {
         "queries": {"texts": 7, "distinct": 6, "answered": 7, "empty": 0, "failed": 0},
@@ -31,5 +31,5 @@ def test_a_selection_is_shown_with_its_sources_counts_and_telling_words(capsys: 
     assert "50 passages, 5,000 words, about 0.01M tokens" in shown
     news = next(line for line in shown.splitlines() if "[news]" in line)
     assert [cell.strip() for cell in news.split("│")[1:-1]] == ["[news]", "40", "4,000", "80.0%", "40.0% of 100", "1.60"]
-    for fact in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide", "3 with 4 passages"):
-        assert fact in shown
+    for text in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide", "3 with 4 passages"):
+        assert text in shown

@@ -1,4 +1,4 @@
-"""The documents: their commands parse, their tutorials run on made-up data, their reference is whole, their picture is the script's."""
+"""The documentation: commands parse, tutorials run on synthetic data, the reference is complete, generated files are up to date."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every `cramlm ...` of a page's blocks, as arguments; shell variables stay as they are."""
+    """Return the arguments of every `cramlm` command in the code blocks of a page."""
     lines = [line.strip().removeprefix("$ ") for _, text in blocks(page, "sh", "console") for line in text.splitlines()]
     found = [line[line.index("cramlm ") :] for line in lines if re.search(r"(^|\| )cramlm ", line) and "..." not in line]
     values = {"$corpus": "--corpus corpus.jsonl", "$seed": "1", "$recipe": "tlm"}
@@ -50,7 +50,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_every_command_of_a_tutorial_is_one_that_the_parser_takes(page: Path) -> None:
+def test_every_command_of_a_tutorial_parses(page: Path) -> None:
     group: Any = typer.main.get_command(app)
     assert commands(page)
     for name, *arguments in commands(page):
@@ -71,12 +71,12 @@ def test_the_reference_names_every_command_and_every_setting() -> None:
     assert "recipes.tlm" in pages["reference/python.md"]
 
 
-def test_the_picture_of_the_method_is_what_its_script_draws() -> None:
+def test_the_figure_of_the_method_is_up_to_date() -> None:
     assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
 
 
 def front_page() -> PurePath:
-    """The page that `make docs` names when it is done, below site/."""
+    """Return the page below site/ that `make docs` prints."""
     target = re.search(r"^docs:.*\n((?:\t.*\n)+)", (DOCS.parent / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert target is not None
     named = re.search(r"site/(\S+\.html)", target[1])
@@ -84,7 +84,7 @@ def front_page() -> PurePath:
     return PurePath(named[1])
 
 
-def test_the_page_that_make_docs_names_has_a_source_and_stands_first() -> None:
+def test_the_page_that_make_docs_prints_exists_and_is_first_in_the_navigation() -> None:
     source = front_page().with_suffix(".md")
     assert (DOCS / source).is_file()
     nav = (DOCS.parent / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
@@ -92,7 +92,7 @@ def test_the_page_that_make_docs_names_has_a_source_and_stands_first() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """The files that the tutorials speak of, made from the tiny task."""
+    """Write the input files of the tutorials, made from the tiny task."""
     paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=240).items()}
     rows = {name: [json.loads(line) for line in path.read_text("utf-8").splitlines()] for name, path in paths.items()}
     for name, split, header, dialect in (
@@ -112,7 +112,7 @@ def prepare(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path)
     environment = {
         **os.environ,
@@ -122,7 +122,7 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
     }
     done = 0
     for kind, text in blocks(page, "sh", "python"):
-        script = re.sub(r"--budget \d+m", SMALL, text)  # the data are tiny; nothing else is changed
+        script = re.sub(r"--budget \d+m", SMALL, text)  # for the tiny data
         command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", script]
         result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
         assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
@@ -131,7 +131,7 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="no mkdocs-material: pip install 'cramlm[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=600)
@@ -144,7 +144,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_common_shell_gets_its_completion(shell: str) -> None:
+def test_completion_is_available_for_common_shells(shell: str) -> None:
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "cramlm", "--show-completion", shell]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)

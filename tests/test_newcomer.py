@@ -79,7 +79,7 @@ def fitted(place: Place) -> Path:
     return place.folder / "run"
 
 
-def test_every_file_that_is_not_python_is_in_the_wheel(wheel: Path) -> None:
+def test_the_wheel_contains_every_data_file(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("cramlm/")}
     source = {
         path.relative_to(ROOT / "src").as_posix()
@@ -91,14 +91,14 @@ def test_every_file_that_is_not_python_is_in_the_wheel(wheel: Path) -> None:
     assert {*reporting, "cramlm/export/templates/model_card.md.jinja", "cramlm/serving/page.html"} <= inside
 
 
-def test_what_is_installed_is_the_wheel_and_nothing_of_the_sources(place: Place) -> None:
+def test_the_wheel_is_installed_without_the_sources(place: Place) -> None:
     where = place.run(place.python, "-c", "import cramlm; print(cramlm.__file__)")
     assert where.startswith(str(place.folder))
     assert "fit" in place.cramlm("--help")
     assert "torch" in place.cramlm("doctor")
 
 
-def test_a_csv_becomes_a_report_answers_and_an_explanation(place: Place, fitted: Path) -> None:
+def test_a_csv_file_gives_a_report_predictions_and_an_explanation(place: Place, fitted: Path) -> None:
     assert (fitted / "report.html").read_text("utf-8").startswith("<!doctype html>")
     place.cramlm("report", "run", "--out", "page.html")
     assert "<style>" in (place.folder / "page.html").read_text("utf-8")
@@ -108,7 +108,7 @@ def test_a_csv_becomes_a_report_answers_and_an_explanation(place: Place, fitted:
     assert "verified" in place.cramlm("verify", "run")
 
 
-def test_an_onnx_folder_answers_as_the_model_does(place: Place, fitted: Path) -> None:
+def test_an_onnx_folder_gives_the_models_predictions(place: Place, fitted: Path) -> None:
     place.cramlm("export", "run")
     texts = "wave ship harbour sailor tide\nsummit ridge valley climber\n"
     ours, theirs = (
@@ -152,7 +152,7 @@ def test_the_model_is_served_with_its_page(server: str) -> None:
         assert b"<html" in response.read()
 
 
-def test_the_demo_runs_beside_the_wheel(place: Place) -> None:
+def test_the_demo_runs_with_the_wheel(place: Place) -> None:
     place.run(place.python, ROOT / "demo" / "build_task.py", "--out", place.folder / "demo")
     told = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=3600)
     assert "Which library does a passage describe?" in told

@@ -1,4 +1,4 @@
-"""What flags mean beside a config file."""
+"""Options override the config file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resolved(config: Path, **task: str | None) -> RunConfig:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Of a task whose columns are named otherwise than by default."""
+    """A config file with other column names than the defaults."""
     data = tiny_config(write_task(tmp_path))
     data["task"] |= {"text_column": "body", "label_column": "topic", "on_bad_row": "skip", "label_separator": ";"}
     path = tmp_path / "run.toml"
@@ -34,13 +34,13 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("field", "default"), [("text_column", "text"), ("label_column", "label"), ("on_bad_row", "fail"), ("label_separator", "|")]
 )
-def test_a_flag_overrides_the_config_whatever_its_value(config: Path, field: str, default: str) -> None:
+def test_an_option_overrides_the_config_also_with_its_default_value(config: Path, field: str, default: str) -> None:
     assert getattr(resolved(config, **{field: default}).task, field) == default
-    assert getattr(resolved(config, **{field: None}).task, field) != default, "not given"
+    assert getattr(resolved(config, **{field: None}).task, field) != default, "no option"
     assert getattr(resolved(config).task, field) != default
 
 
-def test_the_command_line_gives_the_config_only_the_flags_that_were_typed(config: Path) -> None:
+def test_only_options_on_the_command_line_override_the_config(config: Path) -> None:
     """The files have the columns text and label; the config says body and topic."""
     arguments = [
         "plan",
@@ -65,7 +65,7 @@ def test_the_command_line_gives_the_config_only_the_flags_that_were_typed(config
 
 
 @pytest.mark.parametrize("name", ["fit", "plan", "compare", "ablate"])
-def test_no_flag_that_a_config_file_may_set_has_a_default(name: str) -> None:
+def test_options_that_a_config_file_may_set_have_no_default(name: str) -> None:
     group: Any = typer.main.get_command(app)
     of_task = {"text_column", "label_column", "text_pair_column", "kind", "label_separator", "on_bad_row", "dev", "test"}
     found = {parameter.name: parameter.default for parameter in group.commands[name].params if parameter.name in of_task}

@@ -1,4 +1,4 @@
-"""What bench_retrieval.py judges engines by: terms, queries, exact scores, differences that are more than ties."""
+"""Comparison of engines by bench_retrieval.py: terms, queries, exact scores, differences beyond ties."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def terms(corpus: Corpus, tmp_path: Path) -> TermCorpus:
     return TermCorpus.write(corpus, tmp_path / "terms")
 
 
-def test_each_line_holds_the_terms_of_a_passage(corpus: Corpus, terms: TermCorpus) -> None:
+def test_each_line_has_the_terms_of_a_passage(corpus: Corpus, terms: TermCorpus) -> None:
     assert [line.split() for line in terms.lines.read_text("utf-8").splitlines()] == [analyze(document.text) for document in corpus]
     assert terms.postings == sum(len(set(analyze(document.text))) for document in corpus)
 
 
-def test_queries_that_differ_come_first_and_texts_without_a_known_term_not_at_all(terms: TermCorpus) -> None:
+def test_distinct_queries_come_first_and_texts_without_known_terms_are_dropped(terms: TermCorpus) -> None:
     queries = terms.queries(TEXTS, ["red, blue", "unheard of", "Blue red!", "green green", "blue", "RED (blue) unheard"])
     assert queries.texts == ("red, blue", "green green", "blue", "Blue red!", "RED (blue) unheard")
     assert queries.distinct == 3
@@ -47,7 +47,7 @@ def test_queries_that_differ_come_first_and_texts_without_a_known_term_not_at_al
     assert part.count.tolist() == [1, 1, 1]
 
 
-def test_scores_are_those_of_the_formula(corpus: Corpus, terms: TermCorpus) -> None:
+def test_scores_equal_the_bm25_formula(corpus: Corpus, terms: TermCorpus) -> None:
     queries = terms.queries(TEXTS, ["blue red blue", "green 文字"])
     documents = [Counter(analyze(document.text)) for document in corpus]
     lengths = [document.total() for document in documents]
@@ -63,7 +63,7 @@ def test_scores_are_those_of_the_formula(corpus: Corpus, terms: TermCorpus) -> N
 
 
 def leave(folder: Path, terms: TermCorpus, queries: Queries, found: list[list[int]]) -> Path:
-    """Results as engines.py leaves them."""
+    """Write results in the format of engines.py."""
     folder.mkdir()
     offsets = np.cumsum([0, *map(len, found)])
     position = np.concatenate([np.array(part) for part in found])
@@ -73,7 +73,7 @@ def leave(folder: Path, terms: TermCorpus, queries: Queries, found: list[list[in
     return folder
 
 
-def test_a_difference_counts_unless_it_is_a_tie_at_the_cut(tmp_path: Path) -> None:
+def test_a_difference_is_counted_unless_it_is_a_tie_at_the_limit(tmp_path: Path) -> None:
     (tmp_path / "ties.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in ["red red", "red a", "red b", "blue c d"]), "utf-8")
     terms = TermCorpus.write(build_corpus(CorpusConfig(files=(str(tmp_path / "ties.jsonl"),)), tmp_path / "store"), tmp_path / "terms")
     queries = terms.queries(TEXTS, ["red", "red c"])
@@ -86,13 +86,13 @@ def test_a_difference_counts_unless_it_is_a_tie_at_the_cut(tmp_path: Path) -> No
     assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (1, 2, 1)
 
 
-def test_cut_texts_have_the_words_asked_for() -> None:
+def test_cut_texts_have_the_requested_number_of_words() -> None:
     texts = [" ".join(f"{text}-{word}" for word in range(text)) for text in (5, 31, 40, 400)]
     assert [len(text.split()) for text in cut(texts, 15)] == [15, 15, 15]
     assert [len(text.split()) for text in cut(texts, 150)] == [150, 150, 150]
 
 
-def test_a_missing_engine_is_named_under_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_engine_is_listed_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     search = {"queries": "texts", "limit": 50, "distinct_seconds": 2.0, "all_seconds": 2.0}
     building = {"build_seconds": 1.0, "note": "", "bytes": 40, "build_peak_megabytes": 1.0}
     cramlm = {**building, "searches": [search], "unions": [7]}

@@ -9,7 +9,7 @@ import growth_report
 
 
 def rows(*sizes: int) -> list[dict[str, Any]]:
-    """As bench_growth.py keeps them, cost growing by a line for every step."""
+    """Return rows of bench_growth.py with linear cost."""
     settings = {"source": {"kind": "invented"}, "task": "chemprot", "limit": 500, "workers": 1}
     machine = {"processor": "a processor", "cores": 2, "memory_gigabytes": 8.0}
     steps = {
@@ -19,18 +19,18 @@ def rows(*sizes: int) -> list[dict[str, Any]]:
     return [{"passages": size, "settings": settings, "machine": machine, "steps": steps[size]} for size in sizes]
 
 
-def test_a_line_is_found_again() -> None:
+def test_the_fit_recovers_a_line() -> None:
     a, b, error = growth_report.fit([1e5, 1e6, 1e7], [5.0, 23.0, 203.0])
     assert (a, b) == (pytest.approx(3.0), pytest.approx(2e-5))
     assert error < 1e-9
 
 
-def test_neither_part_of_a_line_is_negative() -> None:
+def test_fitted_coefficients_are_not_negative() -> None:
     assert growth_report.fit([1, 2, 3], [3.0, 2.0, 1.0])[1] == 0
     assert growth_report.fit([1, 2, 3], [1.0, 4.0, 9.0])[0] == 0
 
 
-def test_the_page_says_in_words_what_the_picture_shows_and_what_is_calculated(tmp_path: Path) -> None:
+def test_the_page_has_a_text_version_of_the_plot_and_marks_extrapolations(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
     growth_report.write(rows(100_000, 1_000_000, 10_000_000), tmp_path)
     page = (tmp_path / "growth.md").read_text("utf-8")
@@ -42,5 +42,5 @@ def test_the_page_says_in_words_what_the_picture_shows_and_what_is_calculated(tm
     assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_nothing_is_fitted_to_two_sizes() -> None:
+def test_two_sizes_are_not_fitted() -> None:
     assert growth_report.fit_all(rows(1000, 2000)) == {}

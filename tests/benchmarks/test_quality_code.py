@@ -1,4 +1,4 @@
-"""Every measured run has a name for the code that made it, and a folder of runs has one code."""
+"""Every measured run has the commit that made it, and a folder of runs has one commit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def commit(root: Path) -> str:
     return git(root, "rev-parse", "--short", "HEAD")
 
 
-def test_code_is_the_last_commit_that_changed_what_trains(checkout: Path) -> None:
+def test_code_is_the_last_commit_that_changed_the_sources(checkout: Path) -> None:
     (checkout / "src" / "train.py").write_text("two\n")
     trains = commit(checkout)
     (checkout / "docs" / "log.md").write_text("two\n")
@@ -44,7 +44,7 @@ def test_code_is_the_last_commit_that_changed_what_trains(checkout: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["src/train.py", "src/new.py", "constraints.txt"])
-def test_changes_that_are_not_committed_make_another_code_each(checkout: Path, name: str) -> None:
+def test_uncommitted_changes_are_part_of_the_code(checkout: Path, name: str) -> None:
     clean = code_of(checkout)
     codes = []
     for text in ("two\n", "three\n"):
@@ -54,21 +54,21 @@ def test_changes_that_are_not_committed_make_another_code_each(checkout: Path, n
     assert codes[0] != codes[1]
 
 
-def test_outside_a_checkout_of_it_code_is_the_version(tmp_path: Path) -> None:
+def test_outside_of_a_checkout_code_is_the_version(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     (tmp_path / "README").write_text("another project\n")
     commit(tmp_path)
     assert code_of(tmp_path) == f"cramlm {cramlm.__version__}"
 
 
-def test_a_folder_of_runs_goes_on_with_the_code_that_began_it(tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_refused_for_another_commit(tmp_path: Path) -> None:
     claim(tmp_path / "runs", "c0ffee1")
     claim(tmp_path / "runs", "c0ffee1")
     with pytest.raises(UsageError, match="its runs were made by c0ffee1, this is decade2; go on with that one, or give another --out"):
         claim(tmp_path / "runs", "decade2")
 
 
-def test_runs_of_unnamed_code_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_folder_of_runs_without_a_commit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "news-100").mkdir()
     with pytest.raises(UsageError, match="code that it does not name"):
         claim(tmp_path, "c0ffee1")

@@ -1,4 +1,4 @@
-"""What was measured by one call of bench_quality.py is added to what earlier calls measured."""
+"""Results of a call of bench_quality.py are merged with those of earlier calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm, Grid
 from cramlm.experiments.results import CellResult, Usage, pairs_of, rows_of, totals_of
 from cramlm.records import silent
-from quality_results import add_to, added
+from quality_results import add_to, merged
 
 TRUE = ("news", "sport") * 20
 RIGHT, HALF, WRONG = TRUE, ("news",) * 40, ("sport", "news") * 20
@@ -34,11 +34,11 @@ def experiment(*runs: CellResult, settings: tuple[str, ...] = ()) -> Experiment:
 
 
 def add(known: dict[str, Any] | None, *runs: CellResult, settings: tuple[str, ...] = (), code: str = "c0ffee1") -> dict[str, Any]:
-    """As it is read from the file again."""
-    return dict(json.loads(json.dumps(added(known, experiment(*runs, settings=settings), code))))
+    """Merge, as read from the file."""
+    return dict(json.loads(json.dumps(merged(known, experiment(*runs, settings=settings), code))))
 
 
-def test_seeds_and_arms_of_two_calls_are_what_one_call_would_have_found() -> None:
+def test_two_calls_give_the_result_of_one_call() -> None:
     runs = [run("tlm", 1, RIGHT, 1.0), run("tlm", 2, HALF, 0.6), run("plm", 1, WRONG, 0.0), run("plm", 2, RIGHT, 1.0)]
     tlm_1, tlm_2, plm_1, plm_2 = runs
     at_once = add(None, *runs)
@@ -46,7 +46,7 @@ def test_seeds_and_arms_of_two_calls_are_what_one_call_would_have_found() -> Non
     assert add(add(None, tlm_1, tlm_2), plm_1, plm_2) == at_once
 
 
-def test_calls_beside_each_other_lose_nothing(tmp_path: Path) -> None:
+def test_parallel_calls_lose_nothing(tmp_path: Path) -> None:
     target, head = tmp_path / "quality-1m.json", {"budget": "1m", "threads": 1}
     tasks = [f"task {number}" for number in range(16)]
 
@@ -61,31 +61,31 @@ def test_calls_beside_each_other_lose_nothing(tmp_path: Path) -> None:
     assert all(found["tasks"][task] == {"100": add(None, run("tlm", 1, HALF, 0.6))} for task in tasks)
 
 
-def test_a_run_that_is_made_again_takes_the_place_of_the_earlier_one() -> None:
+def test_a_repeated_run_replaces_the_earlier_one() -> None:
     once = add(None, run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0))
     (row,) = add(once, run("tlm", 1, HALF, 0.6))["rows"]
     assert row["scores"]["test macro_f1"]["values"] == [0.6, 1.0]
 
 
-def test_every_run_keeps_the_name_of_the_code_that_made_it() -> None:
+def test_every_run_has_the_commit_that_made_it() -> None:
     once = add(None, run("tlm", 1, WRONG, 0.0), run("tlm", 2, RIGHT, 1.0), code="c0ffee1")
     again = add(once, run("tlm", 1, HALF, 0.6), run("tlm", 3, HALF, 0.6), code="decade2")
     assert [(cell["seed"], cell["code"]) for cell in again["cells"]] == [(1, "decade2"), (2, "c0ffee1"), (3, "decade2")]
 
 
-def test_of_a_run_whose_code_was_not_kept_none_is_claimed() -> None:
+def test_a_run_without_a_stored_commit_has_none() -> None:
     once = add(None, run("tlm", 1, WRONG, 0.0))
     del once["cells"][0]["code"]
     assert [cell["code"] for cell in add(once, run("tlm", 2, RIGHT, 1.0))["cells"]] == [None, "c0ffee1"]
 
 
-def test_other_settings_are_another_question_and_nothing_is_added_up() -> None:
+def test_results_of_other_settings_are_not_merged() -> None:
     once = add(None, run("tlm", 1, RIGHT, 1.0), settings=("threads=1",))
     again = add(once, run("tlm", 2, HALF, 0.6), settings=("threads=2",))
     assert [cell["seed"] for cell in again["cells"]] == [2]
 
 
-def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
+def test_a_pair_without_stored_predictions_keeps_its_comparison() -> None:
     once = add(None, run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))
     del once["names"]
     for cell in once["cells"]:
@@ -95,7 +95,7 @@ def test_a_pair_whose_answers_were_not_kept_stays_as_it_was_found() -> None:
     assert [cell["predictions"] for cell in again["cells"]] == ["", "01" * 20, ""]
 
 
-def test_two_arms_are_one_pair_whichever_of_them_was_named_first() -> None:
+def test_two_arms_are_one_pair_in_either_order() -> None:
     once = add(None, run("tlm", 1, RIGHT, 1.0), run("plm", 1, WRONG, 0.0))
     (pair,) = once["pairs"]
     once["pairs"] = [pair | {"arm": pair["other"], "other": pair["arm"]}]
@@ -103,8 +103,8 @@ def test_two_arms_are_one_pair_whichever_of_them_was_named_first() -> None:
     assert [pair["seeds"] for pair in again["pairs"]] == [2]
 
 
-def test_answers_to_other_test_rows_are_refused() -> None:
+def test_predictions_of_other_test_rows_are_refused() -> None:
     once = add(None, run("tlm", 1, RIGHT, 1.0))
     shorter = replace(run("tlm", 2, RIGHT[:10], 1.0), true=TRUE[:10])
-    with pytest.raises(ValueError, match="tlm, seed 1: 40 test rows were answered; there are 10 now"):
+    with pytest.raises(ValueError, match="tlm, seed 1: predictions of 40 test rows; there are 10 now"):
         add(once, shorter)

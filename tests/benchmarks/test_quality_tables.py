@@ -1,4 +1,4 @@
-"""The README's scores are those that were measured."""
+"""The README's tables equal the results in the repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row(arm: str, *values: float, labels: str = "500", minutes: float | None = 2
     return {"arm": arm, "labels": labels, "seeds": [*range(1, len(values) + 1)], "is_baseline": minutes is None, "scores": score, **costs}
 
 
-def test_an_arm_is_a_line_a_task_a_column_and_what_differs_from_tlm_has_a_star() -> None:
+def test_rows_are_arms_columns_are_tasks_and_significant_differences_have_a_star() -> None:
     pair = {"arm": "plm", "other": "tlm", "labels": "500", "p_holm": 0.003}
     news = [row("tlm", 0.8, 0.82), row("TF-IDF", 0.7, 0.7, minutes=None), row("plm", 0.9, 0.9)]
     films = [row("tlm", 0.7), row("plm", 0.75, minutes=4.0), row("TF-IDF", 0.6, minutes=None)]
@@ -37,13 +37,13 @@ def test_an_arm_is_a_line_a_task_a_column_and_what_differs_from_tlm_has_a_star()
     ]
 
 
-def test_what_was_not_run_is_an_empty_cell_and_no_mean() -> None:
+def test_a_missing_run_is_an_empty_cell_and_gives_no_mean() -> None:
     news, films = [row("tlm", 0.8), row("plm", 0.9)], [row("tlm", 0.7)]
     measured = {"tasks": {"news": {"500": {"rows": news, "pairs": []}}, "films": {"500": {"rows": films, "pairs": []}}}}
     assert tables(measured).splitlines()[-1] == "| plm | 90.0 |  |  |  |  |"
 
 
-def test_minutes_are_at_least_so_many_where_those_of_a_killed_start_are_missing() -> None:
+def test_minutes_are_a_lower_bound_if_those_of_a_killed_start_are_missing() -> None:
     news, films = [row("tlm", 0.8), row("plm", 0.9)], [row("tlm", 0.7) | {"complete": False}, row("plm", 0.8)]
     measured = {"tasks": {"news": {"500": {"rows": news, "pairs": []}}, "films": {"500": {"rows": films, "pairs": []}}}}
     assert tables(measured).splitlines()[-2:] == [
@@ -52,7 +52,7 @@ def test_minutes_are_at_least_so_many_where_those_of_a_killed_start_are_missing(
     ]
 
 
-def test_an_arm_of_other_seeds_than_tlm_says_how_many() -> None:
+def test_an_arm_with_another_number_of_seeds_shows_it() -> None:
     measured = {"tasks": {"news": {"500": {"rows": [row("tlm", 0.8, 0.82), row("plm", 0.9)], "pairs": []}}}}
     assert tables(measured).splitlines()[-2:] == [
         "| tlm | 81.0 ± 1.4 | 81.0 | 2.0 | 1.8e13 |",
@@ -60,7 +60,7 @@ def test_an_arm_of_other_seeds_than_tlm_says_how_many() -> None:
     ]
 
 
-def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it_fewest_first() -> None:
+def test_every_number_of_labels_has_a_table_in_increasing_order() -> None:
     few, every = {"rows": [row("tlm", 0.8)], "pairs": []}, {"rows": [row("tlm", 0.9, labels="all")], "pairs": []}
     measured = {"tasks": {"news": {"all": every, "500": few}, "films": {"all": every}}}
     first, last = tables(measured).split("\n\n")
@@ -68,7 +68,7 @@ def test_every_number_of_labels_has_a_table_of_the_tasks_that_were_run_with_it_f
     assert last.startswith("| all labels | news | films | mean |")
 
 
-def test_at_a_glance_an_arm_has_its_means_and_on_how_many_tasks_tlm_is_above_it() -> None:
+def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() -> None:
     few = functools.partial(row, labels="100")
     news = [few("tlm", 0.6), few("plm", 0.9), few("TF-IDF", 0.5, minutes=None), few("random", 0.6)]
     films = [few("tlm", 0.7), few("TF-IDF", 0.8, minutes=None), few("random", 0.5)]
@@ -86,13 +86,13 @@ def made(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
     return [{"arm": arm, "seed": seed, "code": code} for seed in seeds]
 
 
-def test_a_commit_that_made_all_runs_of_an_arm_is_named_once() -> None:
+def test_a_commit_of_all_runs_of_an_arm_is_named_once() -> None:
     news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2) + made("random", "c0ffee1", 1)}, "all": {"cells": made("tlm", "c0ffee1", 1)}}
     films = {"100": {"cells": made("tlm", "c0ffee1", 1) + made("plm", "decade2", 1)}}
     assert makers({"tasks": {"news": news, "films": films}}) == "Runs of c0ffee1: tlm, random; of decade2: plm."
 
 
-def test_where_several_commits_made_runs_of_an_arm_it_says_which() -> None:
+def test_runs_of_several_commits_are_listed() -> None:
     news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2)}, "all": {"cells": made("tlm", "c0ffee1", 2, 3) + made("tlm", "decade2", 1)}}
     films = {"100": {"cells": made("tlm", "c0ffee1", 1)}, "all": {"cells": made("tlm", None, 1)}}
     assert makers({"tasks": {"news": news, "films": films}}) == (
@@ -102,7 +102,7 @@ def test_where_several_commits_made_runs_of_an_arm_it_says_which() -> None:
 
 
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
-def test_the_readme_shows_what_was_measured() -> None:
+def test_the_readmes_tables_equal_the_results() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
     readme = README.read_text("utf-8")
     assert glance(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
@@ -110,7 +110,7 @@ def test_the_readme_shows_what_was_measured() -> None:
     assert makers(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
 
 
-def test_the_table_of_rungs_has_the_means_over_seeds_and_leaves_out_a_task_that_lacks_a_model() -> None:
+def test_the_table_of_models_has_means_over_seeds_and_omits_incomplete_tasks() -> None:
     def cells(shift: float, arms: list[str]) -> dict[str, Any]:
         found = [(arm, seed, 0.5 + shift + 0.1 * place + 0.02 * seed) for place, arm in enumerate(arms) for seed in (1, 2)]
         return {
@@ -130,6 +130,6 @@ def test_the_table_of_rungs_has_the_means_over_seeds_and_leaves_out_a_task_that_
     ]
 
 
-def test_the_readmes_table_of_rungs_is_that_of_the_results() -> None:
+def test_the_readmes_table_of_models_equals_the_results() -> None:
     measured = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
     assert rungs(measured) in README.read_text("utf-8"), "python benchmarks/quality_tables.py rungs 2e13flops"

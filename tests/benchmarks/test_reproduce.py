@@ -1,4 +1,4 @@
-"""The paper's tables as experiments: every row is one that can be run, and the page shows what was."""
+"""The paper's tables as experiments: every row can be run, and the page shows the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE_OF = {number: pytest.param(table, id=f"table {number}") for number, table 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as ../shared/data, with next to nothing in it."""
+    """A folder with the structure of ../shared/data and tiny files."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "corpus").mkdir()
     (folder / "corpus" / "general-0001.jsonl.zst").touch()
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("table", TABLE_OF.values())
 @pytest.mark.parametrize("paper", [True, False], ids=["paper", "twin"])
-def test_every_row_is_a_run_of_its_own(table: Table, paper: bool, data: Path, tmp_path: Path) -> None:
+def test_every_row_of_a_table_is_a_different_run(table: Table, paper: bool, data: Path, tmp_path: Path) -> None:
     for task in table.here:
         cells = _cells([table], task, paper=paper, data=data, out=tmp_path / task)
         assert [cell.arm.name for cell in cells] == [arm_name(line, paper=paper) for line in table.lines if line.source != "plm"]
@@ -42,7 +42,7 @@ def test_every_row_is_a_run_of_its_own(table: Table, paper: bool, data: Path, tm
 
 
 @pytest.mark.parametrize("task", FOLDERS)
-def test_a_row_that_stands_in_several_tables_is_one_run(task: str, data: Path, tmp_path: Path) -> None:
+def test_a_row_of_several_tables_is_one_run(task: str, data: Path, tmp_path: Path) -> None:
     cells = _cells(list(TABLES.values()), task, paper=False, data=data, out=tmp_path)
     assert len({cell.arm.folder for cell in cells}) == len(cells)
     lines = [line for table in TABLES.values() if task in table.here for line in table.lines if line.source != "plm"]
@@ -54,7 +54,7 @@ def test_a_row_that_stands_in_several_tables_is_one_run(task: str, data: Path, t
 @pytest.mark.shared_data
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not here")
 @pytest.mark.parametrize("paper", [True, False], ids=["paper", "twin"])
-def test_every_corpus_file_that_a_row_names_is_there(paper: bool, tmp_path: Path) -> None:
+def test_the_corpus_files_of_table_3_exist(paper: bool, tmp_path: Path) -> None:
     cells = _cells([TABLES["3"]], "chemprot", paper=paper, data=SHARED, out=tmp_path)
     patterns = {pattern for cell in cells if cell.config.corpus is not None for pattern in cell.config.corpus.files}
     assert len(patterns) == 2  # one file, and all of them
@@ -69,18 +69,18 @@ def _cells(tables: list[Table], task: str, *, paper: bool, data: Path, out: Path
 
 
 @pytest.mark.parametrize("table", TABLE_OF.values())
-def test_every_row_has_a_figure_of_the_paper_for_every_task(table: Table) -> None:
+def test_every_row_has_the_papers_figures(table: Table) -> None:
     assert all(set(line.figures) == set(table.tasks) for line in table.lines)
     assert all(command(table, table.here[0], paper=paper).startswith("cramlm ") for paper in (True, False))
 
 
-def test_the_page_is_that_of_the_results_in_the_repository() -> None:
+def test_the_page_is_up_to_date() -> None:
     if not pages.PAGE.is_file():
         pytest.skip("an installed package: the documents are not beside it")
     assert pages.PAGE.read_text("utf-8") == pages.page(), "python benchmarks/reproduce/page.py"
 
 
-def test_a_result_takes_the_place_of_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_replaces_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     cells = pages.page().count(pages.NOT_RUN)
     row = dict.fromkeys(KEPT) | {"arm": "tlm, retriever.top_k=500", "is_baseline": False}

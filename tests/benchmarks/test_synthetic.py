@@ -39,7 +39,7 @@ def read_rows(shards: list[Path]) -> list[dict[str, str]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def test_both_orders_hold_the_same_passages_and_a_second_run_the_same_bytes(source: Source, tmp_path: Path) -> None:
+def test_both_orders_have_the_same_passages_and_a_second_run_gives_the_same_bytes(source: Source, tmp_path: Path) -> None:
     topics = write_corpus(source, 900, tmp_path / "topics", order="topics")
     shuffled = write_corpus(source, 900, tmp_path / "shuffled")
     again = write_corpus(source, 900, tmp_path / "again")
@@ -52,7 +52,7 @@ def test_both_orders_hold_the_same_passages_and_a_second_run_the_same_bytes(sour
     assert changes == len({row["source"] for row in one}) - 1
 
 
-def test_passages_are_of_the_stated_length_and_do_not_depend_on_the_batch(source: Source) -> None:
+def test_passages_have_the_stated_length_and_do_not_depend_on_the_batch(source: Source) -> None:
     texts, _ = source.passages(np.arange(2000), 2000)
     words = [len(text.split()) for text in texts]
     assert FEWEST_WORDS <= min(words) < 50
@@ -60,7 +60,7 @@ def test_passages_are_of_the_stated_length_and_do_not_depend_on_the_batch(source
     assert source.passages(np.array([17, 1999, 3]), 2000)[0] == [texts[17], texts[1999], texts[3]]
 
 
-def test_a_bootstrapped_passage_keeps_to_its_neighbourhood_and_has_new_words_for_rare_ones(
+def test_a_bootstrapped_passage_comes_from_one_neighbourhood_with_rare_words_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic, "NEIGHBOURHOOD", 10)
@@ -74,18 +74,18 @@ def test_a_bootstrapped_passage_keeps_to_its_neighbourhood_and_has_new_words_for
     assert words["back\\slash"] > 0
 
 
-def test_different_words_grow_as_the_law_says() -> None:
+def test_the_vocabulary_grows_by_heaps_law() -> None:
     law = ZipfLaw.of_heaps(0.55, draws=10_000, different=4_000)
     drawn = [law.draw(uniform(1, 0, np.arange(count), np.zeros(count, np.int64))) for count in (10_000, 1_000_000)]
     assert len(np.unique(drawn[0])) == pytest.approx(4_000, rel=0.03)
     assert len(np.unique(drawn[1])) == pytest.approx(law.expected_different(1_000_000), rel=0.01)
 
 
-def test_unlike_numbers_are_spelt_unlike() -> None:
+def test_different_numbers_have_different_spellings() -> None:
     numbers = np.concatenate((np.arange(30_000), [10**6, 10**8, 10**8 + 100, 10**12, 10**16 - 1]))
     assert len(set(spell(numbers, prefix=b"zq").tobytes().translate(None, b"\0").split())) == len(numbers)
 
 
-def test_another_setting_writes_the_corpus_anew(tmp_path: Path) -> None:
+def test_other_settings_write_the_corpus_again(tmp_path: Path) -> None:
     first = write_corpus(Invented(seed=1), 100, tmp_path)[0].read_bytes()
     assert write_corpus(Invented(seed=2), 100, tmp_path)[0].read_bytes() != first

@@ -1,8 +1,8 @@
-"""The README's picture of scores: over the number of labels at one budget, and over minutes with all labels; a colour for each task.
+"""The README's plot of scores over the number of labels at one budget, and over minutes with all labels; a color per task.
 
-    python benchmarks/quality_picture.py 2e13flops
+    python benchmarks/quality_plot.py 2e13flops
 
-Drawn from what is in benchmarks/results/: bench_quality.py wrote quality-BUDGET.json, reproduce/run.py the runs of other budgets.
+Data: benchmarks/results/quality-BUDGET.json of bench_quality.py, and results/reproduce/ of reproduce/run.py for other budgets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Curves = dict[str, dict[str, list["Point"]]]  # task -> method -> points
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Scores of one method of `STYLES`. budget: None of a linear model. mean, deviation: percent; minutes: of one core."""
+    """Scores of a method of `STYLES`. budget: None for a linear model. mean, deviation: percent. minutes: of one core."""
 
     task: str
     method: str
@@ -41,7 +41,7 @@ class Point:
 
 
 def points(results: Path = RESULTS) -> Iterator[Point]:
-    """Everything that was measured with `tlm` as it is by default, and the linear models beside it."""
+    """Yield all results of `tlm` with default settings and of the linear models."""
     for path in sorted(results.glob("quality-*.json")):
         measured = json.loads(path.read_bytes())
         for task, experiments in measured["tasks"].items():
@@ -65,9 +65,9 @@ def _point(task: str, labels: str, budget: str, row: Mapping[str, Any]) -> Point
 
 
 def over_labels(measured: Iterable[Point], budget: str) -> Curves:
-    """`tlm` at that budget by number of labels, and the linear models at the same numbers; curves of two numbers at least.
+    """Return curves over the number of labels of `tlm` at that budget and of the linear models, with at least two points.
 
-    Tasks without a linear model are left out.
+    Tasks without a linear model are omitted.
     """
     known = list(measured)
     curves: Curves = {}
@@ -86,9 +86,9 @@ def over_labels(measured: Iterable[Point], budget: str) -> Curves:
 
 
 def over_minutes(measured: Iterable[Point]) -> Curves:
-    """`tlm` with all labels by minutes, and the linear models, one point each; tasks that were run with two budgets at least.
+    """Return curves over minutes of `tlm` with all labels, and a point for each linear model, for tasks with at least two budgets.
 
-    What was run twice has two points.
+    Repeated runs are separate points.
     """
     known = [point for point in measured if point.labels == "all"]
     curves: Curves = {}
@@ -102,10 +102,10 @@ def over_minutes(measured: Iterable[Point]) -> Curves:
 
 
 def draw(measured: list[Point], budget: str, target: Path) -> None:
-    """The panels that have a curve, as SVG.
+    """Write an SVG of the panels that have a curve.
 
     Raises:
-        ValueError: if none has.
+        ValueError: if there is none.
     """
     import matplotlib as mpl
 

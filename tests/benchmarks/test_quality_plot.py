@@ -1,4 +1,4 @@
-"""The picture of scores shows what was measured, and only what can be compared."""
+"""The plot of scores shows measured and comparable points only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import quality_picture
+import quality_plot
 
 
 def row(arm: str, labels: str, mean: float, minutes: float | None) -> dict[str, Any]:
@@ -33,32 +33,32 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_scores_over_labels_are_of_one_budget_beside_the_baseline(results: Path) -> None:
-    ((task, curves),) = quality_picture.over_labels(quality_picture.points(results), "2e13flops").items()
+def test_scores_over_labels_have_one_budget_and_the_baselines(results: Path) -> None:
+    ((task, curves),) = quality_plot.over_labels(quality_plot.points(results), "2e13flops").items()
     assert task == "chemprot"
     assert set(curves) == {"tlm", "tfidf"}, "static was measured with one number of labels"
     assert [(point.labels, point.mean) for point in curves["tlm"]] == [("100", 30.0), ("all", 50.0)]
     assert [point.mean for point in curves["tfidf"]] == [20.0, 40.0]
 
 
-def test_scores_over_minutes_are_of_all_budgets_and_of_nothing_but_the_default(results: Path) -> None:
-    ((task, curves),) = quality_picture.over_minutes(quality_picture.points(results)).items()
+def test_scores_over_minutes_have_all_budgets_of_the_default_settings(results: Path) -> None:
+    ((task, curves),) = quality_plot.over_minutes(quality_plot.points(results)).items()
     assert task == "chemprot"
     assert [(point.minutes, point.mean) for point in curves["tlm"]] == [(1.5, 35.0), (4.1, 50.0), (6.0, pytest.approx(55.0))]
     assert [point.mean for point in curves["tfidf"]] == [40.0]
 
 
-def test_the_picture_is_the_same_for_the_same_results(results: Path, tmp_path: Path) -> None:
+def test_the_plot_of_equal_results_is_identical(results: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
     pictures = [tmp_path / f"{turn}.svg" for turn in range(2)]
     for picture in pictures:
-        quality_picture.draw(list(quality_picture.points(results)), "2e13flops", picture)
+        quality_plot.draw(list(quality_plot.points(results)), "2e13flops", picture)
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     assert b"all labels" in pictures[0].read_bytes()
 
 
-def test_where_nothing_can_be_compared_there_is_no_picture(tmp_path: Path) -> None:
+def test_no_comparable_results_raise_an_error(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
     with pytest.raises(ValueError, match="no task was run with two numbers of labels at 2e13flops"):
-        quality_picture.draw([], "2e13flops", tmp_path / "none.svg")
+        quality_plot.draw([], "2e13flops", tmp_path / "none.svg")
     assert not (tmp_path / "none.svg").exists()
