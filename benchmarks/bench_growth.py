@@ -1,15 +1,15 @@
-"""What a corpus of any size costs: seconds, memory and disk of reading, indexing, searching and selecting, from 10^5 to 10^7 passages.
+"""Seconds, memory and disk space of reading, indexing, searching and selecting, for corpora of 10^5 to 10^7 passages.
 
-    python benchmarks/bench_growth.py                                  # all sizes, an hour or so; finished ones are kept
+    python benchmarks/bench_growth.py                                  # all sizes, about an hour; finished ones are kept
     python benchmarks/bench_growth.py --sizes 100000 --no-data
 
-Passages are synthetic (synthetic.py): real words, with a vocabulary that goes on growing. Every step runs in a process of its own on
-`--workers` cores (1); its seconds are wall time, its memory the largest resident set of that process (of its largest worker, too, if it
-has any). A tiny corpus goes first, so that nothing is compiled while the clock runs. The queries are the task's training texts, K = 500.
-A size is measured anew unless `finished.jsonl` in --out has it with the same settings, so that a stopped run continues; what a size left
-on disk is removed when it is done.
+Passages are synthetic (synthetic.py): real words, with a vocabulary that keeps growing. Each step runs in its own process on
+`--workers` cores (1); seconds are wall-clock time, memory is the maximum resident set of that process or of its largest worker.
+A tiny corpus is processed first, so that compilation is not measured. The queries are the task's training texts, K = 500.
+A size is skipped if `finished.jsonl` in --out has it with the same settings, so that a stopped run continues; its files
+are removed when it is finished.
 
-The three largest sizes are fitted by a + b * N (least squares of the relative error, a and b not negative), which is carried on to 10^8 and
+The three largest sizes are fitted by a + b * N (least squares of the relative error, a and b not negative) and extrapolated to 10^8 and
 10^9. Prints a table and, as the last line, one JSON object; writes docs/pictures/growth.svg, .png and growth.md.
 """
 
@@ -47,7 +47,7 @@ ROOT: Final = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Measure the sizes that are missing, then fit, print and draw."""
+    """Measure the missing sizes, then fit, print and plot."""
     arguments = parse_arguments()
     if arguments.step:
         print(json.dumps(run_step(arguments)))
@@ -62,7 +62,7 @@ def main() -> None:
         steps = {step: measure(step, size, arguments) for step in STEPS}
         shutil.rmtree(arguments.out / "work")
         if size == WARM_UP:
-            continue  # it has left compiled code in numba's cache
+            continue  # its compiled code is in numba's cache now
         with finished.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"passages": size, "settings": settings, "machine": machine(), "steps": steps}) + "\n")
     rows = [row for row in read_finished(finished, settings) if row["passages"] in arguments.sizes]
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measure(step: str, size: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A step's figures, from a process of its own."""
+    """Return the figures of a step, run in its own process."""
     print(f"{size:,} passages: {step}", file=sys.stderr, flush=True)
     command = [sys.executable, __file__, "--step", step, "--sizes", str(size), "--out", str(arguments.out), "--task", arguments.task]
     command += ["--workers", str(arguments.workers), *(("--data", str(arguments.data)) if arguments.data else ("--no-data",))]
@@ -82,7 +82,7 @@ def measure(step: str, size: int, arguments: argparse.Namespace) -> dict[str, An
 
 
 def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
-    """In the process of its own: what the step needs is opened before the clock starts."""
+    """Run a step in this process; its inputs are opened before the time is measured."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[-arguments.workers :])
     (size,), work = arguments.sizes, arguments.out / "work"
@@ -100,7 +100,7 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
         case "search":
             index = Index.open(next((store / "indexes").glob("[0-9a-f]*")))
             texts = [example.whole_text for example in task(arguments).train]
-            list(index.search_distinct(index.compile(["a river", "é"]), limit=LIMIT))  # compiles and loads what every search needs
+            list(index.search_distinct(index.compile(["a river", "é"]), limit=LIMIT))  # compile and load
             run, grown = (lambda: search(index, texts, arguments.workers)), work
         case _:
             corpus, labelled = open_corpus(store), task(arguments)
@@ -118,7 +118,7 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def search(index: Index, texts: list[str], threads: int) -> int:
-    """Documents in the union of all queries' results."""
+    """Return the number of documents in the union of all results."""
     found = np.zeros(index.documents, np.bool_)
     for _, positions, _ in index.search_distinct(index.compile(texts), limit=LIMIT, threads=threads):
         found[positions] = True
@@ -126,18 +126,18 @@ def search(index: Index, texts: list[str], threads: int) -> int:
 
 
 def select(corpus: Corpus, index: Index, labelled: Task, out: Path, threads: int) -> int:
-    """Documents selected; held-out text is left out and the texts are written."""
+    """Return the number of selected documents; includes decontamination and writing."""
     config = Bm25Config(top_k=LIMIT)
     return len(select_documents(config, corpus, labelled, index=index, out=out, seed=1, threads=threads))
 
 
 def source(arguments: argparse.Namespace) -> Source:
-    """What makes the passages."""
+    """Return the source of the passages."""
     return Bootstrap(sorted((arguments.data / "corpus").glob("*.jsonl.zst"))) if arguments.data else Invented()
 
 
 def task(arguments: argparse.Namespace) -> Task:
-    """The task; without data 1,659 texts of 31 invented words for training, and a hundred held out."""
+    """Return the task; without data, 1,659 training texts of 31 invented words and a hundred held-out ones."""
     if arguments.data:
         files = {split: str(arguments.data / "tasks" / arguments.task / f"{split}.jsonl") for split in ("train", "dev", "test")}
         return read_task(TaskConfig(**files), seed=1)
@@ -147,12 +147,12 @@ def task(arguments: argparse.Namespace) -> Task:
 
 
 def open_corpus(store: Path) -> Corpus:
-    """The only one in a store."""
+    """Return the only corpus of a store."""
     return Corpus.open(next((store / "corpora").glob("[0-9a-f]*")))
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Wall seconds, and what came out."""
+    """Return wall-clock seconds and the result."""
     began = time.perf_counter()
     result = run()
     return time.perf_counter() - began, result
@@ -170,7 +170,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What the seconds belong to."""
+    """Describe the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -185,7 +185,7 @@ def read_finished(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line. `data` is None with --no-data, or where there is none."""
+    """Parse the command line. `data` is None with --no-data, or if the folder is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[100_000, 300_000, 1_000_000, 3_000_000, 10_000_000], metavar="N")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/*.jsonl.zst")

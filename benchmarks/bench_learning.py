@@ -1,14 +1,14 @@
-"""What a minute of training buys: held-out loss of the released recipe and of `tlm`'s, over time on this machine.
+"""Held-out loss over time of the released TLM recipe and of `tlm` on this machine.
 
     python benchmarks/bench_learning.py --data ../shared/data --sweep-minutes 10 --released-minutes 60 --minutes 4
     python benchmarks/bench_learning.py --only default --set joint.masking.rate=0.3 --label mask-30
 
-Both train a mini encoder (4 x 256) on BM25's slice of the corpus for ChemProt and on ChemProt's training texts, one thread. The released
-recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) is given that of `--rates` which is best after
-`--sweep-minutes`. Its updates are computed by cramlm's loop, which takes a fraction of the time and has the same losses (bench_training.py
-compares them); its clock is the peer's own speed, measured here in turn with ours: seconds = real tokens / tokens per second. Counting
-`tlm`'s first embeddings is in its minutes. The loss is in bits per masked word: 15 % of the words of 300 passages that nobody trains on are
-masked whole, the same ones for every vocabulary. Resumable: a finished arm is read from --out.
+Both train a mini encoder (4 x 256) on the BM25 selection for ChemProt and on ChemProt's training texts, with one thread. The released
+recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) uses the learning rate of `--rates` that is best
+after `--sweep-minutes`. Its updates are computed by cramlm's loop, which is faster and has the same losses (bench_training.py
+compares them); its time is computed from the peer's own speed, measured in turn with ours: seconds = real tokens / tokens per second.
+The minutes of `tlm` include its co-occurrence embeddings. The loss is in bits per masked word: 15 % of the words of 300 held-out passages are
+masked completely, the same words for every vocabulary. Resumable: a finished arm is read from --out.
 
 Prints a table and, as the last line, one JSON object; writes benchmarks/results/learning.json and docs/pictures/learning.svg.
 """
@@ -58,7 +58,7 @@ SIZE: Size = SIZES["mini"]
 
 @dataclass(frozen=True)
 class Arm:
-    """One recipe: its shape, vocabulary and phase, without the number of steps."""
+    """A recipe: encoder, vocabulary and phase, without the number of steps."""
 
     name: str
     encoder: EncoderConfig
@@ -70,7 +70,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Texts:
-    """What everybody trains on, and what nobody does."""
+    """Training texts and held-out passages."""
 
     task: Task
     passages: list[str]
@@ -78,7 +78,7 @@ class Texts:
 
 
 def main() -> None:
-    """Run the arms that are missing, then print, draw and write."""
+    """Run the missing arms, then print, plot and write."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
     texts = read_texts(arguments)
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def released_arm(rate: float, minutes: float) -> Arm:
-    """The released recipe with a learning rate that rises for a tenth of its steps and falls to 0."""
+    """Return the released recipe; the learning rate rises for a tenth of its steps and falls to 0."""
     paper = released_phase(SIZE)
     optimizer = paper.optimizer.model_copy(update={"learning_rate": rate})
     schedule = paper.schedule.model_copy(update={"kind": "linear", "warmup_fraction": 0.1})
@@ -112,7 +112,7 @@ def released_arm(rate: float, minutes: float) -> Arm:
 
 
 def default_arm(arguments: argparse.Namespace) -> Arm:
-    """What `tlm` trains, as `--set` changes it."""
+    """Return the recipe `tlm` with the overrides of `--set`."""
     joint = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
     config = {"joint": joint.model_dump(mode="json"), "encoder": recipes.MINI.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
     config = apply_overrides(config, arguments.set)
@@ -121,7 +121,7 @@ def default_arm(arguments: argparse.Namespace) -> Arm:
 
 
 def read_texts(arguments: argparse.Namespace) -> Texts:
-    """ChemProt and its slice of the general corpus; every tenth passage is a candidate for the held-out ones."""
+    """Read ChemProt and its selection from the general corpus; every tenth passage is a candidate for the held-out ones."""
     folder = arguments.data / "tasks" / "chemprot"
     task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=13)
     chosen = arguments.out / "selection"
@@ -137,7 +137,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
 
 
 def tokenizer_for(arguments: argparse.Namespace, texts: Texts, vocabulary: int) -> Tokenizer:
-    """WordPiece trained on what is trained on."""
+    """Return a WordPiece tokenizer trained on the training texts."""
     target = arguments.out / f"tokenizer-{vocabulary}"
     if not (target / "tokenizer.json").is_file():
         target.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def tokenizer_for(arguments: argparse.Namespace, texts: Texts, vocabulary: int) 
 
 
 def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer, *, seed: int) -> Batches:
-    """The arm's stream of batches. The peer cuts passages off at 128 tokens; ours makes several sequences of them."""
+    """Yield the batches of an arm. The peer truncates passages to 128 tokens; ours splits them into sequences."""
     cut = "truncate" if arm.vocabulary == PAPER_VOCABULARY else "split"
     external = tokenizer.sequences(texts.passages, max_length=LENGTH, cut=cut)  # type: ignore[arg-type]
     task = tokenizer.sequences([example.text for example in texts.task.train], max_length=LENGTH, cut="truncate")
@@ -156,7 +156,7 @@ def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer,
 
 
 def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, tokens_per_second: float) -> dict[str, Any]:
-    """Train for what its minutes hold at that speed, and look at the held-out loss twelve times."""
+    """Train for its minutes at that speed, and compute the held-out loss twelve times."""
     per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
     model = build_model(
         ModelSpec(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels)), seed=arguments.seed
@@ -201,7 +201,7 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
 
 
 def place_embeddings(model: Model, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, seed: int, kept: Path) -> float:
-    """Start from counted embeddings where the arm does; the seconds of CPU that this took the first time, as `kept` says from then on."""
+    """Set co-occurrence embeddings if the arm uses them; return the CPU seconds of the first time, stored in `kept`."""
     if arm.encoder.embedding_init == "random":
         return 0.0
     began = time.process_time()
@@ -259,7 +259,7 @@ def bits_per_word(model: Model, batches: Sequence[Batch], words: int) -> float:
 
 
 def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Mapping[int, Tokenizer], default: Arm) -> dict[str, float]:
-    """Real tokens per CPU second of the peer and of our default, in turn; the median of five turns. Kept with the results."""
+    """Return real tokens per CPU second of the peer and of our default: median of five alternating rounds."""
     path = arguments.out / "speeds.json"
     if path.is_file():
         return dict(json.loads(path.read_bytes()))
@@ -297,7 +297,7 @@ def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Map
 
 
 def print_table(curves: Sequence[Mapping[str, Any]]) -> None:
-    """A row per arm: the loss at the end, and when the default was as low."""
+    """Print a row per arm: the final loss, and when the default reached it."""
     print("| recipe | minutes | tokens | bits per masked word | the default was as low after |")
     print("|---|---|---|---|---|")
     own = next((curve for curve in curves if curve["arm"].startswith("default")), None)
@@ -310,7 +310,7 @@ def print_table(curves: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
-    """Bits over minutes, logarithmic, one line per arm."""
+    """Plot bits over minutes, a line per arm, with a logarithmic axis."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -338,17 +338,17 @@ def draw(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--store", type=Path, default=Path("runs/store"))
     parser.add_argument("--selection-tokens", type=int, default=3_000_000)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
-    parser.add_argument("--sweep-minutes", type=float, default=10.0, help="of the released recipe at each rate")
-    parser.add_argument("--released-minutes", type=float, default=60.0, help="of the released recipe at the best of them")
+    parser.add_argument("--sweep-minutes", type=float, default=10.0, help="minutes of the released recipe at each learning rate")
+    parser.add_argument("--released-minutes", type=float, default=60.0, help="minutes of the released recipe at the best learning rate")
     parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--only", choices=["released", "default"], help="this side alone; nothing is written")
+    parser.add_argument("--only", choices=["released", "default"], help="run one side; no file is written")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the default: joint.masking.rate=0.3, encoder.layers=2"
     )

@@ -1,9 +1,9 @@
-"""The memory that a run states before it starts, beside the most that it held.
+"""Predicted and measured peak memory of a run.
 
     python benchmarks/bench_memory.py --presets tiny mini small
 
-Each preset trains in a process of its own: both phases of `tlm`, on a made-up task and corpus, for a budget of operations that buys about
-`--steps` steps of the joint phase. The stated figure is that of the plan (plan.json), the other VmHWM at the end. Prints a table and, as
+Each preset trains in its own process: both phases of `tlm`, on a synthetic task and corpus, with a budget of operations for about
+`--steps` steps of the joint phase. The prediction is that of the plan (plan.json), the measurement VmHWM at the end. Prints a table and, as
 the last line, one JSON object.
 """
 
@@ -23,7 +23,7 @@ WORDS = 4000
 
 
 def main() -> None:
-    """Measure every preset, and print."""
+    """Measure every preset and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", default=["tiny", "mini", "small", "base"])
     parser.add_argument("--steps", type=int, default=25)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run(preset: str, steps: int) -> dict[str, float]:
-    """One run; bytes stated and bytes held."""
+    """Run; return predicted and measured bytes."""
     from cramlm.pipeline.run import run as fit
     from cramlm.recipes import PRESETS, tlm, with_preset
     from cramlm.training.memory import peak_resident
@@ -64,7 +64,7 @@ def run(preset: str, steps: int) -> dict[str, float]:
 
 
 def write_texts(folder: Path) -> dict[str, str]:
-    """A task of two classes and a corpus, of made-up words with a Zipf-like frequency; the same every time."""
+    """Write a task of two classes and a corpus of synthetic words with Zipf frequencies; deterministic."""
     draw = random.Random(5)
     words = ["".join(draw.choices("abcdefghijklmnoprstuvz", k=draw.randint(2, 9))) for _ in range(WORDS)]
     weights = [1 / (rank + 3) for rank in range(WORDS)]

@@ -1,13 +1,13 @@
-"""Throughput of `Predictor.predict` beside `transformers.pipeline("text-classification")`, on the same exported folder and the same texts.
+"""Throughput of `Predictor.predict` and of `transformers.pipeline("text-classification")`, on the same model and texts.
 
     python benchmarks/bench_prediction.py --data ../shared/data/tasks
 
-One process, one thread, one run. Both get texts and give labels with probabilities. The pipeline pads each batch to its longest text; it
-is given batches of 1, 8 and 32, texts as they come and sorted by length, in fp32 and in bf16 (its weights cast, as `dtype="bfloat16"`
-loads them, which is its user's choice: the folder says float32), and its best counts. cramlm runs as `cramlm predict` does
-(`precision="auto"`), and in fp32. Sides take turns, each figure is the best of `--rounds`. Labels must agree: in fp32 all but ties, in
-bf16 the share is told. The models are untrained, of the presets' sizes, with a vocabulary learnt from the task's training texts: speed
-does not depend on what weights hold. Prints a table and, as the last line, one JSON object.
+One process, one thread. Both take texts and return labels with probabilities. The pipeline pads each batch to its longest text; it
+runs with batches of 1, 8 and 32, texts in order and sorted by length, in fp32 and in bf16 (weights loaded with `dtype="bfloat16"`),
+and its best result counts. cramlm runs with `precision="auto"` and in fp32. The sides alternate; each figure is the
+best of `--rounds`. Labels must agree: in fp32 all but ties, in bf16 the share is printed. The models are untrained, with the sizes of the
+presets and a vocabulary of the task's training texts: speed does not depend on the weights. Prints a table and, as the last line, one JSON
+object.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path
 
     train_tokenizer(train, TokenizerConfig(), folder)
     tokenizer = Tokenizer.load(folder)
-    encoder = PRESETS[preset].model_copy(update={"init_std": 0.1})  # answers that differ from text to text
+    encoder = PRESETS[preset].model_copy(update={"init_std": 0.1})  # so that predictions differ between texts
     head = HeadConfig(pooling="cls" if encoder.shape == "bert" else "mean")
     labels = ["first", "second", "third", "fourth"]
     model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=len(labels)), seed=1)
@@ -135,8 +135,8 @@ def load_pipeline(folder: str, dtype: str) -> Callable[..., list[list[dict[str, 
     pipe: Any = transformers.pipeline("text-classification", model=folder, device="cpu", dtype=kind, top_k=None)
 
     def run(texts: Sequence[str], *, batch_size: int) -> list[list[dict[str, Any]]]:
-        answers: list[list[dict[str, Any]]] = pipe(list(texts), batch_size=batch_size, truncation=True)
-        return answers
+        predictions: list[list[dict[str, Any]]] = pipe(list(texts), batch_size=batch_size, truncation=True)
+        return predictions
 
     return run
 

@@ -1,18 +1,18 @@
-"""Batch BM25 beside bm25s, tantivy and Lucene on the same terms: seconds of one core, and whether all found the same.
+"""Batch BM25 of cramlm, bm25s, tantivy and Lucene on the same terms: CPU seconds of one core, and agreement of the results.
 
     python benchmarks/bench_retrieval.py                                # 421,140 real passages and a million synthetic ones
     python benchmarks/bench_retrieval.py --sample 0                     # the same with every query on both sides
     python benchmarks/bench_retrieval.py --passages 100000 --synthetic 0 --engines cramlm bm25s
 
-Every training text of the task is a query; the union of what they find is what TLM trains on. Ours gets texts, finds equal queries by
-itself, and its time includes the analysis; the others get terms, and are timed both over all texts and over the distinct queries alone.
-Ours always searches with all; the others by default with `--sample` of the distinct queries and the texts that repeat these, and their
-seconds are scaled up, which the table says. Besides: single distinct queries of 15 and 150 words, cut and joined from the same texts. Each
-engine runs in a process of its own, bound to one core, after a warm-up; its figures are CPU seconds. k1 = 1.2, b = 0.75, no word left out.
+Every training text of the task is a query; TLM trains on the union of the results. cramlm takes texts, finds equal queries
+itself, and its time includes the analysis; the others take terms, and are timed over all texts and over the distinct queries.
+cramlm searches with all queries; the others by default with a sample (`--sample`) of the distinct queries and the texts that repeat these,
+and their seconds are scaled up (marked in the table). Single queries of 15 and 150 words are made from the same texts. Each
+engine runs in its own process, bound to one core, after a warm-up; its figures are CPU seconds. k1 = 1.2, b = 0.75, no stop words.
 
-Sets are compared up to ties: for a document that one side alone returned for a query, exact float64 scores tell whether it ties with the
-last one returned (to 1e-6); if not, it is counted. tantivy and Lucene keep document lengths in one byte, so they are compared with ours
-under `norm="lucene"`. Prints Markdown tables and, as the last line, one JSON object; writes benchmarks/results/retrieval.json.
+Results are compared up to ties: a document that only one side returned for a query is counted if its exact float64 score differs from that
+of the last returned document by more than 1e-6 (relative). tantivy and Lucene keep document lengths in one byte, so they are compared with
+cramlm under `norm="lucene"`. Prints Markdown tables and, as the last line, one JSON object; writes benchmarks/results/retrieval.json.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POOLS: Final = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class Found:
-    """What an engine left on disk; see engines.Found."""
+    """Results of an engine on disk; see engines.Found."""
 
     offsets: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ class Found:
 
 
 def main() -> None:
-    """Measure on each corpus, then print."""
+    """Measure on each corpus, then print the tables."""
     arguments = parse_arguments()
     target = Path(__file__).parent / "results" / "retrieval.json"
     target.parent.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Files:
-    """A corpus to measure on; `engines` of it, and all kinds of queries or the task's texts alone."""
+    """A corpus, the engines to measure on it, and whether to use all kinds of queries or the task's texts only."""
 
     label: str
     paths: tuple[str, ...]
@@ -84,7 +84,7 @@ class Files:
 
 
 def corpora(arguments: argparse.Namespace) -> list[Files]:
-    """The real one, a synthetic one, and the real one in the order of its sources, where ours meets its subjects in clumps."""
+    """Yield the real corpus, a synthetic one, and the real one sorted by source."""
     engines, chosen, store = tuple(arguments.engines), [], arguments.store
     if arguments.data and arguments.passages:
         shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))
@@ -102,7 +102,7 @@ def corpora(arguments: argparse.Namespace) -> list[Files]:
 
 
 def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every engine on one corpus."""
+    """Measure every engine on a corpus."""
     work = arguments.store / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -156,7 +156,7 @@ def jobs(engines: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def run_engine(name: str, options: dict[str, Any], corpus: Corpus, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One engine in a process of its own; its figures, or {"missing": why not}."""
+    """Run an engine in its own process; return its figures, or {"missing": reason}."""
     folder = work / name
     folder.mkdir()
     cores = sorted(os.sched_getaffinity(0))
@@ -184,13 +184,13 @@ def run_engine(name: str, options: dict[str, Any], corpus: Corpus, work: Path, a
 
 
 def write_queries(path: Path, asked: list[Queries]) -> None:
-    """For engines.py to read."""
+    """Write queries for engines.py."""
     content = {each.name: {"texts": each.texts, "terms": each.terms, "distinct": each.distinct} for each in asked}
     path.write_text(json.dumps(content), "utf-8")
 
 
 def compare(terms: TermCorpus, queries: Queries, chosen: Integers, ours: Path, peer: Path, limit: int, norm: Norm) -> dict[str, Any]:
-    """Unions of ours and a peer's results, and whether a difference is more than a tie at the cut. The peer's query q is our chosen[q].
+    """Compare the results of cramlm and a peer, up to ties at the limit. The peer's query q is our chosen[q].
 
     union, peer_union: documents. only_in_one: documents of one union. unlike_pairs: (query, document) that one side returned;
     beyond_ties: those whose exact score is not within 1e-6 of the last returned one's. score_difference: largest, relative, by rank.
@@ -261,7 +261,7 @@ def cpu_since(began: os.times_result) -> float:
 
 
 def say(text: str) -> None:
-    """Progress, beside the tables."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -269,7 +269,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line. `data` is None where there is no folder with corpus/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/*.jsonl.zst")
-    parser.add_argument("--store", type=Path, default=Path("runs/bench-store"), help="corpora are kept here")
+    parser.add_argument("--store", type=Path, default=Path("runs/bench-store"), help="folder for corpora")
     parser.add_argument("--task", default="chemprot")
     parser.add_argument("--passages", type=int, default=REAL_PASSAGES, help="real ones, rounded to whole shards; 0: none")
     parser.add_argument("--synthetic", type=int, help="passages; 0: none. 1,000,000 by default, 100,000 invented ones without --data")

@@ -1,13 +1,13 @@
-"""What each task's slice of the corpus costs and is: seconds, size, nearness to the task, where it came from.
+"""Cost and content of the selection for each task: seconds, size, KL divergence to the task, sources.
 
     python benchmarks/bench_selection.py --data ../shared/data --top-k 50
     python benchmarks/bench_selection.py --data ../shared/data --shards 1 --retrievers bm25 dsir random --set max_tokens=1M
 
-For every task in --data, with its dev and test texts kept out: the corpus is read and indexed once (each task's own, where OWN_CORPUS
-names one), then the training texts select. Seconds are CPU seconds and wall time of the selection alone, with the index there; hygiene,
-report and writing included. Tokens are estimated from the characters (report.json says how); "nearer" is the KL reduction
-(retrieval/report.py). Retrievers are kinds, each with every `--set` setting that it has; DSIR and random need a bound, by default that of
-BM25's selection of the same task. Prints a table and, as the last line, one JSON object; a run over the whole corpus by BM25 alone writes
+For every task in --data: the corpus is read and indexed once (the task's own corpus if OWN_CORPUS has one), then passages are selected
+for the training texts, without overlap with dev and test. Seconds are CPU seconds and wall-clock time of the selection with an existing
+index, including decontamination, report and writing. Tokens are estimated from the characters (see report.json); "KL" is the KL
+reduction (retrieval/report.py). Retrievers are given by kind, each with the `--set` settings that it has; DSIR and random need a limit, by
+default the size of the BM25 selection of the same task. Prints a table and, as the last line, one JSON object; a run over the whole corpus by BM25 alone writes
 benchmarks/results/selection.json.
 """
 
@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "selection.json"
 
 
 def main() -> None:
-    """Select for every task, print, write."""
+    """Select for every task, print and write the results."""
     arguments = parse_arguments()
     warm_up(arguments)
     opened: dict[str, tuple[Corpus, Index]] = {}
@@ -58,7 +58,7 @@ def corpus_files(arguments: argparse.Namespace, source: str) -> tuple[str, ...]:
 
 
 def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, Any] | None) -> RetrieverConfig:
-    """Of this kind, with the settings that were set; without a bound of its own as much text as the row `like` has."""
+    """Return a config of this kind with the overrides; without a limit, use the size of the row `like`."""
     settings = {"top_k": arguments.top_k} | dict(setting.partition("=")[::2] for setting in arguments.set)
     config = RETRIEVER.validate_python(with_kind(settings, kind))
     if unbounded(config) and like is not None:
@@ -69,12 +69,12 @@ def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, A
 def measure(
     arguments: argparse.Namespace, name: str, kind: str, corpus: Corpus, index: Index, *, like: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """One task's row."""
+    """Return the row of a task."""
     folder = arguments.data / "tasks" / name
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}
     task = read_task(TaskConfig(**files), seed=13)
     config = retriever_config(arguments, kind, like)
-    out = arguments.out / f"{name}-{kind}-{arguments.top_k}-{time.time_ns()}"  # never one that is there: it would be fresh and cost nothing
+    out = arguments.out / f"{name}-{kind}-{arguments.top_k}-{time.time_ns()}"  # always a new folder
     began, cpu_began = time.monotonic(), time.process_time()
     means: dict[str, Any] = {"index": index, "store": arguments.store, "open_encoder": open_sentence_encoder, "threads": arguments.threads}
     select_documents(config, corpus, task, out=out, seed=13, **means)
@@ -97,7 +97,7 @@ def measure(
 
 
 def warm_up(arguments: argparse.Namespace) -> None:
-    """Compile what is compiled, on the smallest task."""
+    """Compile the kernels on the smallest task."""
     task = min(arguments.tasks, key=lambda name: (arguments.data / "tasks" / name / "train.jsonl").stat().st_size)
     files = corpus_files(arguments, OWN_CORPUS.get(task, "corpus"))[:1]
     corpus = build_corpus(CorpusConfig(files=files), arguments.store)
@@ -150,11 +150,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"))
     parser.add_argument("--out", type=Path, default=Path("runs/bench-selection"))
     parser.add_argument("--top-k", type=int, default=50)
-    parser.add_argument("--retrievers", nargs="+", default=["bm25"], help="kinds, bm25 first if the others are to take as much text")
+    parser.add_argument("--retrievers", nargs="+", default=["bm25"], help="kinds; bm25 first if the others are to select as much text")
     parser.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE", help="settings of the retrievers, like max_tokens=1M")
-    parser.add_argument("--shards", type=int, help="only so many files of the corpus; default: all")
+    parser.add_argument("--shards", type=int, help="number of corpus files to use (default: all)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tasks", nargs="+", help="default: all that are there")
+    parser.add_argument("--tasks", nargs="+", help="default: all in --data")
     arguments = parser.parse_args()
     if not (arguments.data / "tasks").is_dir():
         parser.error(f"{arguments.data}: no tasks/ there; pass --data FOLDER with tasks/NAME/*.jsonl and corpus/*.jsonl.zst")

@@ -1,12 +1,12 @@
-"""Throughput and latency of `cramlm serve` beside FastAPI around a transformers pipeline, on the same exported model.
+"""Throughput and latency of `cramlm serve` and of FastAPI with a transformers pipeline, on the same exported model.
 
     python benchmarks/bench_serving.py runs/mine/export --concurrency 1 16 64 --seconds 10
 
-Both are processes of their own on this machine, one after the other in this run, with the same number of threads. The load is closed:
-each of so many clients asks its next text when it has its answer, on a connection that it keeps. Texts are words of the model's
-vocabulary; short ones of 16 tokens, long ones of 256 (or as many as the model reads). The servers take turns `--rounds` times, and the
-middle round counts. Processor time per text is that of the
-server's process alone; it says more than the clock on a machine that others use too. Answers are compared: every probability within 1e-4.
+Each server is a process on this machine with the same number of threads; they run one after the other. The load is closed:
+each client sends its next text after the response, on a persistent connection. Texts are words of the model's
+vocabulary: short ones of 16 tokens, long ones of 256 (or the maximum length of the model). The servers alternate `--rounds` times, and the
+median round counts. CPU time per text is that of the server's process; it is more reliable than wall-clock time on a busy machine.
+Probabilities of both servers must agree within 1e-4.
 Prints a table and, as the last line, one JSON object.
 """
 
@@ -40,7 +40,7 @@ TEXTS = 512
 
 
 def main() -> None:
-    """Measure every load on both servers, and print."""
+    """Measure every load on both servers and print the results."""
     arguments = parse_arguments()
     model = load_classifier(arguments.model)
     loads = {"short": texts_of(model, SHORT), "long": texts_of(model, min(LONG, model.max_length))}
@@ -78,32 +78,32 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="an exported folder")
-    parser.add_argument("--onnx", type=Path, help="its ONNX folder, for cramlm to serve instead; fp32, or the answers differ")
+    parser.add_argument("--onnx", type=Path, help="ONNX folder (fp32) of the model for cramlm to serve instead")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="texts per request")
     parser.add_argument("--seconds", type=float, default=10.0, help="per load and server")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--window-ms", type=float, default=0.0, help="cramlm's batching window")
-    parser.add_argument("--parallel-peer", action="store_true", help="let the pipeline be asked by several threads at once")
+    parser.add_argument("--parallel-peer", action="store_true", help="call the pipeline from several threads")
     return parser.parse_args()
 
 
 @dataclass
 class Load:
-    """What is asked, and what came of it: (seconds, the answer's probabilities by text)."""
+    """Requests of a load, their seconds, and the probabilities by text."""
 
     texts: list[str]
     clients: int
     batch: int
     latencies: list[float] = field(default_factory=list)
-    answers: dict[str, dict[str, float]] = field(default_factory=dict)
+    probabilities: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     @property
     def cpu_ms(self) -> float:
-        """Processor time of the server for a text."""
+        """Return the CPU time of the server per text."""
         return 1000 * self.cpu_seconds / (len(self.latencies) * self.batch)
 
     @property
@@ -115,7 +115,7 @@ class Load:
 
 
 def texts_of(model: LoadedModel, tokens: int) -> list[str]:
-    """Texts of so many tokens, special ones included: whole words of the vocabulary that stay one token each."""
+    """Return texts of so many tokens, including special ones, made from words that are single tokens."""
     words = [word for word in map(model.tokenizer.token, range(5, model.tokenizer.vocab_size)) if word.isalpha()]
     lengths = model.tokenizer.encode(words).lengths
     words = [word for word, length in zip(words, lengths, strict=True) if length == 1]
@@ -125,7 +125,7 @@ def texts_of(model: LoadedModel, tokens: int) -> list[str]:
 
 @contextmanager
 def running(name: str, arguments: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """Port and process id of a server, ready."""
+    """Yield port and process id of a server that is ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     threads = str(arguments.threads)
@@ -156,7 +156,7 @@ def running(name: str, arguments: argparse.Namespace) -> Iterator[tuple[int, int
 
 
 def cpu_seconds(process: int) -> float:
-    """Processor time of a process so far, with all its threads; 0 where there is no /proc."""
+    """Return the CPU time of a process with all its threads; 0 without /proc."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -194,8 +194,10 @@ async def client(port: int, load: Load, chunks: Iterator[Any], *, until: float) 
         load.latencies.append(time.perf_counter() - started)
         if answer[9:12] != b"200":
             raise SystemExit(f"a server answered {content.decode()[:200]}")
-        if texts[0] not in load.answers:
-            load.answers.update((text, each["probabilities"]) for text, each in zip(texts, json.loads(content)["predictions"], strict=True))
+        if texts[0] not in load.probabilities:
+            load.probabilities.update(
+                (text, each["probabilities"]) for text, each in zip(texts, json.loads(content)["predictions"], strict=True)
+            )
     writer.close()
     await writer.wait_closed()
 
@@ -205,9 +207,11 @@ def middle(loads: list[Load]) -> Load:
 
 
 def row(case: tuple[str, int, int], ours: Load, theirs: Load) -> list[Any]:
-    """A line of the table, in the order of its header."""
-    both = ours.answers.keys() & theirs.answers.keys()
-    difference = max(abs(ours.answers[text][label] - theirs.answers[text][label]) for text in both for label in ours.answers[text])
+    """Return a row of the table."""
+    both = ours.probabilities.keys() & theirs.probabilities.keys()
+    difference = max(
+        abs(ours.probabilities[text][label] - theirs.probabilities[text][label]) for text in both for label in ours.probabilities[text]
+    )
     if difference > 1e-4:
         raise SystemExit(f"the servers disagree by {difference:.1e}: they do not do the same work")
     rates = [ours.per_second, theirs.per_second, ours.per_second / theirs.per_second]

@@ -1,16 +1,16 @@
-"""Speed of training beside the released TLM loop (training_peer.py), both sides in one run; and the share of the machine that is used.
+"""Training speed compared with the released TLM loop (training_peer.py), and the fraction of peak performance.
 
     python benchmarks/bench_training.py --data ../shared/data
     python benchmarks/bench_training.py --sizes mini --threads 2
 
-For each size the two sides take turns, a few updates each, on the same passages and task texts, and the median over the turns counts:
+For each size the sides alternate, a few updates each, on the same passages and task texts; the median over the rounds counts:
 
     released     the peer, bf16 autocast, V 30522
     cramlm       the same BERT, vocabulary, AdamW, masks of 15 % and 32 texts a batch (8 at base), packed; its loss on the peer's weights
                  and masks is compared first
-    default      what `tlm` trains: the modern block with Muon, mixed batches of 4,096 tokens and the task's own vocabulary
+    default      the recipe `tlm`: the modern block with Muon, mixed batches of 4,096 tokens and the task's own vocabulary
 
-Tokens are real ones (no padding, with [CLS] and [SEP]); characters are those of the texts that the tokens came from. GFLOP/s count the
+Tokens exclude padding and include [CLS] and [SEP]; characters are those of the source texts. GFLOP/s count the
 matrix products of the model alone (planning.executed_flops), not the optimizer's; the peak is that of a 2048^3 bf16 product in the same
 run. One thread is timed in CPU seconds, several on the wall clock. Prints tables and, as the last line, one JSON object; writes
 benchmarks/results/training.json.
@@ -56,7 +56,7 @@ EXTERNAL_PER_TASK = 3
 
 @dataclass(frozen=True)
 class Size:
-    """A shape as the paper's peers have it, and as `tlm` has it; texts per batch, updates per turn."""
+    """Encoder of the peer and of `tlm`; texts per batch, updates per round."""
 
     layers: int
     hidden: int
@@ -83,7 +83,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Text:
-    """The texts that all sides read, and their length in characters for each that a tokenizer made whole."""
+    """The texts of all sides, and their lengths in characters."""
 
     passages: list[str]
     task: list[str]
@@ -93,7 +93,7 @@ class Text:
 
 @dataclass
 class Side:
-    """One thing measured: `turn` gives (tokens, operations) of some updates."""
+    """A measured side: `turn` returns (tokens, operations) of some updates."""
 
     name: str
     turn: Callable[[], tuple[int, float]]
@@ -103,7 +103,7 @@ class Side:
 
 
 def main() -> None:
-    """Measure what was asked for, print, write."""
+    """Measure, print and write the results."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     text = read_text(arguments.data)
@@ -225,7 +225,7 @@ def released_phase(size: Size) -> PhaseConfig:
 
 
 def our_turn(model: Model, phase: PhaseConfig, tokenizer: Tokenizer, text: Text, updates: int) -> Callable[[], tuple[int, float]]:
-    """Some updates of `model` on these texts, counted on from turn to turn."""
+    """Run some updates of `model` on these texts, continuing from round to round."""
     external, task = encoded(tokenizer, text)
     pools = (
         TokenPool(external.ids, external.offsets, np.full(len(external), -1, dtype=np.int64)),
@@ -288,7 +288,7 @@ def loss_difference(model: Model, released: ReleasedModel, external: Tokens, spe
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
-    """As the stages build them."""
+    """Return the special token ids."""
     return SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
 
 

@@ -1,11 +1,11 @@
-"""One engine's part of bench_retrieval.py, in a process of its own: build an index from text on disk, search it, leave the figures.
+"""Run one engine of bench_retrieval.py: build an index from text on disk, search it, write the figures.
 
     python benchmarks/engines.py JOB.json
 
-The job names the engine, where the corpus and its terms lie, and the queries. Every engine gets equal terms: bm25s, tantivy and Lucene as
-texts of terms with spaces between them, which is the cheapest text to analyse; cramlm gets the original texts. All use BM25 with
-k1 = 1.2, b = 0.75. Seconds are CPU seconds of the process (tantivy, Lucene: of the thread that searches). Leaves `figures.json` and, per
-batch of queries and limit, what each distinct query found.
+The job has the engine, the paths of the corpus and its terms, and the queries. Every engine uses equal terms: bm25s, tantivy and Lucene
+read texts of terms with spaces between them, which is the cheapest text to analyse; cramlm reads the original texts. All use BM25 with
+k1 = 1.2, b = 0.75. Seconds are CPU seconds of the process (tantivy, Lucene: of the searching thread). Writes `figures.json` and, per
+batch of queries and limit, the results of each distinct query.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JAVA_WARM_UP = 400
 
 @dataclass(frozen=True)
 class Batch:
-    """Queries and how many documents each wants. The first `distinct` differ, the others repeat them."""
+    """Queries and their limit. The first `distinct` are different, the others repeat them."""
 
     name: str
     limit: int
@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Found:
-    """Documents of the distinct queries (see lucene_peer.Found); CPU seconds for those, and for all queries, each searched anew."""
+    """Results of the distinct queries (see lucene_peer.Found); CPU seconds for them, and for all queries with repetitions."""
 
     offsets: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class Found:
 
 
 class Engine(Protocol):
-    """build() returns CPU seconds and a version or note; search() yields one Found per batch, in order."""
+    """`build` returns CPU seconds and a version or note; `search` yields one Found per batch, in order."""
 
     def build(self) -> tuple[float, str]: ...
 
@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 @dataclass
 class Cramlm:
-    """Ours, over a corpus read before. Equal queries are found by itself, so both its seconds are for all the texts."""
+    """cramlm, on a corpus that is read before. It merges equal queries itself, so both its seconds are for all texts."""
 
     corpus: Path
     index: Path
@@ -83,7 +83,7 @@ class Cramlm:
 
     def search(self, batches: Sequence[Batch]) -> Iterator[Found]:
         for batch in batches:
-            self._search([*batch.texts[:WARM_UP], "é"], batch.limit)  # beyond ASCII, for the table that reading it needs
+            self._search([*batch.texts[:WARM_UP], "é"], batch.limit)  # with a non-ASCII text, which loads the Unicode table
             began = time.process_time()
             owner, results = self._search(batch.texts, batch.limit)
             seconds = time.process_time() - began
@@ -219,7 +219,7 @@ class Lucene:
 
 
 def make_engine(job: dict[str, Any], index: Path) -> Engine:
-    """The engine that a job names."""
+    """Return the engine of a job."""
     terms = Path(job["terms"])
     match job["engine"]:
         case "cramlm":
@@ -235,7 +235,7 @@ def make_engine(job: dict[str, Any], index: Path) -> Engine:
 
 
 def main() -> None:
-    """Do one job."""
+    """Run a job."""
     job = json.loads(Path(sys.argv[1]).read_bytes())
     os.sched_setaffinity(0, job["cores"])
     folder = Path(job["folder"])

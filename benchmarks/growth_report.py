@@ -1,4 +1,4 @@
-"""What bench_growth.py measured, as a table, a fit and a picture."""
+"""Table, fit and plot of the results of bench_growth.py."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MARKS: Final = {"read": "o", "index": "s", "search": "^", "select": "D"}
 
 
 def fit(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """(a, b, largest relative error) of a + b * N, a and b >= 0, by least squares of the relative error."""
+    """Return (a, b, largest relative error) of the fit a + b * N, a and b >= 0, by least squares of the relative error."""
     size, value = np.asarray(sizes, float), np.asarray(values, float)
     (a, b), _ = nnls(np.stack((1 / value, size / value), axis=1), np.ones(len(value)))
     return float(a), float(b), float(np.abs((a + b * size) / value - 1).max())
 
 
 def fit_all(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Kind -> step -> the fit to the three largest sizes and what it says of larger ones; empty if there are fewer."""
+    """Return for every kind and step the fit to the three largest sizes and its extrapolations; empty with fewer sizes."""
     if len(rows) < 3:
         return {}
     rows = rows[-3:]
@@ -50,7 +50,7 @@ def fit_all(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]
 
 
 def write(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Print the tables; leave growth.md, growth.svg and growth.png in `folder`."""
+    """Print the tables; write growth.md, growth.svg and growth.png to `folder`."""
     page = "\n".join(_page(rows)) + "\n"
     print(page)
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write(rows: list[dict[str, Any]], folder: Path) -> None:
     try:
         _draw(rows, folder)
     except ModuleNotFoundError as error:
-        print(f"no picture: {error}; run pip install 'cramlm[bench]'", file=sys.stderr)
+        print(f"no plot: {error}; run pip install 'cramlm[bench]'", file=sys.stderr)
 
 
 def _page(rows: list[dict[str, Any]]) -> list[str]:

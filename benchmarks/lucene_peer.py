@@ -1,6 +1,6 @@
-"""Lucene's own indexing and search (lucene/LuceneSearch.java) from Python, on texts that are terms with spaces between them.
+"""Lucene (lucene/LuceneSearch.java) from Python, on texts of terms with spaces between them.
 
-The jar is the one that $LUCENE_JAR names, or what `python benchmarks/lucene/fetch_jar.py` has put into runs/lucene/.
+The jar is $LUCENE_JAR, or the one that `python benchmarks/lucene/fetch_jar.py` writes to runs/lucene/.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FETCHED = Path(__file__).parents[1] / "runs" / "lucene"
 
 @dataclass(frozen=True)
 class Found:
-    """What each query found, best first: query q's are position[offsets[q]:offsets[q + 1]]. seconds: (Q,) CPU time of each."""
+    """Results of each query, best first: position[offsets[q]:offsets[q + 1]]. seconds: (Q,) CPU time of each."""
 
     offsets: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lucene:
-    """Compiled and ready; `folder` holds the class and what goes back and forth."""
+    """Lucene in a Java process; `folder` has the class file and the exchanged data."""
 
     jar: Path
     folder: Path

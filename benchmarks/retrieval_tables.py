@@ -1,4 +1,4 @@
-"""The tables of bench_retrieval.py, as the README shows them, from what it measured."""
+"""The README's tables of bench_retrieval.py from its results."""
 
 from __future__ import annotations
 

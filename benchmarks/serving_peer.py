@@ -1,8 +1,8 @@
-"""The server that most people would write first: FastAPI around a transformers pipeline. Run by bench_serving.py in its own process.
+"""A simple server for comparison: FastAPI with a transformers pipeline. Run by bench_serving.py in its own process.
 
     python benchmarks/serving_peer.py EXPORT PORT THREADS
 
-The pipeline is asked by one request at a time: without the lock, requests compute in parallel threads that fight for the same cores.
+The pipeline handles one request at a time: without the lock, parallel requests compete for the same cores.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformers.utils import logging
 
 
 class Asked(BaseModel):
-    """As in /v1/predict."""
+    """The request of /v1/predict."""
 
     texts: list[str]
 
 
 def build(folder: str, *, serial: bool) -> FastAPI:
-    """The application; `serial` asks the pipeline one request at a time."""
+    """Return the application; serial: one request at a time."""
     logging.set_verbosity_error()
     classify = pipeline("text-classification", model=folder, device="cpu", top_k=None)
     app = FastAPI()

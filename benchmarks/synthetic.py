@@ -1,4 +1,4 @@
-"""A synthetic corpus of any size for benchmarks, the same for the same settings, as shards that `cramlm` reads.
+"""A synthetic corpus of any size for benchmarks, deterministic, in files that `cramlm` reads.
 
     python benchmarks/synthetic.py --data ../shared/data --passages 1000000 --out runs/synthetic-1m
     python benchmarks/synthetic.py --no-data --passages 100000 --out runs/synthetic-100k
@@ -39,7 +39,7 @@ Order: TypeAlias = Literal["topics", "shuffled"]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-FORMAT: Final = 1  # raise it when the same settings would give other passages
+FORMAT: Final = 1  # increase it when equal settings give other passages
 SHARD: Final = 100_000
 BATCH: Final = 8192
 FEWEST_WORDS, MOST_WORDS = 40, 276

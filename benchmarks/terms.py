@@ -1,8 +1,8 @@
-"""A corpus as the terms of our analyzer: what every engine in a benchmark is given, and exact scores to judge them by.
+"""A corpus as analyzed terms, the input of every engine in a benchmark, and exact reference scores.
 
-    corpus ─► blocks of passages ─► numbers of terms (tokens.npy) ─► terms.txt, one passage a line, terms with spaces between them
+    corpus ─► blocks of passages ─► term numbers (tokens.npy) ─► terms.txt, one passage a line, terms with spaces between them
 
-The scores here are computed from these terms alone, in float64, by the formula that bm25.py states; nothing of an index is used.
+The scores are computed from these terms in float64 by the BM25 formula, without an index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Queries:
     count: Integers
 
     def sample(self, most: int) -> tuple[Queries, Integers]:
-        """At most so many of the distinct queries, evenly spread, and the texts that repeat them; which ones they are here."""
+        """Return at most so many evenly spaced distinct queries with the texts that repeat them, and their numbers here."""
         chosen = np.unique(np.linspace(0, self.distinct - 1, min(most, self.distinct)).astype(np.int64))
         texts = np.concatenate((chosen, self.distinct + np.flatnonzero(np.isin(self.owner[self.distinct :], chosen))))
         sizes = np.diff(self.offsets)[chosen]
@@ -102,7 +102,7 @@ class TermCorpus:
 
     @property
     def postings(self) -> int:
-        """Different terms of each passage, added up."""
+        """Number of postings: distinct terms summed over passages."""
         return int(self.frequency.sum())
 
     def queries(self, name: str, texts: Sequence[str], *, most: int | None = None) -> Queries:

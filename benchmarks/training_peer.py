@@ -1,8 +1,8 @@
-"""The released TLM loop, written anew after its description: what bench_training.py measures cramlm against.
+"""The released TLM loop, reimplemented from its description, for the comparison in bench_training.py.
 
-Every batch is 32 texts padded to 128 places, whatever they hold; the collator masks in Python; transformers' BERT runs on all places,
-and so does the vocabulary head, in task batches too; dropout is BERT's 0.1; AdamW with warm-up and linear decay. One thing is given that
-was not there: bf16 autocast, which is to a CPU what its fp16 is to a GPU.
+Every batch is 32 texts padded to 128 positions; the collator masks in Python; transformers' BERT and the vocabulary head run on all
+positions, also in task batches; dropout is BERT's 0.1; AdamW with warm-up and linear decay. Unlike the released loop it uses bf16
+autocast, the CPU counterpart of its fp16 on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = 128
 
 
 class ReleasedModel(nn.Module):
-    """transformers' BERT with both heads, from two folders that cramlm exported from one model."""
+    """BERT of transformers with both heads, from two exported folders of one cramlm model."""
 
     def __init__(self, mlm: Path, classifier: Path) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class ReleasedModel(nn.Module):
         self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
 
     def losses(self, token_ids: Tensor, attention_mask: Tensor, mlm_labels: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """MLM loss over the places whose label is not -100, and the task loss where there are labels."""
+        """Return the MLM loss over positions whose label is not -100, and the task loss if there are labels."""
         out = self.bert(token_ids, attention_mask=attention_mask)
-        scores = self.cls(out.last_hidden_state)  # every place, masked or not
+        scores = self.cls(out.last_hidden_state)  # all positions
         mlm = nn.functional.cross_entropy(scores.view(-1, scores.shape[-1]), mlm_labels.view(-1), ignore_index=-100)
         if labels is None:
             return mlm, None
@@ -44,7 +44,7 @@ class ReleasedModel(nn.Module):
 
 
 class ReleasedLoop:
-    """External batches and task batches in turn; a step is one batch."""
+    """Alternating external and task batches; a step is one batch."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReleasedLoop:
         )
 
     def step(self) -> int:
-        """One update; the real tokens that it saw."""
+        """Run an update; return the number of real tokens."""
         turn = self.done % (self.external_per_task + 1)
         self.done += 1
         labels = None
@@ -96,7 +96,7 @@ class ReleasedLoop:
         return int(attention_mask.sum())
 
     def collate(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Pad, and mask 15 % of the tokens as Devlin et al. 2019 do: 80 % [MASK], 10 % random, 10 % as they are."""
+        """Pad, and mask 15 % of the tokens as Devlin et al. 2019: 80 % [MASK], 10 % random, 10 % unchanged."""
         padded, attention, answers = [], [], []
         kept = {self.special["cls"], self.special["sep"], self.special["pad"]}
         for text in texts:
