@@ -38,7 +38,6 @@ from cramlm.cli.options import (
 from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, stop_on_signals
 from cramlm.errors import CramError
 
-_OUT_OF_MEMORY = "out of memory; choose a smaller setting or close other programs"
 _TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # a RuntimeError; only CUDA has a class for it
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
@@ -195,17 +194,28 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended, as `head` does
         sys.exit(0)
     except MemoryError:
-        _fail(_OUT_OF_MEMORY, 4)
+        _exit_out_of_memory()
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
     except Exception as error:
         if isinstance(error, RuntimeError) and _TORCH_OUT_OF_MEMORY.search(str(error)):
-            _fail(_OUT_OF_MEMORY, 4)
+            _exit_out_of_memory()
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    _print_error(message)
+    sys.exit(code)
+
+
+def _exit_out_of_memory() -> NoReturn:
+    """End the process without exit handlers: those of native libraries abort it where memory is exhausted, with another exit code."""
+    _print_error("out of memory; choose a smaller setting or close other programs")
+    sys.stdout.flush()
+    os._exit(4)
+
+
+def _print_error(message: str) -> None:
     if os.environ.get("CRAMLM_DEBUG"):
         traceback.print_exc()
-    print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)
+    print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
