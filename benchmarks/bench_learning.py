@@ -6,9 +6,9 @@
 Both train a mini encoder (4 x 256) on the BM25 selection for ChemProt and on ChemProt's training texts, with one thread. The released
 recipe (BERT, AdamW, 30,522 words, 15 % masked, rho_1 = 3, rho_2 = 20, batches of 32 texts) uses the learning rate of `--rates` that is best
 after `--sweep-minutes`. Its updates are computed by cramlm's loop, which is faster and has the same losses (bench_training.py
-compares them); its time is computed from the peer's own speed, measured in turn with ours: seconds = real tokens / tokens per second.
-The minutes of `tlm` include its co-occurrence embeddings. The loss is in bits per masked word: 15 % of the words of 300 held-out passages are
-masked completely, the same words for every vocabulary. Resumable: a finished arm is read from --out.
+compares them); its time is computed from the peer's own speed, measured in turn with ours: seconds = tokens / tokens per second.
+The minutes of `tlm` include its co-occurrence embeddings. The loss is in bits per masked word: 15 % of the words of 300 held-out passages
+are masked completely, the same words for every vocabulary. Resumable: a finished arm is read from --out.
 
 Prints a table and, as the last line, one JSON object; writes benchmarks/results/learning.json and docs/pictures/learning.svg.
 """
