@@ -1,9 +1,9 @@
-"""cramlm: a small text classifier trained from scratch on your labels and the slice of raw text that matters to them.
+"""Train a small text classifier from scratch on labelled texts and the raw text retrieved for them (task-driven language modeling).
 
 >>> run = cramlm.fit(cramlm.recipes.tlm(train="train.jsonl", corpus="corpus/*.jsonl.zst", budget="20m"), out="runs/mine")
 >>> cramlm.Predictor.load("runs/mine/export").predict(["some text"])
 
-Names are resolved on first use: importing the package loads neither torch nor transformers.
+Names are imported on first use: `import cramlm` loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "recipes",
 ]
 
-_HOMES = {
+_MODULES = {
     "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
     "LabelsPrediction": ("cramlm.records", "LabelsPrediction"),
@@ -51,9 +51,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "recipes":
         return importlib.import_module("cramlm.recipes")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'cramlm' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, attribute = _HOMES[name]
+    module, attribute = _MODULES[name]
     return getattr(importlib.import_module(module), attribute)
 
 

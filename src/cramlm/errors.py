@@ -1,53 +1,53 @@
-"""Everything that can go wrong for a user, and the exit code each kind leaves.
+"""Exceptions for users, with exit codes.
 
-    CramError                 1   a bug of ours, when raised as such
-    ├── UsageError            2   flags, config, a path that is not there
-    ├── DataError             3   a row, a file, a task that breaks a rule
+    CramError                 1   base class; raised itself only for internal errors
+    ├── UsageError            2   flags, config, missing paths
+    ├── DataError             3   invalid rows, files or tasks
     ├── EnvironmentFault      4   disk, permission, memory, a missing extra
-    ├── ArtifactError         5   a folder damaged, foreign, or of another version
+    ├── ArtifactError         5   a result folder that is damaged, of another kind or of another version
     ├── DivergedError         6   loss or gradient not finite
-    ├── LockedError           7   another process builds the same thing
-    ├── RankLost              4   a process of a training in several is gone: resumable from its checkpoint
-    └── Stopped              75   SIGTERM (130 for SIGINT): saved, resumable
+    ├── LockedError           7   another process builds the same folder
+    ├── RankLost              4   another process of a distributed training is gone; resumable from the checkpoint
+    └── Stopped              75   SIGTERM (130 for SIGINT); saved and resumable
 
-A message names the thing, the rule, the value and the next action, in one line.
+A message is one line: the object, the rule, the value and the remedy.
 """
 
 from __future__ import annotations
 
 
 class CramError(Exception):
-    """Base of every error that cramlm raises on purpose; `str(error)` is the one line for the user."""
+    """Base class; `str(error)` is the one-line message for the user."""
 
     exit_code = 1
 
 
 class UsageError(CramError):
-    """The command, the config or a path is wrong."""
+    """A flag, a setting or a path is invalid."""
 
     exit_code = 2
 
 
 class DataError(CramError):
-    """The user's data break a rule; the message names file and line."""
+    """The data are invalid; the message names file and line."""
 
     exit_code = 3
 
 
 class EnvironmentFault(CramError):  # noqa: N818 - EnvironmentError is a builtin
-    """The machine cannot do it: no space, no permission, no memory, a package missing."""
+    """The environment fails: no space, no permission, no memory, a missing package."""
 
     exit_code = 4
 
 
 class ArtifactError(CramError):
-    """A published folder is damaged, incomplete, unsafe or of another version."""
+    """A result folder is damaged, incomplete, unsafe, or of another kind or version."""
 
     exit_code = 5
 
 
 class DivergedError(CramError):
-    """Training produced a number that is not finite; nothing of that step was kept."""
+    """A loss or gradient is not finite; the step was not applied."""
 
     exit_code = 6
 
@@ -58,14 +58,14 @@ class LockedError(CramError):
     exit_code = 7
 
 
-class RankLost(CramError):  # noqa: N818 - not a failure of this process: the run continues when it is started again
-    """Another process of the same training was killed, is stopped or out of reach; the last checkpoint stays."""
+class RankLost(CramError):  # noqa: N818 - not a failure of this process; the run can be resumed
+    """Another process of the same training was killed, is stopped or unreachable; the last checkpoint is intact."""
 
     exit_code = 4
 
 
-class Stopped(CramError):  # noqa: N818 - not a failure: the run is saved and continues when started again
-    """A signal asked the run to stop; a checkpoint was saved at the step boundary.
+class Stopped(CramError):  # noqa: N818 - not a failure; the run is saved and can be resumed
+    """The run was stopped by a signal, after saving a checkpoint at the step boundary.
 
     `exit_code` is 75 for SIGTERM and 130 for SIGINT.
     """
@@ -78,6 +78,6 @@ class Stopped(CramError):  # noqa: N818 - not a failure: the run is saved and co
 
 
 def brief(value: object, limit: int = 60) -> str:
-    """A value as it appears in a one-line message."""
+    """Return the repr of a value for a one-line message, shortened to `limit` characters."""
     text = ascii(value) if isinstance(value, bytes) else repr(value)
     return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]

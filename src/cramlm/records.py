@@ -1,8 +1,7 @@
-"""The nouns that cross borders between folders, and the event that every stage reports with.
+"""Data classes shared by several packages, and the events that stages emit.
 
-A text's way through the program, in these words: a `Document` of the corpus is found by the texts of `Example`s and listed in
-a `Selection`; both are cut into token sequences, a step's worth of which is a `Batch`; the objective turns a batch
-into `Losses`; the finished model turns a new text into a `Prediction`.
+The texts of `Example`s retrieve `Document`s of the corpus into a `Selection`; both are tokenized and packed into `Batch`es, one per
+training step; the trained model turns a text into a `Prediction`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 Split: TypeAlias = Literal["train", "dev", "test"]
 TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
-"""What a text is answered with: one label, any number of labels (none too), or a number."""
+"""The target of a text: one label; any number of labels, or none; a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage of the corpus; `id` is unique in it, `source` says where it came from (a file or the user's column)."""
+    """One passage of the corpus. id: unique in the corpus. source: the file, or the value of the source column."""
 
     id: str
     text: str
@@ -38,10 +37,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row of the task; `label` is None only where a file to predict has none.
+    """One row of the task; `label` is None only in files to predict.
 
-    Several labels are written as a JSON list in sorted order, a number as Python spells it (data/labels.py), so that equal strings are
-    equal answers whatever the kind of task.
+    Several labels are a sorted JSON list, a number is Python's repr (data/labels.py), so that targets are equal if their strings are.
     """
 
     id: str
@@ -51,13 +49,13 @@ class Example:
 
     @property
     def whole_text(self) -> str:
-        """The text that retrieval and the baselines see: both halves of a pair, one after the other."""
+        """The text for retrieval and linear models: both texts of a pair, separated by a space."""
         return self.text if self.text_pair is None else f"{self.text} {self.text_pair}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a number is learnt: as (number - mean) / spread, so that training sees numbers around 0 whatever the user's unit is."""
+    """Standardisation of a regression's numbers: training uses (number - mean) / spread."""
 
     mean: float = 0.0
     spread: float = 1.0
@@ -65,9 +63,9 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The labelled data. `labels` is sorted; label ids are positions in it. `test` may be empty.
+    """The labelled data. `labels` is sorted; label ids are indices into it. `test` may be empty.
 
-    Dev and test rows may carry a label that is not in `labels` only with `unseen_labels = "ignore"`; they count as wrong. A regression has
+    With `unseen_labels = "ignore"` dev and test rows may have labels that are not in `labels`; they are scored as wrong. A regression has
     one label, the name of its number; `scale` is that of the training numbers.
     """
 
@@ -84,9 +82,9 @@ class Task:
 class Selection:
     """Documents chosen for a task: parallel arrays sorted by (rank, position).
 
-    position: place in the corpus, int64. rank: best over all queries, 0 = first, int32. query: index of the training text that
-    gave that rank (the smallest, on ties; -1 where none was asked), int32. score: that query's score, float32. weight: how often training
-    draws it, 1 = as often as the average one, float32, > 0.
+    position: index in the corpus, int64. rank: best rank over all queries, from 0, int32. query: index of the training text with that rank
+    (the smallest if several; -1 without queries), int32. score: that query's score, float32. weight: sampling weight in training, mean 1,
+    > 0, float32.
     """
 
     position: IntArray
@@ -101,23 +99,22 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's packed token rows: R rows of L places, several sequences side by side in a row, no sequence cut by a row.
+    """The packed rows of one step: R rows of L positions; a row holds several sequences, and no sequence is split over rows.
 
-    token_ids: (R, L) int64, `pad` where a row is not filled.
-    sequence: (R, L) int64, which sequence of the batch a place belongs to, 0..S-1 in order of `first`; -1 = padding.
-    position: (R, L) int64, place inside its sequence, from 0.
+    token_ids: (R, L) int64, padded with `pad`.
+    sequence: (R, L) int64, index of the sequence at a position, 0..S-1 in the order of `first`; -1 = padding.
+    position: (R, L) int64, position within its sequence, from 0.
     first: (S,) int64, flat index (row * L + column) of each sequence's first token ([CLS]).
-    masked: (M,) int64, flat indices of places at which a token is to be predicted; may be empty.
-    mlm_labels: (M,) int64, those tokens: the original ones at `masked`, or those that come next.
-    task_labels: (S,) int64, label id of each task sequence, -1 where it has none (external text). Where `targets` say what is to be
-    answered, 0 stands for any label.
-    external: (S,) bool, True where the sequence is retrieved text, False where it is task text.
-    soft_labels: (S, labels) float32, what a teacher makes of each sequence; zeros where it was not asked. (S, 0) without a teacher.
-    causal_from: (S,) int64, the place inside each sequence from which on places see only those up to themselves; (0,) if all see all.
-    chance: (M,) float32 in [0, 1), which of a generator's guesses is taken at `masked`; (0,) where none is asked.
-    term: the text term that asks for `masked` (config/terms.py); "" where none does.
-    targets: (S, labels) float32, 1 for each label that a task sequence has, 0 for the others; or (S, 1), its number; zeros for external
-    text. (S, 0) where each text has one label.
+    masked: (M,) int64, flat indices of the positions to predict a token at; may be empty.
+    mlm_labels: (M,) int64, the tokens to predict at `masked`: the original ones, or the next ones.
+    task_labels: (S,) int64, label id of each sequence; -1 for external text. With `targets`, 0 for every task sequence.
+    external: (S,) bool, True for retrieved text, False for task text.
+    soft_labels: (S, labels) float32, the teacher's probabilities; zeros for sequences without any. (S, 0) without a teacher.
+    causal_from: (S,) int64, position in each sequence from which attention is causal; (0,) if it is full everywhere.
+    chance: (M,) float32 in [0, 1), random numbers that sample the generator's token at `masked`; (0,) without a generator.
+    term: kind of the text term that predicts `masked` (config/terms.py); "" without one.
+    targets: (S, labels) float32, 1 for each label of a task sequence, else 0; or (S, 1), its number; zeros for external text. (S, 0) if
+    each text has one label.
     """
 
     token_ids: IntArray
@@ -136,13 +133,13 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real (non-padding) tokens."""
+        """Number of tokens without padding."""
         return int((self.sequence >= 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One answer: the most probable label, and the probability of every label (in label order, sums to 1)."""
+    """The most probable label, and the probability of every label, in label order, with sum 1."""
 
     label: str
     probabilities: Mapping[str, float]
@@ -150,7 +147,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class LabelsPrediction:
-    """Any number of labels, each at least as probable as not, and the probability of every label, each between 0 and 1 on its own."""
+    """The labels with a probability of at least 0.5, and the independent probability of every label."""
 
     labels: tuple[str, ...]
     probabilities: Mapping[str, float]
@@ -158,7 +155,7 @@ class LabelsPrediction:
 
 @dataclass(frozen=True, slots=True)
 class NumberPrediction:
-    """A number in the unit of the training file."""
+    """The predicted number, in the unit of the training file."""
 
     value: float
 
@@ -170,11 +167,11 @@ EventKind: TypeAlias = Literal["plan", "start", "progress", "done", "up_to_date"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a stage tells while it runs; the console shows it, `events.jsonl` keeps it.
+    """Progress of a stage, for the console and `events.jsonl`.
 
-    start: a stage begins (`total` and `unit` where known). progress: `done` of `total` so far (absolute, not a difference).
-    done: the stage ended, `message` sums it up. fresh / stale: it need not / must run again, and why. step: one logged training
-    step. evaluation: scores on dev. `data` holds plain JSON values.
+    start: the stage starts (`total` and `unit` if known). progress: `done` of `total` so far, cumulative. done: the stage ended, with a
+    summary. up_to_date: the stage need not run. stale: it runs again, with the reason. step: a logged training step. evaluation: scores
+    on dev. `data` holds plain JSON values.
     """
 
     kind: EventKind
@@ -190,7 +187,7 @@ Emit: TypeAlias = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
-    """An `Emit` that tells nobody; the default for library use."""
+    """Ignore an event; the default `Emit` of library functions."""
 
 
 Work: TypeAlias = Literal["parsed", "decoded", "tokenized"]
@@ -199,7 +196,7 @@ _COUNTS: Final[ContextVar[Counter[tuple[Work, str]] | None]] = ContextVar("count
 
 @contextmanager
 def counting() -> Iterator[Counter[tuple[Work, str]]]:
-    """Count until the block ends, in this thread: how often each item (a file, a text) was worked on."""
+    """Count how often each item (a file, a text) is parsed, decoded or tokenized inside the block, in this thread."""
     counts: Counter[tuple[Work, str]] = Counter()
     token = _COUNTS.set(counts)
     try:
@@ -209,6 +206,6 @@ def counting() -> Iterator[Counter[tuple[Work, str]]]:
 
 
 def count(work: Work, items: Iterable[str]) -> None:
-    """Note that this was done to these items."""
+    """Count this work on these items, if inside `counting`."""
     if (counts := _COUNTS.get()) is not None:
         counts.update((work, item) for item in items)

@@ -1,1 +1,1 @@
-"""Files and folders on disk: publish, verify, lock; arrays and tensors; compiled kernels."""
+"""Files and folders on disk: publishing, verifying, locks; arrays, tables and tensors; the cache of compiled kernels."""

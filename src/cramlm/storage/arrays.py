@@ -32,27 +32,27 @@ def save_array(path: Path, values: npt.NDArray[Any]) -> None:
 
 
 def array_bytes(values: npt.NDArray[Any]) -> bytes:
-    """The content of the .npy file that `save_array` writes."""
+    """Return the content of the .npy file that `save_array` would write."""
     file = io.BytesIO()
     np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
     return file.getvalue()
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
-    """The array, memory-mapped and not writable; an empty one, which cannot be mapped, is read.
+    """Return the array as a read-only memory map; an empty one, which cannot be mapped, is read.
 
     Raises:
-        OSError: if the disk refuses. ValueError: if it is not a whole .npy file, or one of objects.
+        OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
     """
     values: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return values.view(np.ndarray)
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:
-    """The whole array, in memory of its own.
+    """Read the whole array into memory.
 
     Raises:
-        OSError: if the disk refuses. ValueError: if it is not a whole .npy file, or one of objects.
+        OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
     """
     values: npt.NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
     return values
@@ -72,16 +72,16 @@ def save_table(path: Path, schema: Any, batches: Iterable[Any]) -> None:
 
 
 def open_table(path: Path, *schemas: Any) -> Any:
-    """As `map_table`, the table alone."""
+    """As `map_table`, but return the table only."""
     return map_table(path, *schemas)[0]
 
 
 def map_table(path: Path, *schemas: Any) -> tuple[Any, mmap.mmap]:
-    """The table (pyarrow) of an Arrow IPC file, and the memory map that it lies in. Before values of a column of text are read,
-    call `check_column`.
+    """Return the table (pyarrow) of an Arrow IPC file, and its memory map. Call `check_column` before reading a column of text.
 
     Raises:
-        ArtifactError: if it is not a whole Arrow file with one of these schemas and without nulls. EnvironmentFault: if it cannot be read.
+        ArtifactError: if it is not a complete Arrow file with one of these schemas and without nulls.
+        EnvironmentFault: if it cannot be read.
     """
     import pyarrow as pa
 
@@ -110,10 +110,10 @@ def map_table(path: Path, *schemas: Any) -> tuple[Any, mmap.mmap]:
 
 
 def check_column(path: Path, column: Any) -> Any:
-    """The column, after a check that its offsets lie in its text and its text is UTF-8: reading values of a damaged one is not safe.
+    """Return the column after checking its offsets and that its text is UTF-8; reading values of a damaged column is not memory-safe.
 
     Raises:
-        ArtifactError: if they do not.
+        ArtifactError: if it is damaged.
     """
     import pyarrow as pa
 
@@ -125,12 +125,12 @@ def check_column(path: Path, column: Any) -> Any:
 
 
 def text_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Bytes and offsets of a chunk of large strings or binaries: value i is bytes[offsets[i]:offsets[i + 1]]. Not copied, not checked."""
+    """Return (bytes, offsets) of a chunk of large strings or binaries: value i is bytes[offsets[i]:offsets[i + 1]]. No copy, no check."""
     if not len(column):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
     _, offsets, data = column.buffers()
-    places = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), places
+    own = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), own
 
 
 def _damaged(path: Path, reason: object) -> ArtifactError:

@@ -1,13 +1,12 @@
-"""Publish, verify, lock: the only way results reach the disk.
+"""Publishing, verifying and caching of result folders; all results are written by this module.
 
-A published folder is whole or absent. `publish` writes into a temporary sibling, fsyncs every file, writes `manifest.json` last
-(size and sha256 of each file, kind, format version, stage key), fsyncs the folder and renames it into place; an older folder of
-that name is swapped out in one atomic exchange, so that at any moment the name holds the old folder or the new one. Readers go
-through `open_artifact`: a folder without a valid manifest does not exist. A stage is fresh when its key (inputs, settings, code
-format) equals the one in the manifest, so caching and resuming are one thing.
+A published folder is complete or absent. `publish` writes into a temporary sibling, fsyncs every file, writes `manifest.json` last (size
+and sha256 of each file, kind, format version, stage key), fsyncs the folder and renames it. An existing folder of that name is replaced by
+one atomic exchange, so that the name always refers to the old folder or the new one. `open_artifact` rejects a folder without a valid
+manifest. A stage is up to date if its key (inputs, settings, code format) equals the key in the manifest; caching and resuming are the
+same.
 
-Results stay plain folders (no symbolic links), so that `cp -r run/export` does what a user expects; the reasons are in
-docs/decisions/0001-publish-by-exchange.md.
+Results are plain folders without symbolic links, so that `cp -r run/export` works (docs/decisions/0001-publish-by-exchange.md).
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from cramlm.storage.locks import wait_while_locked as wait_while_locked
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-SMALL_FILE = 1 << 20  # bytes; the hashes of files up to this size are checked at every opening
-_CHUNK = 1 << 20
+SMALL_FILE = 1 << 20  # bytes; hashes of files up to this size are checked whenever the folder is opened
 _POOL: Final[ContextVar[StagePool | None]] = ContextVar("pool", default=None)
 _CONFIRM: Final[ContextVar[Callable[[Artifact], None] | None]] = ContextVar("confirm", default=None)
 _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
@@ -47,7 +45,7 @@ _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A published folder whose manifest was read and whose files have the promised sizes."""
+    """A published folder, its manifest read and the sizes of its files checked."""
 
     path: Path
     kind: str
@@ -56,26 +54,26 @@ class Artifact:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of every file's content: equal results have equal fingerprints, wherever and whenever they were made."""
+        """Hash of the contents of all files: equal results have equal fingerprints."""
         return hash_json({"kind": self.kind, "files": self.files})
 
 
 def hash_json(value: Any) -> str:
-    """sha256 of the canonical JSON (sorted keys, no spaces) of plain data, in hex."""
+    """Return the sha256 of the canonical JSON (sorted keys, no spaces) of plain data, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """sha256 of a file's bytes, in hex, read in chunks."""
+    """Return the sha256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None]) -> Artifact:
-    """Make `target` a folder with what `write(folder)` puts there, whole or not at all.
+    """Publish what `write(folder)` writes as the folder `target`, completely or not at all.
 
     Raises:
-        EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed, `target` is as before.
+        EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed and `target` is unchanged.
     """
     assert not _CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
@@ -108,7 +106,7 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
 
 
 def publish_file(target: Path, content: bytes) -> None:
-    """Write one file whole or not at all (temporary file, fsync, rename, fsync of the folder)."""
+    """Write one file, completely or not at all (temporary file, fsync, rename, fsync of the folder)."""
     assert not _CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
         make_folder(target.parent)
@@ -122,52 +120,52 @@ def publish_file(target: Path, content: bytes) -> None:
 
 
 def refuse_foreign(target: Path, *, kind: str) -> None:
-    """Refuse a place that a user named for a folder of `kind` where something else lies: publishing there would replace it.
+    """Check that publishing a folder of `kind` at `target` replaces nothing else.
 
     Raises:
-        UsageError: if it is a file, or a folder that is neither empty nor an earlier one of this kind.
+        UsageError: if `target` is a file, or a folder that is neither empty nor of this kind.
     """
     with environment_faults(target):
         if not target.exists() or (target.is_dir() and not any(target.iterdir())):
             return
     try:
-        found = _read_manifest(target).kind
+        there = _read_manifest(target).kind
     except CramError:
-        found = "something else"
-    if found != kind:
-        raise UsageError(f"{target}: holds {found}, which would be replaced; choose another place, or remove it")
+        there = "something else"
+    if there != kind:
+        raise UsageError(f"{target}: holds {there}, which would be replaced; choose another folder, or remove it")
 
 
 def open_artifact(path: Path, *, kind: str) -> Artifact:
-    """Read and check a published folder: manifest whole, every file there with its size, small files with their hash.
+    """Open a published folder; check its manifest, the size of every file, and the hash of every small file.
 
     Raises:
-        ArtifactError: naming the file that is damaged or missing, or the kind that was found instead.
+        ArtifactError: naming the damaged or missing file, or the kind of the folder if it is another.
     """
     artifact = _read_manifest(path)
     if artifact.kind != kind:
         raise ArtifactError(f"{path}: is a {artifact.kind!r} folder, expected {kind!r}; pass the right folder")
-    for name, promised in artifact.files.items():
-        _check_file(path / name, promised, whole=promised["bytes"] <= SMALL_FILE)
+    for name, expected in artifact.files.items():
+        _check_file(path / name, expected, whole=expected["bytes"] <= SMALL_FILE)
     return artifact
 
 
 def check_files(path: Path, names: Iterable[str]) -> None:
-    """If `path` is a published folder, check every byte of these files of it; a folder that was made by others has no promises to keep.
+    """If `path` is a published folder, check these files of it by their hashes. Other folders have no hashes to check.
 
     Raises:
-        ArtifactError: naming the file that is damaged or missing.
+        ArtifactError: naming the damaged or missing file.
     """
     if not (path / MANIFEST).exists():
         return
-    promised = _read_manifest(path).files
+    expected = _read_manifest(path).files
     for name in names:
-        if name in promised:
-            _check_file(path / name, promised[name], whole=True, remedy=f"export again; if you changed it yourself, remove {MANIFEST}")
+        if name in expected:
+            _check_file(path / name, expected[name], whole=True, remedy=f"export again; if you changed it yourself, remove {MANIFEST}")
 
 
 def verify(path: Path) -> int:
-    """Check every published folder at or below `path`, every file by its hash; returns how many folders were checked.
+    """Check every published folder at or below `path`, all files by their hashes; return the number of folders.
 
     Raises:
         ArtifactError: naming the first damaged, missing or unlisted file, or if there is nothing published here.
@@ -177,8 +175,8 @@ def verify(path: Path) -> int:
         raise ArtifactError(f"{path}: no published folder here (no {MANIFEST}); pass a run, a corpus, an index or an export")
     for manifest in manifests:
         artifact = _read_manifest(manifest.parent)
-        for name, promised in artifact.files.items():
-            _check_file(manifest.parent / name, promised, whole=True)
+        for name, expected in artifact.files.items():
+            _check_file(manifest.parent / name, expected, whole=True)
         present = {file.relative_to(manifest.parent).as_posix() for file in manifest.parent.rglob("*") if file.is_file()}
         if extra := sorted(present - set(artifact.files) - {MANIFEST}):
             raise ArtifactError(f"{manifest.parent / extra[0]}: not listed in the manifest; remove it or build the folder again")
@@ -186,7 +184,7 @@ def verify(path: Path) -> int:
 
 
 def default_store() -> Path:
-    """Where corpora and indexes are kept for all runs: $CRAMLM_STORE, else the user's cache folder."""
+    """Return the folder of corpora and indexes for all runs: $CRAMLM_STORE, else in the user's cache folder."""
     if chosen := os.environ.get("CRAMLM_STORE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
@@ -201,39 +199,39 @@ def stage(
     emit: Emit,
     name: str | None = None,
 ) -> Artifact:
-    """The published folder for `key`: the one that is there if it is fresh, else built now (under the folder's lock).
+    """Return the published folder of a stage. If it is missing or has another key, build it first, under the folder's lock.
 
-    Says through `emit` that the stage is fresh, or why it runs again. `write` emits its own start, progress and done. Whether a stage is up
-    to date is decided here and nowhere else; `checking` asks without building, `confirming` hears of every stage.
+    Emits that the stage is up to date, or why it runs again; `write` emits its own start, progress and done. No other function decides
+    whether a stage is up to date. Inside `checking` nothing is built; inside `confirming` a callback receives every stage.
 
     Raises:
         LockedError: if another process builds the same folder.
-        ArtifactError: if the folder that is there is damaged (delete it, or `cramlm verify` it).
-        StaleStage: in a check, if it would be built.
+        ArtifactError: if the existing folder is damaged.
+        StaleStage: inside `checking`, if the stage is not up to date.
     """
-    key = json.loads(json.dumps(key))  # as it will read back from the manifest: tuples become lists
-    artifact = _fresh_or_built(target, name or kind, kind=kind, key=key, write=write, emit=emit)
+    key = json.loads(json.dumps(key))  # as read back from the manifest: tuples become lists
+    artifact = _open_or_build(target, name or kind, kind=kind, key=key, write=write, emit=emit)
     if (confirm := _CONFIRM.get()) is not None:
         confirm(artifact)
     return artifact
 
 
-def _fresh_or_built(target: Path, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Artifact:
+def _open_or_build(target: Path, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Artifact:
     if (target / MANIFEST).exists() and not explain_difference((artifact := open_artifact(target, kind=kind)).key, key):
         emit(Event("up_to_date", name, "up to date"))
-        if next(leftovers(target), None) is not None:  # of a builder that was killed while it tidied up
+        if next(leftovers(target), None) is not None:  # a builder was killed while it removed its temporary folder
             with contextlib.suppress(LockedError), lock(target):
                 pass
         return artifact
     if _CHECKING.get():
-        there = open_artifact(target, kind=kind).key if (target / MANIFEST).exists() else None
-        raise StaleStage(name, ["it is missing"] if there is None else explain_difference(there, key))
+        old = open_artifact(target, kind=kind).key if (target / MANIFEST).exists() else None
+        raise StaleStage(name, ["it is missing"] if old is None else explain_difference(old, key))
     with lock(target):
         if (target / MANIFEST).exists():
             artifact = open_artifact(target, kind=kind)
             reasons = explain_difference(artifact.key, key)
             if not reasons:
-                return artifact  # another process built it while this one waited to look
+                return artifact  # another process built it before this one had the lock
             emit(Event("stale", name, "runs again: " + "; ".join(reasons[:6])))
         pool = _POOL.get()
         if pool is not None and kind in pool.kinds:
@@ -244,15 +242,15 @@ def _fresh_or_built(target: Path, name: str, *, kind: str, key: Mapping[str, Any
 def shared_stage(
     target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit, name: str | None = None
 ) -> Artifact:
-    """`stage` for a folder that several runs share: another process that builds it now is waited for (`wait_while_locked`)."""
+    """As `stage`, for a folder that runs share: wait while another process builds it (`wait_while_locked`)."""
     return wait_while_locked(lambda: stage(target, kind=kind, key=key, write=write, emit=emit, name=name), stage=name or kind, emit=emit)
 
 
 @dataclass(slots=True)
 class StagePool:
-    """Stages that several runs have in common: the first run that needs one makes it here, the others link its files.
+    """Stages shared by several runs: the first run that needs a stage builds it here, the others link its files.
 
-    borrowed_seconds: what the stages that were there already took to make; whoever is given a budget of time is to count them as its own.
+    borrowed_seconds: the build time of the stages that were linked. A run with a budget of time counts it as its own.
     """
 
     folder: Path
@@ -260,7 +258,7 @@ class StagePool:
     borrowed_seconds: float = 0.0
 
     def obtain(self, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
-        """A `write` that links the files of the pool's folder for this key, made now if it is not there."""
+        """Return a `write` that links the files of the pool's folder for this key; build that folder first if it is missing."""
         shared = self.folder / f"{kind}-{hash_json(key)[:16]}"
         cost = shared.with_name(f"{shared.name}.json")
 
@@ -273,11 +271,10 @@ class StagePool:
                 publish_file(cost, json.dumps({"seconds": time.monotonic() - began}).encode())
                 return True
 
-        made = wait_while_locked(build, stage=name, emit=emit)
-        if not made:
+        if not wait_while_locked(build, stage=name, emit=emit):
             seconds = float(json.loads(cost.read_bytes())["seconds"]) if cost.is_file() else 0.0
             self.borrowed_seconds += seconds
-            emit(Event("note", name, f"as another run made it; its {seconds:.1f} s count here too"))
+            emit(Event("note", name, f"reused from another run; its {seconds:.1f} s count towards this budget"))
         files = open_artifact(shared, kind=kind).files
 
         def link(folder: Path) -> None:
@@ -285,7 +282,7 @@ class StagePool:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 try:
                     os.link(shared / file, folder / file)
-                except OSError:  # a file system without links
+                except OSError:  # a file system without hard links
                     shutil.copyfile(shared / file, folder / file)
 
         return link
@@ -293,7 +290,7 @@ class StagePool:
 
 @contextlib.contextmanager
 def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[StagePool]:
-    """Until the block ends, stages of these kinds are shared with whoever uses the same folder (in this thread's context)."""
+    """Inside the block, share stages of these kinds with all runs that use the same folder (this thread's context)."""
     pool = StagePool(folder, kinds)
     token = _POOL.set(pool)
     try:
@@ -303,13 +300,13 @@ def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[StagePool]:
 
 
 def borrowed_seconds() -> float:
-    """What the stages that this run took from a pool had cost when they were made."""
+    """Return the build time of the stages that this run linked from a pool, in seconds."""
     pool = _POOL.get()
     return 0.0 if pool is None else pool.borrowed_seconds
 
 
-class StaleStage(Exception):  # noqa: N818 - the answer of a check, not a failure
-    """In a check: this stage would be built, and why."""
+class StaleStage(Exception):  # noqa: N818 - the result of a check, not a failure
+    """Raised inside `checking`: this stage is not up to date, and why."""
 
     def __init__(self, name: str, reasons: Sequence[str]) -> None:
         super().__init__(f"{name}: {'; '.join(reasons[:6])}")
@@ -317,7 +314,7 @@ class StaleStage(Exception):  # noqa: N818 - the answer of a check, not a failur
 
 @contextlib.contextmanager
 def checking() -> Iterator[None]:
-    """Until the block ends, nothing is built: a stage of this thread that is not up to date raises `StaleStage`."""
+    """Inside the block, build nothing: a stage of this thread that is not up to date raises `StaleStage`."""
     token = _CHECKING.set(True)
     try:
         yield
@@ -326,14 +323,14 @@ def checking() -> Iterator[None]:
 
 
 def raise_if_checking(name: str, reason: str) -> None:
-    """Raise `StaleStage` in a check; for work that is done outside of `stage`."""
+    """Raise `StaleStage` inside `checking`; for work outside of `stage`."""
     if _CHECKING.get():
         raise StaleStage(name, [reason])
 
 
 @contextlib.contextmanager
 def confirming(confirm: Callable[[Artifact], None]) -> Iterator[None]:
-    """Until the block ends, `confirm` is called with every stage of this thread, once it is up to date."""
+    """Inside the block, call `confirm` with every stage of this thread once it is up to date."""
     token = _CONFIRM.set(confirm)
     try:
         yield
@@ -342,7 +339,7 @@ def confirming(confirm: Callable[[Artifact], None]) -> Iterator[None]:
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Why a stage must run again, one 'retriever.k1 1.2 -> 1.5' per field that differs; empty if the keys are equal."""
+    """Return one 'retriever.k1 1.2 -> 1.5' per field in which two stage keys differ."""
     reasons = []
     for field in sorted(set(old) | set(new)):
         before, after, where = old.get(field), new.get(field), f"{prefix}{field}"
@@ -365,24 +362,23 @@ def _read_manifest(path: Path) -> Artifact:
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{file}: damaged, not JSON; delete the folder and build it again") from error
     try:
-        promised = manifest.pop("sha256")
-        whole = promised == hash_json(manifest)
+        is_whole = manifest.pop("sha256") == hash_json(manifest)
         artifact = Artifact(path, manifest["kind"], manifest["key"], manifest["files"])
     except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(f"{file}: damaged, fields are missing; delete the folder and build it again") from error
-    if not whole:
+    if not is_whole:
         raise ArtifactError(f"{file}: damaged, its own hash does not match; delete the folder and build it again")
     if manifest["format"] != FORMAT:
         raise ArtifactError(f"{file}: format {manifest['format']}, this cramlm reads {FORMAT}; build the folder again")
     return artifact
 
 
-def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool, remedy: str = "delete the folder and build it again") -> None:
+def _check_file(path: Path, expected: Mapping[str, Any], *, whole: bool, remedy: str = "delete the folder and build it again") -> None:
     try:
         size = path.stat().st_size
-        if size != promised["bytes"]:
-            raise ArtifactError(f"{path}: damaged, {size} bytes instead of {promised['bytes']}; {remedy}")
-        if whole and hash_file(path) != promised["sha256"]:
+        if size != expected["bytes"]:
+            raise ArtifactError(f"{path}: damaged, {size} bytes instead of {expected['bytes']}; {remedy}")
+        if whole and hash_file(path) != expected["sha256"]:
             raise ArtifactError(f"{path}: damaged, content differs from its hash; {remedy}")
     except FileNotFoundError as error:
         raise ArtifactError(f"{path}: missing; {remedy}") from error
@@ -391,7 +387,7 @@ def _check_file(path: Path, promised: Mapping[str, Any], *, whole: bool, remedy:
 
 
 def _manifests_below(path: Path) -> Iterator[Path]:
-    """Published folders under `path`; temporaries of builders are not published, and nothing is published inside a published folder."""
+    """Yield the manifests below `path`, skipping temporary folders; published folders are not nested."""
     for folder, subfolders, files in os.walk(path):
         if MANIFEST in files:
             subfolders.clear()
@@ -400,19 +396,19 @@ def _manifests_below(path: Path) -> Iterator[Path]:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders' names in one atomic step; where the system has no such call, the old one steps aside first."""
+    """Exchange the names of two folders atomically; without such a system call, move the old one away first."""
     libc = ctypes.CDLL(None, use_errno=True)
-    exchange_flag, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD in linux/fs.h and fcntl.h
+    exchange_flag, at_fdcwd = 2, -100  # RENAME_EXCHANGE, AT_FDCWD in linux/fs.h and fcntl.h
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
-        if libc.renameat2(here, os.fsencode(new), here, os.fsencode(old), exchange_flag) == 0:
+        if libc.renameat2(at_fdcwd, os.fsencode(new), at_fdcwd, os.fsencode(old), exchange_flag) == 0:
             return
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(code, os.strerror(code), str(old))
-    aside = temporary_name(old)
-    old.rename(aside)
+    moved = temporary_name(old)
+    old.rename(moved)
     new.rename(old)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(moved, ignore_errors=True)
 
 
 def _brief(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The right to build a folder, held by one process; names that outlive a loss of power; an operating system's refusals in one line."""
+"""Locks on folders, temporary files, durable folder creation, and one-line errors for failures of the operating system."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _Result = TypeVar("_Result")
 
 @contextlib.contextmanager
 def lock(target: Path) -> Iterator[None]:
-    """Hold the right to build `target`; the kernel gives it back however the process ends.
+    """Hold the lock of `target` inside the block; the kernel releases it however the process ends.
 
     Raises:
-        LockedError: at once, naming pid and host of the holder.
+        LockedError: immediately if another process holds it, naming its pid and host.
     """
     with environment_faults(target):
         make_folder(target.parent)
@@ -94,14 +94,14 @@ def wait_limit() -> float:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Delete temporary folders that a killed builder of `target` left; call only under its lock."""
+    """Delete the temporary folders that killed builders of `target` left; call it under the lock only."""
     for leftover in leftovers(target):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def environment_faults(path: object) -> Iterator[None]:
-    """Turn an operating system's refusal (no space, permission, broken disk, too many files) into one line with exit code 4."""
+    """Turn OSError (no space, permission, broken disk, too many files) and MemoryError into EnvironmentFault."""
     try:
         yield
     except OSError as error:
@@ -113,8 +113,9 @@ def environment_faults(path: object) -> Iterator[None]:
 
 
 def raise_if_refused(error: Exception, path: object) -> None:
-    """For a handler that takes an OSError for a missing or damaged file, as libraries mean it: raises EnvironmentFault if it is the
-    operating system's own refusal, which says nothing about the file.
+    """Raise EnvironmentFault if `error` is an OSError of the operating system, such as EACCES or EIO.
+
+    For handlers of libraries' OSErrors, which otherwise mean that the file is missing or damaged.
     """
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         raise _fault(error, path) from error
@@ -126,7 +127,7 @@ def _fault(error: OSError, path: object) -> EnvironmentFault:
 
 
 def leftovers(target: Path) -> Iterator[Path]:
-    """What killed builders and writers of `target` left beside it."""
+    """Return the temporary files and folders of `target` that are beside it."""
     return target.parent.glob(f"{glob.escape(f'.{target.name}.tmp-')}*")
 
 
@@ -140,7 +141,7 @@ def temporary_name(target: Path) -> Path:
 def temporary_file(target: Path) -> Iterator[tuple[Path, int]]:
     """Yield (path, descriptor) of a new file beside `target`, locked until the block ends, then removed if it still has that name.
 
-    The lock tells other processes that its writer is alive (`remove_abandoned_files`).
+    `remove_abandoned_files` of other processes spares it because of the lock.
     """
     while True:
         path = temporary_name(target)
@@ -170,7 +171,7 @@ def remove_abandoned_files(target: Path) -> None:
 
 
 def _claim(path: Path, handle: int) -> bool:
-    """Lock a new file; return False if another process took it for abandoned before the lock was held."""
+    """Lock a new file; return False if another process removed it as abandoned before the lock was held."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -179,7 +180,7 @@ def _claim(path: Path, handle: int) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """Make it with those above it, each synced into its own parent: what is published in a folder whose name is lost is lost."""
+    """Create the folder and its parents, each synced into its parent: a folder whose name is lost takes its content with it."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -187,7 +188,7 @@ def make_folder(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """A file's content, or a folder's names, onto the disk."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,6 @@
-"""Tensors as safetensors files, written and read by Python's own files: there a full or broken disk is an OSError, which the user gets as
-one line, while the safetensors library raises its own errors for it.
+"""Tensors as safetensors files, written and read through Python's own file objects, which report a full or broken disk as OSError.
+
+Separate from arrays.py, which packages without torch import.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cramlm.storage.artifacts import environment_faults
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors, from whatever device, by their names.
+    """Write tensors of any device by name.
 
     Raises:
         OSError: if the disk refuses.
@@ -26,10 +27,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file.
+    """Return all tensors of a file, on the CPU.
 
     Raises:
-        ArtifactError: if it is not a whole safetensors file. EnvironmentFault: if it cannot be read.
+        ArtifactError: if it is not a complete safetensors file. EnvironmentFault: if it cannot be read.
     """
     try:
         with environment_faults(path):
