@@ -432,19 +432,29 @@ def test_every_recipe_is_listed_with_a_line_and_what_it_needs() -> None:
     assert all(("--corpus" in line) == (line.split()[0] not in WITHOUT_CORPUS) for line in lines)
 
 
-def test_recipes_show_prints_the_terms_that_run_on_a_task(tmp_path: Path) -> None:
+def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_path: Path) -> None:
     train = write_labels(tmp_path / "train.jsonl", [f"label {number % LABELS}" for number in range(100)])
-    shown = CliRunner().invoke(
-        app, ["recipes", "show", "tlm", "--train", train, "--budget", "5m", "--set", "phases[0].terms[1].weight=0.5"]
-    )
+    options = ["--train", train, "--dev", "dev.csv", "--test", "test.csv", "--corpus", "text/", "--budget", "2e13flops"]
+    shown = CliRunner().invoke(app, ["recipes", "show", "tlm", *options, "--set", "phases[0].terms[1].weight=0.5"])
     assert shown.exit_code == 0, shown.output
-    joint, finetune = shown.stdout.split("\n\n")[1:]
+    title, data, _, joint, finetune = shown.stdout.split("\n\n")
+    assert title.startswith("tlm: retrieve with every training text")
+    assert "100 training texts, 7 labels (classification); dev: dev.csv; test: test.csv" in data
+    assert "text/: BM25, each training text is a query, as much as the budget reads" in data
+    assert "2e13flops" in data
     assert [line.split()[:3] for line in joint.splitlines()[2:6]] == [
         ["mlm", "external", "1"],
         ["mlm", "task", "0.5"],
         ["classify", "task", "0.25"],
         ["distil", "external", "1"],
     ]
-    assert [line.split() for line in finetune.splitlines()[2:3]] == [["classify", "task", "1", "label_smoothing", "0.2"]]
+    assert "masks 20% of the tokens (random): 100% [MASK]" in joint
+    assert "label_smoothing = 0.2" in finetune
     assert "distil" not in finetune  # fewer than 30 texts a label
-    assert "tlm-plain" in CliRunner().invoke(app, ["recipes"]).stdout
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FROM_CHECKPOINT])
+def test_every_recipe_from_scratch_is_described(name: str) -> None:
+    shown = CliRunner().invoke(app, ["recipes", "show", name])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith(f"{name}: {RECIPES[name].summary}")

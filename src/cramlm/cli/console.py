@@ -16,8 +16,7 @@ from rich.text import Text
 from cramlm.records import Emit, Event
 
 if TYPE_CHECKING:  # a quarter of a second to import
-    from cramlm.config.run import RunConfig
-    from cramlm.config.terms import TermConfig
+    pass
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
 
@@ -218,31 +217,6 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget']}: {plan['refused']}")
-
-
-def show_phases(config: RunConfig) -> None:
-    """Print the phases of a run and their loss terms, never truncated to the width of the terminal."""
-    if not config.phases:
-        print(f"{config.name}: a linear model whose settings are chosen on dev; no phases")
-        return
-    encoder = config.encoder
-    print(f"{config.name}: {encoder.shape}, {encoder.layers} layers of {encoder.hidden}, budget {config.budget or 'none'}")
-    for number, phase in enumerate(config.phases, start=1):
-        planned = f"{phase.passes:g} passes" if phase.passes else "steps from the budget"
-        steps = planned if phase.steps is None else f"{phase.steps:,} steps"
-        text = " : ".join(f"{share} {origin}" for origin, share in (("external", phase.external), ("task", phase.task)) if share)
-        print(f"\nphase {number}, {phase.name}: {text} text, {phase.mixing}; {steps} of {phase.batch_size:,} {phase.batch_unit}")
-        rows = [("term", "on", "weight", ""), *((term.kind, term.on, f"{term.weight:g}", _settings(term)) for term in phase.terms)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        masks = f"masks: {phase.masking.kind}, {phase.masking.rate:.0%}; " if any(term.masks for term in phase.terms) else ""
-        print(f"  {masks}optimizer: {phase.optimizer.kind}; schedule: {phase.schedule.kind}; keeps the {phase.keep} weights")
-
-
-def _settings(term: TermConfig) -> str:
-    values = term.model_dump(exclude={"kind", "on", "weight"})
-    return ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
 
 
 def show_selection(report: Mapping[str, Any]) -> None:

@@ -19,10 +19,12 @@ from cramlm.cli.options import (
     InitOption,
     KindOption,
     OptionalLabelColumn,
+    OptionalOnBadRow,
     OptionalTextColumn,
     PairColumn,
     PresetOption,
     RecipeOption,
+    SeedOption,
     SeparatorOption,
     SetOption,
 )
@@ -98,29 +100,44 @@ def list_recipes(context: typer.Context) -> None:
 @recipes.command()
 def show(
     name: Annotated[str, typer.Argument(help="A recipe, like tlm or tlm-small:chemprot.")],
-    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 8 labels are assumed).")] = None,
+    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 texts of 8 labels are assumed.")] = None,
+    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
     budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
     init: InitOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
+    seed: SeedOption = None,
     text_column: OptionalTextColumn = None,
     label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
+    on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Show the phases and loss terms of a recipe for a task and a budget. Reads only the training file; does not train.
+    """Show what a recipe runs on a task with a budget: data, phases and loss terms. Reads the training file only; trains nothing.
 
-    `cramlm config --recipe NAME` prints all settings of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
+    `cramlm config --recipe NAME` prints every setting of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
     """
-    from cramlm.cli.console import show_phases
     from cramlm.cli.options import resolve_run
+    from cramlm.recipes import find
+    from cramlm.recipes.describe import describe_run
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    task = {"train": train or "", **columns, "kind": kind, "label_separator": label_separator}
-    files = corpus or ["corpus/*.jsonl.zst"]
-    show_phases(resolve_run(name, None, set_, task=task, corpus=files, budget=budget, seed=None, preset=preset, init=init))
+    task = {"train": train or "", "dev": dev, "test": test, **columns, "kind": kind, "label_separator": label_separator}
+    config = resolve_run(
+        name,
+        None,
+        set_,
+        task=task | {"on_bad_row": on_bad_row},
+        corpus=corpus or ["corpus/*.jsonl.zst"],
+        budget=budget,
+        seed=seed,
+        preset=preset,
+        init=init,
+    )
+    print(describe_run(config, summary=find(name)[0].summary))
 
 
 def report(

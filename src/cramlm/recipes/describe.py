@@ -1,0 +1,139 @@
+"""A run in words: its data, its encoder, and the phases with their loss terms, as `cramlm recipes show` prints them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig, linear_teachers
+from cramlm.config.run import RetrieverConfig, RunConfig, TaskConfig
+from cramlm.config.terms import MaskingConfig, TermConfig
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES
+from cramlm.recipes.recipe import labelled_size
+
+_METHODS: Final = {"bm25": "BM25", "random": "a random sample", "dsir": "DSIR (importance sampling by n-grams)", "dense": "dense retrieval"}
+_BOUNDS: Final = {"top_k": "passages per query", "max_documents": "passages", "max_tokens": "tokens"}
+
+
+def describe_run(config: RunConfig, *, summary: str = "") -> str:
+    """Describe what a run will do, in lines of plain text. summary: what the method is, in a phrase.
+
+    Raises:
+        UsageError, DataError: if the training file cannot be read.
+    """
+    lines = [f"{config.name}: {summary}" if summary else config.name, ""]
+    rows = list(_data_rows(config))
+    width = max(len(name) for name, _ in rows)
+    lines += [f"  {name:<{width}}  {text}" for name, text in rows]
+    if config.model != "encoder":
+        return "\n".join(lines)
+    lines += ["", "The loss of a step is the sum over the terms of weight x mean loss."]
+    for number, phase in enumerate(config.phases, start=1):
+        lines += ["", f"Phase {number}, {phase.name}: {_text_of(phase)}", *_term_table(phase)]
+        lines += [f"  {line}" for line in _training_of(phase)]
+    return "\n".join(lines)
+
+
+def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    yield "task", _task(config.task, config.seed)
+    if config.retriever is not None and config.corpus is not None:
+        yield "raw text", f"{', '.join(config.corpus.files)}: {_retrieval(config.retriever)}"
+    if config.model == "encoder":
+        encoder = config.encoder
+        size = f"{encoder.shape}, {encoder.layers} layers of width {encoder.hidden}"
+        if config.init is not None:
+            yield "encoder", f"{size}, from the weights in {config.init}"
+        else:
+            start = "from co-occurrence counts" if encoder.embedding_init == "cooccurrence" else "random"
+            yield "encoder", f"{size}, trained from scratch; token embeddings start {start}"
+        if any(linear_teachers(phase) for phase in config.phases):
+            aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
+            yield "teacher", f"linear: logistic regression on TF-IDF and averaged token embeddings{aligned}"
+        if KINDS[config.task.kind].has_prior:
+            chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
+            yield "logit adjustment", chosen
+        unlimited = "none" if config.budget is None else config.budget
+        yield "budget", f"{unlimited}; `cramlm plan` shows the steps and the cost on this machine"
+    else:
+        features = "TF-IDF and averaged token embeddings of the retrieved text" if config.model == "static" else "TF-IDF"
+        kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
+        yield "model", f"{kind} on {features}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"
+
+
+def _task(task: TaskConfig, seed: int) -> str:
+    size = labelled_size(task, seed=seed)
+    labels = "" if task.kind == "regression" else f", {size.labels} labels"
+    count = f"{size.texts:,} training texts{labels}"
+    shown = f"{task.train}: {count}" if task.train else f"no file given, {count} assumed"
+    dev = task.dev or f"{task.dev_fraction:.0%} split off from train"
+    return f"{shown} ({task.kind}); dev: {dev}; test: {task.test or 'none'}"
+
+
+def _retrieval(retriever: RetrieverConfig) -> str:
+    settings = retriever.model_dump()
+    method = _METHODS.get(retriever.kind, retriever.kind)
+    queries = {"text": "each training text is a query", "phrases": "the key phrases of each training text are a query"}
+    query = queries.get(settings.get("queries", ""), "")
+    bounds = [f"at most {settings[name]:,} {unit}" for name, unit in _BOUNDS.items() if settings.get(name) is not None]
+    return ", ".join(part for part in (method, query, *(bounds or ["as much as the budget reads"])) if part)
+
+
+def _text_of(phase: PhaseConfig) -> str:
+    if not phase.external:
+        return "labelled texts"
+    if not phase.task:
+        return "external (retrieved) text"
+    if phase.mixing == "blended":
+        return f"external (retrieved) and labelled texts, {phase.external} : {phase.task} by tokens in every batch"
+    return f"{phase.external} batches of external (retrieved) text, then {phase.task} of labelled texts"
+
+
+def _term_table(phase: PhaseConfig) -> list[str]:
+    rows = [("term", "on", "weight", "loss"), *((term.kind, term.on, f"{term.weight:g}", _loss(term)) for term in phase.terms)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _loss(term: TermConfig) -> str:
+    """The first phrase of the term's docstring, and its own settings."""
+    first = re.match(r"[^(.:]+", type(term).__doc__ or "")
+    values = term.model_dump(exclude={"kind", "on", "weight"})
+    settings = ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in values.items())
+    return "; ".join(part for part in (first[0].strip().lower() if first else "", settings) if part)
+
+
+def _training_of(phase: PhaseConfig) -> Iterator[str]:
+    if any(term.masks for term in phase.terms):
+        yield _masks(phase.masking)
+    length = f"{phase.passes:g} passes" if phase.passes else "steps set by the planner from the budget"
+    most = f", at most {phase.max_passes:g} passes" if phase.max_passes and phase.steps is None else ""
+    yield f"{length if phase.steps is None else f'{phase.steps:,} steps'}{most}; batches of {phase.batch_size:,} {phase.batch_unit}"
+    yield f"{_optimizer(phase.optimizer)}; {_schedule(phase.schedule)}"
+    if phase.dropout:
+        yield f"dropout {phase.dropout:g}, of attention probabilities {phase.attention_dropout:g}"
+    changed = "; only the vectors of the soft prompt change" if phase.trains == "vectors" else ""
+    weights = "keeps the weights that are best on dev" if phase.keep == "best" else "keeps the last weights"
+    origin = {"previous": "", "start": "; starts from the initial weights of the run"}
+    source = origin.get(phase.start_from, f"; starts from the weights of {phase.start_from}")
+    yield weights + source + changed
+
+
+def _masks(masking: MaskingConfig) -> str:
+    rate = f"{masking.rate:.0%}" if masking.rate_end is None else f"{masking.rate:.0%} to {masking.rate_end:.0%}"
+    unchanged = 1 - masking.mask_share - masking.random_share
+    shares = [(masking.mask_share, "[MASK]"), (masking.random_share, "a random token"), (unchanged, "unchanged")]
+    become = ", ".join(f"{share:.0%} {name}" for share, name in shares if share > 1e-9)
+    return f"masks {rate} of the tokens ({masking.kind}): {become}"
+
+
+def _optimizer(optimizer: OptimizerConfig) -> str:
+    if optimizer.kind == "adamw":
+        return f"AdamW at {optimizer.learning_rate:g}"
+    return f"Muon at {optimizer.muon_learning_rate:g} for hidden matrices, AdamW at {optimizer.learning_rate:g} for the rest"
+
+
+def _schedule(schedule: ScheduleConfig) -> str:
+    warmup = f"warm-up over {schedule.warmup_fraction:.0%} of the steps, then "
+    decay = "linear decay to 0" if schedule.kind == "linear" else f"constant, decay to 0 over the last {schedule.decay_fraction:.0%}"
+    return warmup + decay
