@@ -74,7 +74,7 @@ def test_an_exported_mixture_of_experts_is_for_cramlm_only(tmp_path: Path) -> No
     encoder = {"shape": "moe", "layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "experts": 3, "max_positions": 64}
     run = fit(tmp_path, encoder=encoder, phases=[COMMON | {"name": "joint"}, FINETUNE])
     events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
-    assert any("no class in transformers" in event["message"] for event in events)
+    assert any("transformers has no class" in event["message"] for event in events)
     assert all(0.9 < event["data"]["balance"] < 3 for event in events if event["kind"] == "step")
     answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
     assert [answer.label for answer in answers] == ["sea", "hill"]

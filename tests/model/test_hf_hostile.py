@@ -96,31 +96,21 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_missing_head_is_named_and_never_replaced_by_a_random_one(exported: Path) -> None:
-    change_tensors(exported, lambda tensors: tensors.pop("classifier.weight"))
-    assert "tensor 'classifier.weight' is missing" in refused(exported)
+WRONG_TENSORS: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
+    (lambda tensors: tensors.pop("classifier.weight"), "'classifier.weight' is missing"),  # never replaced by a random head
+    (lambda tensors: tensors.update({"lm_head.weight": torch.zeros(2)}), "'lm_head.weight' has no place"),
+    (lambda tensors: tensors.update({"classifier.weight": torch.zeros(4, 32)}), "'classifier.weight' has shape (4, 32), expected (3, 32)"),
+    (lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).half()}), "'classifier.bias' has dtype F16, expected F32"),
+    (lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).double()}), "'classifier.bias' has dtype F64, expected F32"),
+    (lambda tensors: tensors["classifier.weight"][1, 5].fill_(float("nan")), "'classifier.weight' holds NaN or infinity"),
+    (lambda tensors: tensors["classifier.weight"][1, 5].fill_(float("inf")), "'classifier.weight' holds NaN or infinity"),
+]
 
 
-def test_an_extra_tensor_is_named(exported: Path) -> None:
-    change_tensors(exported, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(2)}))
-    assert "tensor 'lm_head.weight' has no place" in refused(exported)
-
-
-def test_a_wrong_shape_is_named(exported: Path) -> None:
-    change_tensors(exported, lambda tensors: tensors.update({"classifier.weight": torch.zeros(4, 32)}))
-    assert "tensor 'classifier.weight' has shape (4, 32), expected (3, 32)" in refused(exported)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
-def test_a_wrong_dtype_is_named(exported: Path, dtype: torch.dtype) -> None:
-    change_tensors(exported, lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).to(dtype)}))
-    assert "tensor 'classifier.bias' has dtype" in refused(exported)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_is_named(exported: Path, value: float) -> None:
-    change_tensors(exported, lambda tensors: tensors["classifier.weight"][1, 5].fill_(value))
-    assert "tensor 'classifier.weight' holds NaN or infinity" in refused(exported)
+@pytest.mark.parametrize(("change", "message"), WRONG_TENSORS)
+def test_a_wrong_tensor_is_named(exported: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str) -> None:
+    change_tensors(exported, change)
+    assert f"tensor {message}" in refused(exported)
 
 
 def test_weights_cut_anywhere_are_refused(exported: Path) -> None:

@@ -43,9 +43,9 @@ def run_with_stops(phase: PhaseConfig, work: Path, stops: list[int], *, precisio
 
 @pytest.mark.parametrize(("mixing", "precision"), [("blended", "bf16"), ("interleaved", "fp32")])
 def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, mixing: str, precision: str) -> None:
-    phase = make_phase(mixing=mixing, checkpoint_every=8, **THOROUGH)
+    phase = make_phase(steps=16, mixing=mixing, checkpoint_every=6, **THOROUGH)
     straight, result = run_with_stops(phase, tmp_path / "straight", [], precision=precision)
-    for stops in ([4, 9], [0, 29]):
+    for stops in ([4, 5], [0, 15]):
         resumed, again = run_with_stops(phase, tmp_path / f"stopped-{stops}", stops, precision=precision)
         assert_same_bits(weights_of(resumed), weights_of(straight))
         assert (again.best_step, again.best_score, again.tokens, again.padded_tokens, again.executed_flops) == (
@@ -59,9 +59,9 @@ def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, 
 
 @pytest.mark.parametrize("changes", [{"optimizer": {"kind": "adamw"}}, {"keep": "last"}, {"external": 0, "text_weight": 0.0}])
 def test_other_optimizers_and_phases_resume_with_the_same_bits_too(tmp_path: Path, changes: dict[str, Any]) -> None:
-    phase = make_phase(steps=12, **(THOROUGH | changes))
+    phase = make_phase(steps=8, **(THOROUGH | changes))
     straight, _ = run_with_stops(phase, tmp_path / "straight", [])
-    resumed, _ = run_with_stops(phase, tmp_path / "stopped", [5, 3])
+    resumed, _ = run_with_stops(phase, tmp_path / "stopped", [3, 2])
     assert_same_bits(weights_of(resumed), weights_of(straight))
 
 
@@ -179,7 +179,7 @@ def test_a_phase_that_keeps_the_last_weights_still_reports_dev(tmp_path: Path) -
 
 def test_dev_is_evaluated_ten_times_by_default_and_always_after_the_last_step(tmp_path: Path) -> None:
     evaluate, seen = scripted([0.0] * 100)
-    run_phase(make_model(), make_phase(steps=30), tmp_path / "ten", evaluate=evaluate)
+    run_phase(make_model(), make_phase(steps=20), tmp_path / "ten", evaluate=evaluate)
     assert len(seen) == 10
     evaluate, seen = scripted([0.0] * 100)
     run_phase(make_model(), make_phase(steps=7, evaluate_every=3), tmp_path / "odd", evaluate=evaluate)
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path: Path
 
 
 def test_divergence_later_on_keeps_the_good_checkpoints_and_adds_none(tmp_path: Path) -> None:
-    phase = make_phase(checkpoint_every=1)
+    phase = make_phase(steps=8, checkpoint_every=1)
     model = make_model()
     asked = count()
 
