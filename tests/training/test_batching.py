@@ -28,7 +28,7 @@ def sequences_of(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def make_sequences(lengths: list[int]) -> list[np.ndarray[Any, Any]]:
-    """Sequence i holds i + 10 everywhere, so that it can be told apart."""
+    """Sequence i holds i + 10 everywhere, so that it can be recognised."""
     return [np.full(length, index + 10, dtype=np.uint16) for index, length in enumerate(lengths)]
 
 
@@ -49,13 +49,13 @@ def test_packing_keeps_every_sequence_whole_in_one_row_with_its_label_and_origin
     assert batch.tokens == sum(lengths)
     for number, sequence in enumerate(sequences_of(batch)):
         original = sequence[0] - 10
-        places = np.flatnonzero(batch.sequence.ravel() == number)
+        positions = np.flatnonzero(batch.sequence.ravel() == number)
         assert set(sequence) == {sequence[0]}
         assert len(sequence) == lengths[original]
-        assert batch.first[number] == places[0]
-        assert places[-1] - places[0] == len(places) - 1
-        assert places[0] // length == places[-1] // length
-        assert batch.position.ravel()[places].tolist() == list(range(len(places)))
+        assert batch.first[number] == positions[0]
+        assert positions[-1] - positions[0] == len(positions) - 1
+        assert positions[0] // length == positions[-1] // length
+        assert batch.position.ravel()[positions].tolist() == list(range(len(positions)))
         assert (batch.task_labels[number], batch.external[number]) == (original, original % 2 == 0)
     assert (np.diff(batch.first) > 0).all()
     assert rows <= len(lengths)
@@ -96,8 +96,7 @@ def test_another_seed_or_phase_gives_other_batches() -> None:
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
 def test_a_pool_is_sampled_evenly(mixing: str) -> None:
     batches = make_batches(make_phase(mixing=mixing, batch_unit="sequences", batch_size=9), task=40)
-    drawn = (batches.batch(step) for step in range(1000))
-    task_batches = [batch for batch in drawn if not batch.external.all()][:40]
+    task_batches = [batch for batch in (batches.batch(step) for step in range(1000)) if not batch.external.all()][:40]
     seen = Counter(
         sequence for batch in task_batches for sequence, external in zip(sequences_of(batch), batch.external, strict=True) if not external
     )
@@ -196,8 +195,8 @@ def test_steps_for_passes_is_the_first_number_of_steps_that_samples_so_much(mixi
 def test_sequences_and_tokens_per_step_are_means_over_a_cycle() -> None:
     phase = make_phase(mixing="interleaved", external=3, task=1)
     batches = make_batches(phase)
-    drawn = [sum(map(len, batches.sequence_numbers(step).values())) for step in range(4)]
-    assert batches.sequences_per_step == pytest.approx(np.mean(drawn))
+    counts = [sum(map(len, batches.sequence_numbers(step).values())) for step in range(4)]
+    assert batches.sequences_per_step == pytest.approx(np.mean(counts))
     assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
 
 

@@ -52,8 +52,8 @@ def at(boundary: int, accident: Accident) -> Callable[[Model], Stop]:
     """A `stop` during whose call at a step boundary something happens to this rank."""
 
     def stop_of(model: Model) -> Stop:
-        asked = count()
-        return lambda: accident(model) if next(asked) == boundary else None
+        calls = count()
+        return lambda: accident(model) if next(calls) == boundary else None
 
     return stop_of
 
@@ -107,11 +107,11 @@ def several(
 
 
 def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, build: Build = make_model) -> None:
-    expected, (steps, best, tokens, places) = one_process(phase, tmp_path / "one", build)
+    expected, (steps, best, tokens, padded) = one_process(phase, tmp_path / "one", build)
     folder = tmp_path / "several"
     assert several(ranks, phase, folder, build=build) == [0] * ranks, error_messages(folder / "errors")
     weights, (together, *rest) = results(folder)
-    assert rest == [best, tokens, places]
+    assert rest == [best, tokens, padded]
     for alone, shared in zip(steps, together, strict=True):
         for term in ("loss", "mlm_external", "mlm_task", "causal_external", "causal_task", "classify_task"):
             assert (term in alone) == (term in shared)

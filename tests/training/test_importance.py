@@ -1,4 +1,4 @@
-"""Words that matter: the paper's rule and the gradient's, against plain re-statements of them text by text; what becomes of the marks."""
+"""Token importance: both rules against plain loops over single texts, the scorer, and masks by score."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pool_of_words(sequences: int = 24) -> TokenPool:
     return replace(pool, ids=ids, begins=begins, labels=labels)
 
 
-def answers(model: Model, tokens: list[int]) -> torch.Tensor:
+def probabilities_of(model: Model, tokens: list[int]) -> torch.Tensor:
     """Probabilities of one text alone."""
     nothing = np.zeros(1, dtype=np.int64)
     batch = pack([np.array(tokens)], labels=nothing, external=nothing > 0, row_length=len(tokens), pad_id=0)
@@ -61,65 +61,65 @@ def answers(model: Model, tokens: list[int]) -> torch.Tensor:
 
 
 def words_of(pool: TokenPool, number: int) -> list[list[int]]:
-    """Places within the text of each word but [CLS] and [SEP]."""
+    """Positions in the text of each word but [CLS] and [SEP]."""
     assert pool.begins is not None
-    places = np.arange(pool.offsets[number], pool.offsets[number + 1])
-    words = np.split(places, np.flatnonzero(pool.begins[places])[1:])
-    return [(word - places[0]).tolist() for word in words[1:-1]]
+    positions = np.arange(pool.offsets[number], pool.offsets[number + 1])
+    words = np.split(positions, np.flatnonzero(pool.begins[positions])[1:])
+    return [(word - positions[0]).tolist() for word in words[1:-1]]
 
 
 def test_the_auxiliary_rule_equals_a_loop_over_single_texts(tuned: Model) -> None:
     pool, delta = pool_of_words(), 0.05
-    marks = label_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
+    token_labels = label_words(tuned, pool, ImportantTokens(delta=delta), SPECIAL, precision="fp32")
     used = 0
     for number in range(len(pool)):
         text, own = pool.sequence(number).tolist(), int(pool.labels[number])
-        whole = answers(tuned, text)
+        whole = probabilities_of(tuned, text)
         expected = [UNLABELLED] * len(text)
         if own >= 0 and int(whole.argmax()) == own:
             used += 1
             kept: set[int] = {0, len(text) - 1}
-            for places in words_of(pool, number):
-                for place in places:
-                    expected[place] = UNIMPORTANT
-                if [text[place] for place in places] == [5, 6]:
+            for positions in words_of(pool, number):
+                for position in positions:
+                    expected[position] = UNIMPORTANT
+                if [text[position] for position in positions] == [5, 6]:
                     continue  # in most texts
-                shown = [token for place, token in enumerate(text) if place in kept or place in places]
-                if float(whole[own] - answers(tuned, shown)[own]) < delta:
-                    for place in places:
-                        expected[place] = IMPORTANT
+                shown = [token for position, token in enumerate(text) if position in kept or position in positions]
+                if float(whole[own] - probabilities_of(tuned, shown)[own]) < delta:
+                    for position in positions:
+                        expected[position] = IMPORTANT
                 else:
-                    kept |= set(places)
-        assert marks[pool.offsets[number] : pool.offsets[number + 1]].tolist() == expected
+                    kept |= set(positions)
+        assert token_labels[pool.offsets[number] : pool.offsets[number + 1]].tolist() == expected
     assert used > len(pool) / 2
-    assert 0.05 < (marks == IMPORTANT).sum() / (marks != UNLABELLED).sum() < 0.95
+    assert 0.05 < (token_labels == IMPORTANT).sum() / (token_labels != UNLABELLED).sum() < 0.95
 
 
 def test_the_gradient_rule_labels_the_words_with_the_largest_first_order_loss(tuned: Model) -> None:
     pool = pool_of_words()
-    marks = label_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
+    token_labels = label_words(tuned, pool, ImportantTokens(rule="gradient", share=0.3), SPECIAL, precision="fp32")
     original = tuned.encoder.word_embeddings.detach().clone()
     checked = 0
     for number in range(1, len(pool)):
         text, own = pool.sequence(number).tolist(), int(pool.labels[number])
-        got = marks[pool.offsets[number] : pool.offsets[number + 1]]
-        if len(set(text)) < len(text) or (got == UNLABELLED).all():
-            continue  # a finite difference of a row of the table is that of a place only where no token is there twice
+        of_text = token_labels[pool.offsets[number] : pool.offsets[number + 1]]
+        if len(set(text)) < len(text) or (of_text == UNLABELLED).all():
+            continue  # a finite difference of a row of the table is that of a position only where no token is there twice
         fall = []
-        words = [places for places in words_of(pool, number) if [text[place] for place in places] != [5, 6]]
-        for places in words:
+        words = [positions for positions in words_of(pool, number) if [text[position] for position in positions] != [5, 6]]
+        for positions in words:
             logs = []
             for step in (0.01, -0.01):
                 with torch.no_grad():
-                    rows = [text[place] for place in places]
+                    rows = [text[position] for position in positions]
                     tuned.encoder.word_embeddings[rows] += step * (original[SPECIAL.mask] - original[rows])
-                    logs.append(float(torch.log(answers(tuned, text)[own])))
+                    logs.append(float(torch.log(probabilities_of(tuned, text)[own])))
                     tuned.encoder.word_embeddings.copy_(original)
             fall.append((logs[1] - logs[0]) / 0.02)
         best = np.argsort(-np.array(fall))[: max(1, round(0.3 * len(words)))]
         if all(abs(fall[index]) > 1e-3 for index in best) and len(set(np.round(fall, 3))) == len(fall):
-            expected = {place for index in best if fall[index] > 0 for place in words[index]}
-            assert set(np.flatnonzero(got == IMPORTANT).tolist()) == expected
+            expected = {position for index in best if fall[index] > 0 for position in words[index]}
+            assert set(np.flatnonzero(of_text == IMPORTANT).tolist()) == expected
             checked += 1
     assert checked > 3
 
@@ -132,9 +132,9 @@ def test_equal_words_have_equal_hashes_at_any_position() -> None:
 
 def test_only_labelled_tokens_are_in_the_loss_and_important_ones_weigh_more() -> None:
     pool = pool_of_words()
-    marks = np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids % 3 == 0)).astype(np.uint8)
+    token_labels = np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids % 3 == 0)).astype(np.uint8)
     phase = make_phase(**SCORER)
-    batch = Batches(phase, None, replace(pool, token_labels=marks), seed=1, phase_index=0, special=SPECIAL).batch(0)
+    batch = Batches(phase, None, replace(pool, token_labels=token_labels), seed=1, phase_index=0, special=SPECIAL).batch(0)
     flat = batch.token_ids.ravel()
     assert not np.isin(flat[batch.masked], SPECIAL.all).any()
     assert len(batch.masked) == batch.tokens - 2 * len(batch.first)
@@ -149,7 +149,7 @@ def test_only_labelled_tokens_are_in_the_loss_and_important_ones_weigh_more() ->
 
 
 def test_a_scorer_finds_important_tokens_in_other_text(tmp_path: Path) -> None:
-    def taught(seed: int, **more: Any) -> TokenPool:
+    def labelled(seed: int, **more: Any) -> TokenPool:
         pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
         return replace(
             pool, token_labels=np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids < 20)).astype(np.uint8)
@@ -157,7 +157,7 @@ def test_a_scorer_finds_important_tokens_in_other_text(tmp_path: Path) -> None:
 
     phase = make_phase(**SCORER, steps=50, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
     model = model_of()
-    run_phase(model, phase, tmp_path, batches=Batches(phase, None, taught(2), seed=1, phase_index=0, special=SPECIAL), evaluate=None)
+    run_phase(model, phase, tmp_path, batches=Batches(phase, None, labelled(2), seed=1, phase_index=0, special=SPECIAL), evaluate=None)
     other = make_pool(50, labelled=False, seed=9)
     scores = score_tokens(model, other, precision="fp32")
     real = ~np.isin(other.ids, SPECIAL.all)
@@ -173,10 +173,10 @@ def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_ma
     config = MaskingConfig(kind="scored", scores_of="scorer", rate=0.15)
     masked = mask(batch, config, np.random.default_rng(0), SPECIAL, token_values=scores)
     for number in range(30):
-        places = np.flatnonzero((owner == number) & ~np.isin(flat, SPECIAL.all))
-        most = max(1, round(0.15 * len(places)))
-        above = max(1, min(most, int((scores[places] > 0).sum())))
-        best = places[np.argsort(-scores[places])[:above]]
+        positions = np.flatnonzero((owner == number) & ~np.isin(flat, SPECIAL.all))
+        most = max(1, round(0.15 * len(positions)))
+        above = max(1, min(most, int((scores[positions] > 0).sum())))
+        best = positions[np.argsort(-scores[positions])[:above]]
         assert sorted(best.tolist()) == masked.masked[owner[masked.masked] == number].tolist()
     control = config.model_copy(update={"kind": "scored-control"})
     other = mask(batch, control, np.random.default_rng(0), SPECIAL, token_values=scores)

@@ -72,10 +72,10 @@ def test_a_process_that_dies_between_checkpoints_resumes_from_the_last_one(tmp_p
     class Killed(BaseException):
         pass
 
-    asked = count()
+    calls = count()
 
     def die() -> int | None:
-        if next(asked) == 7:
+        if next(calls) == 7:
             raise Killed
         return None
 
@@ -212,10 +212,10 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path: Path
 def test_divergence_later_on_keeps_the_good_checkpoints_and_adds_none(tmp_path: Path) -> None:
     phase = make_phase(steps=8, checkpoint_every=1)
     model = make_model()
-    asked = count()
+    calls = count()
 
     def poison_at_five() -> None:
-        if next(asked) == 5:
+        if next(calls) == 5:
             with torch.no_grad():
                 model.classifier.dense.weight.fill_(math.nan)
 

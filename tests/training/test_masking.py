@@ -43,16 +43,16 @@ def test_each_sequence_has_exactly_its_rounded_share_of_masks_and_at_least_one(r
     batch = make_batch()
     masked = draw(batch, MaskingConfig(rate=rate))
     owner = batch.sequence.ravel()
-    drawn = np.bincount(owner[masked.masked], minlength=30)
+    counts = np.bincount(owner[masked.masked], minlength=30)
     maskable = np.bincount(owner[(owner >= 0) & ~np.isin(batch.token_ids.ravel(), SPECIAL.all)], minlength=30)
-    assert drawn.tolist() == [max(1, round(rate * count)) for count in maskable]
+    assert counts.tolist() == [max(1, round(rate * count)) for count in maskable]
 
 
 def test_masks_are_uniform_over_the_positions_of_a_sequence() -> None:
     batch = make_batch(1, shortest=32)
     config = MaskingConfig(rate=0.2)
     counts = sum(np.bincount(draw(batch, config, seed).masked, minlength=32) for seed in range(2000))
-    # 30 maskable places, 6 masks: 400 expected each, standard deviation 18
+    # 30 maskable positions, 6 masks: 400 expected each, standard deviation 18
     assert np.abs(counts[1:31] - 400).max() < 90
     assert counts[0] == counts[31] == 0
 

@@ -184,8 +184,8 @@ def test_soft_labels_of_external_text_are_a_cross_entropy_of_their_own(loss_scal
     model, batch = make_model(), first_batch(phase)
     soft = torch.zeros(batch.sequences, model.labels)
     soft[batch.external] = torch.softmax(torch.arange(float(model.labels)), 0)
-    asked = replace(batch, soft_labels=soft)
-    result, expected = objective_of(phase).losses(model, asked), reference_terms(model, batch)
+    labelled_batch = replace(batch, soft_labels=soft)
+    result, expected = objective_of(phase).losses(model, labelled_batch), reference_terms(model, batch)
     logits = model.task_logits(model.hidden(batch), batch)[batch.external]
     expected["distil_external"] = functional.cross_entropy(logits, soft[batch.external])
     assert float(result.means["distil_external"]) == pytest.approx(float(expected["distil_external"].detach()), rel=1e-5)
@@ -200,8 +200,8 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     phase = make_phase(label_weight=0.5)
     outputs = 3 if kind == "multi-label" else 1
     external, task = make_pool(90, labelled=False, seed=1), make_pool(40, labelled=True, seed=2)
-    given = np.random.default_rng(3).normal(size=(len(task), outputs)).astype(np.float32)
-    targets = (given > 0).astype(np.float32) if kind == "multi-label" else given
+    values = np.random.default_rng(3).normal(size=(len(task), outputs)).astype(np.float32)
+    targets = (values > 0).astype(np.float32) if kind == "multi-label" else values
     pools = external, replace(task, labels=np.zeros_like(task.labels), targets=targets)
     batch = Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL).batch(0)
     model = build_model(ModelSpec(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=outputs, kind=kind), seed=7)

@@ -78,11 +78,11 @@ def text_of(batch: Batch, number: int) -> list[int]:
 
 def test_every_position_but_the_last_predicts_the_next_token_without_labels() -> None:
     batch = step_where(phase_of("hybrid"), causal=True)
-    asked = dict(zip(batch.masked.tolist(), batch.mlm_labels.tolist(), strict=True))
+    targets = dict(zip(batch.masked.tolist(), batch.mlm_labels.tolist(), strict=True))
     for number, first in enumerate(batch.first.tolist()):
         text = text_of(batch, number)
-        assert [asked[first + place] for place in range(len(text) - 1)] == text[1:]
-        assert first + len(text) - 1 not in asked
+        assert [targets[first + position] for position in range(len(text) - 1)] == text[1:]
+        assert first + len(text) - 1 not in targets
     assert SPECIAL.mask not in batch.token_ids
     assert (batch.task_labels == -1).all()
     assert (batch.causal_from == 0).all()
@@ -101,13 +101,13 @@ def test_later_tokens_change_nothing_before_them_in_a_causal_batch(tmp_path: Pat
     for shape in ("modernbert", "bert"):
         model, batch = model_of(shape=shape), PackedBatch.of(step_where(phase_of("causal"), causal=True))
         before = model.hidden(batch)
-        changed, place = batch.token_ids.clone(), int(batch.first[3]) + 3
-        changed.view(-1)[place] = 50 + (int(changed.view(-1)[place]) == 50)
+        changed, position = batch.token_ids.clone(), int(batch.first[3]) + 3
+        changed.view(-1)[position] = 50 + (int(changed.view(-1)[position]) == 50)
         fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
         after = model.hidden(PackedBatch(**fields | {"token_ids": changed}))
         moved = set((before - after).abs().amax(1).nonzero().flatten().tolist())
         own = (batch.sequence.flatten() == 3).nonzero().flatten().tolist()
-        assert moved == {other for other in own if other >= place}
+        assert moved == {other for other in own if other >= position}
 
 
 def test_spans_after_the_text_restore_it() -> None:
@@ -122,12 +122,12 @@ def test_spans_after_the_text_restore_it() -> None:
         for number, first in enumerate(batch.first.tolist()):
             tokens, text = text_of(batch, number), int(batch.causal_from[number])
             spans: list[list[int]] = []
-            for place in range(text, len(tokens)):
-                if tokens[place] == SPECIAL.mask:
+            for position in range(text, len(tokens)):
+                if tokens[position] == SPECIAL.mask:
                     spans.append([])
-                target = int(targets[first + place])
+                target = int(targets[first + position])
                 if target != SPECIAL.sep:
-                    assert tokens[place + 1] == target
+                    assert tokens[position + 1] == target
                     spans[-1].append(target)
             waiting = iter(spans)
             restored = [token for each in tokens[:text] for token in (next(waiting) if each == SPECIAL.mask else [each])]
@@ -141,9 +141,9 @@ def test_span_positions_attend_to_the_text_and_earlier_span_positions_and_the_te
     model, batch = model_of(), PackedBatch.of(batches_of(phase_of("span_infilling")).batch(0))
     own = (batch.sequence.flatten() == 2).nonzero().flatten()
     text = int(batch.causal_from[2])
-    for place, expected in ((own[text + 1], own[text + 1 :]), (own[2], own)):
+    for position, expected in ((own[text + 1], own[text + 1 :]), (own[2], own)):
         changed = batch.token_ids.clone()
-        changed.view(-1)[place] = 50 + (int(changed.view(-1)[place]) == 50)
+        changed.view(-1)[position] = 50 + (int(changed.view(-1)[position]) == 50)
         fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
         difference = (model.hidden(batch) - model.hidden(PackedBatch(**fields | {"token_ids": changed}))).abs().amax(1)
         assert difference.nonzero().flatten().tolist() == expected.tolist()
