@@ -31,7 +31,9 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 def test_special_tokens_have_the_ids_0_to_4(either: Tokenizer) -> None:
     ids = [either.pad_id, either.unk_id, either.cls_id, either.sep_id, either.mask_id]
     assert ids == [0, 1, 2, 3, 4]
-    assert [either.token(token) for token in ids] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert [either.token(token) for token in ids] == names
+    assert [token["content"] for token in json.loads(either.content)["added_tokens"]] == names
 
 
 def test_training_gives_the_same_file_in_every_process_and_with_any_number_of_threads(tmp_path: Path) -> None:
@@ -50,10 +52,6 @@ def test_training_gives_the_same_file_in_every_process_and_with_any_number_of_th
         for kind, files in contents.items():
             files.add((tmp_path / str(number) / kind / "tokenizer.json").read_bytes())
     assert [len(files) for files in contents.values()] == [1, 1]
-
-
-def test_only_the_five_special_tokens_are_added_tokens(either: Tokenizer) -> None:
-    assert [token["content"] for token in json.loads(either.content)["added_tokens"]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
@@ -84,17 +82,10 @@ def test_literal_special_tokens_in_a_text_are_ordinary_text(either: Tokenizer, t
     assert ids.isdisjoint({either.pad_id, either.cls_id, either.sep_id, either.mask_id})
 
 
-def test_text_after_a_literal_special_token_is_kept(tokenizer: Tokenizer) -> None:
-    assert pieces(tokenizer, "water [SEP] kinase")[0] == "water"
-    assert pieces(tokenizer, "water [SEP] kinase")[-1] == "kinase"
-
-
-def test_frequent_entity_markers_are_one_token(tokenizer: Tokenizer) -> None:
+def test_entity_markers_are_one_token_and_runs_of_one_mark_are_pairs(tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer, "<<aspirin>> [[") == ["<<", "aspirin", ">>", "[["]
-
-
-def test_runs_of_one_mark_are_cut_into_pairs(tokenizer: Tokenizer) -> None:
     assert pieces(tokenizer, "-----") == ["--", "--", "-"]
+    assert [pieces(tokenizer, "water [SEP] kinase")[index] for index in (0, -1)] == ["water", "kinase"]
 
 
 @pytest.mark.parametrize(
@@ -180,9 +171,6 @@ def test_pairs_are_joined_by_separators_and_a_missing_half_makes_a_single_text(t
     water, kinase, river = tokenizer.encode(["water kinase river"]).ids.tolist()
     assert result[0].tolist() == [2, water, 3, kinase, 3]
     assert result[1].tolist() == [2, river, 3]
-
-
-def test_a_missing_half_is_truncated_like_a_single_text(tokenizer: Tokenizer) -> None:
     long = " ".join(["water"] * 40)
     single = tokenizer.sequences([long], max_length=16, cut="truncate")
     assert tokenizer.sequences([long, long], [None, "river"], max_length=16, cut="truncate")[0].tolist() == single[0].tolist()

@@ -124,15 +124,6 @@ def test_interleaved_cycles_have_exactly_the_ratio_in_whole_batches_external_fir
     assert "".join(kinds) == "EEETT" * 3
 
 
-def test_interleaved_steps_number_each_origin_without_gaps() -> None:
-    batches = make_batches(make_phase(mixing="interleaved", external=3, task=2))
-    following = {"external": 0, "task": 0}
-    for step in range(23):
-        for origin, numbers in batches.sequence_numbers(step).items():
-            assert numbers.start == following[origin]
-            following[origin] = numbers.stop
-
-
 @pytest.mark.parametrize(("external", "task"), [(1, 1), (4, 1), (1, 3)])
 def test_blended_batches_hold_both_origins_in_the_ratio_of_tokens(external: int, task: int) -> None:
     batches = make_batches(make_phase(external=external, task=task, batch_size=2000), external=500, task=500)
@@ -159,14 +150,9 @@ def test_a_batch_counted_in_sequences_has_exactly_that_many(size: int) -> None:
     assert len(both.batch(0).first) == max(size, 2)
 
 
-def test_labels_come_with_task_sequences_only() -> None:
-    batch = make_batches(make_phase()).batch(0)
-    assert (batch.task_labels[batch.external] == -1).all()
-    assert (batch.task_labels[~batch.external] >= 0).all()
-
-
-def test_text_without_mlm_weight_is_never_masked() -> None:
+def test_labels_are_on_task_text_and_masks_only_on_text_with_a_term() -> None:
     batch = make_batches(make_phase(text_weight=0.0)).batch(0)
+    assert ((batch.task_labels >= 0) == ~batch.external).all()
     masked_sequences = batch.sequence.ravel()[batch.masked]
     assert batch.external[masked_sequences].all()
     assert set(masked_sequences) == set(np.flatnonzero(batch.external))

@@ -152,29 +152,20 @@ def scripted(scores: list[float]) -> tuple[Callable[[Model, int], Mapping[str, f
     return evaluate, seen
 
 
-def test_the_best_weights_on_dev_are_kept_and_of_equal_ones_the_earliest(tmp_path: Path) -> None:
-    model = make_model()
-    evaluate, seen = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
-    result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate)
-    assert (result.best_step, result.best_score) == (4, 0.7)
-    assert_same_bits(weights_of(model), seen[1])
-
-
-def test_the_initial_weights_are_kept_if_training_only_lowers_the_dev_score(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keep", "initial", "best", "weights"), [("best", None, (4, 0.7), 1), ("best", 0.8, (0, 0.8), None), ("last", None, (4, 0.7), 4)]
+)
+def test_the_best_weights_on_dev_are_kept_or_the_last(
+    tmp_path: Path, keep: str, initial: float | None, best: tuple[int, float], weights: int | None
+) -> None:
+    """Of equal scores the earliest; the initial weights compete if their score is known."""
     model = make_model()
     before = weights_of(model)
-    evaluate, _ = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
-    result = run_phase(model, make_phase(steps=10, evaluate_every=2), tmp_path, evaluate=evaluate, initial=0.8)
-    assert (result.best_step, result.best_score) == (0, 0.8)
-    assert_same_bits(weights_of(model), before)
-
-
-def test_a_phase_that_keeps_the_last_weights_still_reports_dev(tmp_path: Path) -> None:
-    model = make_model()
-    evaluate, seen = scripted([0.9, 0.1])
-    result = run_phase(model, make_phase(steps=10, evaluate_every=5, keep="last"), tmp_path, evaluate=evaluate)
-    assert (result.best_step, result.best_score) == (5, 0.9)
-    assert_same_bits(weights_of(model), seen[1])
+    evaluate, evaluated = scripted([0.1, 0.7, 0.4, 0.7, 0.2])
+    phase = make_phase(steps=10, evaluate_every=2, keep=keep)
+    result = run_phase(model, phase, tmp_path, evaluate=evaluate, initial=initial)
+    assert (result.best_step, result.best_score) == best
+    assert_same_bits(weights_of(model), before if weights is None else evaluated[weights])
 
 
 def test_dev_is_evaluated_ten_times_by_default_and_always_after_the_last_step(tmp_path: Path) -> None:

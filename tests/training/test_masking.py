@@ -69,11 +69,6 @@ def test_replacements_follow_the_shares_and_random_tokens_are_never_special() ->
     assert set(rest) == set(range(5, VOCABULARY))
 
 
-def test_the_default_config_hides_every_chosen_token() -> None:
-    masked = draw(make_batch(), MaskingConfig())
-    assert (masked.token_ids.ravel()[masked.masked] == SPECIAL.mask).all()
-
-
 def test_only_the_selected_sequences_get_masks() -> None:
     batch = make_batch()
     masked = draw(batch, MaskingConfig(), where=batch.external)
