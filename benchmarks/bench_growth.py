@@ -37,6 +37,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.records import Example, Task
 from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from synthetic import Bootstrap, Invented, Source, write_corpus
 
@@ -128,7 +129,7 @@ def search(index: Index, texts: list[str], threads: int) -> int:
 def select(corpus: Corpus, index: Index, labelled: Task, out: Path, threads: int) -> int:
     """Return the number of selected documents; includes decontamination and writing."""
     config = Bm25Config(top_k=LIMIT)
-    return len(select_documents(config, corpus, labelled, index=index, out=out, seed=1, threads=threads))
+    return len(select_documents(config, corpus, labelled, out=out, context=RetrievalContext(corpus.store, 1, index, threads)))
 
 
 def source(arguments: argparse.Namespace) -> Source:

@@ -42,6 +42,7 @@ from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.bm25.index import build_index
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable, select_documents
 from cramlm.training.batching import Batches
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
@@ -128,9 +129,8 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     if not (chosen / SELECTION_FILE).is_file():
         corpus = build_corpus(CorpusConfig(files=(str(arguments.data / "corpus" / "*.jsonl.zst"),)), arguments.store)
         config = Bm25Config(top_k=50, max_tokens=arguments.selection_tokens)
-        select_documents(
-            config, corpus, task, out=chosen, seed=13, index=build_index(corpus, arguments.store), store=arguments.store, threads=1
-        )
+        context = RetrievalContext(arguments.store, 13, build_index(corpus, arguments.store))
+        select_documents(config, corpus, task, out=chosen, context=context)
     passages = SelectionTable.open(chosen).texts()
     order = np.random.default_rng(0).permutation(len(passages))
     return Texts(task, [passages[at] for at in np.sort(order[HELD_OUT:])], [passages[at] for at in order[:HELD_OUT]])

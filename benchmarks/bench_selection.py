@@ -26,6 +26,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.sentences import open_sentence_encoder
 from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 
 OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
@@ -77,8 +78,8 @@ def measure(
     config = retriever_config(arguments, kind, like)
     out = arguments.out / f"{name}-{kind}-{arguments.top_k}-{time.time_ns()}"  # always a new folder
     began, cpu_began = time.monotonic(), time.process_time()
-    means: dict[str, Any] = {"index": index, "store": arguments.store, "open_encoder": open_sentence_encoder, "threads": arguments.threads}
-    select_documents(config, corpus, task, out=out, seed=13, **means)
+    context = RetrievalContext(arguments.store, 13, index, arguments.threads, open_encoder=open_sentence_encoder)
+    select_documents(config, corpus, task, out=out, context=context)
     wall, cpu = time.monotonic() - began, time.process_time() - cpu_began
     report = json.loads((out / "report.json").read_bytes())
     return {

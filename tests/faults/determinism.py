@@ -14,6 +14,7 @@ from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.retrieval.bm25.index import build_index
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 
 
@@ -47,7 +48,9 @@ def repeats(world: World, scratch: Path, *, runs: int) -> Figure:
 def _build(world: World, config: CorpusConfig, folder: Path, workers: int) -> None:
     corpus = build_corpus(config, folder, workers=workers, part_bytes=2000)
     index = build_index(corpus, folder, workers=workers)
-    select_documents(Bm25Config(top_k=20), corpus, world.task, index=index, out=folder / "selection", seed=3, threads=workers)
+    select_documents(
+        Bm25Config(top_k=20), corpus, world.task, out=folder / "selection", context=RetrievalContext(corpus.store, 3, index, workers)
+    )
 
 
 def _split(file: Path, folder: Path) -> Path:

@@ -28,6 +28,7 @@ from cramlm.data.task import read_task
 from cramlm.errors import CramError
 from cramlm.records import Task
 from cramlm.retrieval.catalog import build_catalog, open_catalog
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import MANIFEST, hash_json, verify
 from tiny_task import tiny_config, write_task
@@ -134,7 +135,9 @@ class World:
     def select(self, folder: Path, top_k: int = 20) -> None:
         """`cramlm select`."""
         corpus, index = open_catalog(self.folder / "catalog")
-        select_documents(Bm25Config(top_k=top_k), corpus, self.task, index=index, out=folder / "selection", seed=3)
+        select_documents(
+            Bm25Config(top_k=top_k), corpus, self.task, out=folder / "selection", context=RetrievalContext(corpus.store, 3, index)
+        )
 
     def fit(self, folder: Path, stop: Callable[[], int | None] = lambda: None) -> None:
         """`cramlm fit` with a store that holds corpus and index."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from cramlm.errors import UsageError
 from cramlm.records import FloatArray, silent
 from cramlm.retrieval import dense
 from cramlm.retrieval.dense import DenseRetriever, embed_part, nearest, pack, unpack
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import verify
 
@@ -116,9 +118,10 @@ def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_a_selection_is_published_through_the_encoder_that_is_passed_in(corpus: Corpus, tmp_path: Path) -> None:
-    settings = {"index": None, "seed": 1, "out": tmp_path / "out", "store": tmp_path / "store"}
-    selection = select_documents(CONFIG, corpus, make_task(TEXTS), open_encoder=lambda config: LetterEncoder(), **settings)
+    without = RetrievalContext(tmp_path / "store", 1)
+    context = replace(without, open_encoder=lambda config: LetterEncoder())
+    selection = select_documents(CONFIG, corpus, make_task(TEXTS), out=tmp_path / "out", context=context)
     assert [row["position"] for row in selected(tmp_path / "out")] == selection.position.tolist()
     assert 0 < selection.score.min() <= selection.score.max() <= 1.0001
     with pytest.raises(UsageError, match="needs an encoder"):
-        select_documents(CONFIG, corpus, make_task(TEXTS), **settings)
+        select_documents(CONFIG, corpus, make_task(TEXTS), out=tmp_path / "out", context=without)

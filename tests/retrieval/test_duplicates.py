@@ -13,6 +13,7 @@ from selection_fixtures import lines, make_task, write_corpus
 from cramlm.config.retriever import RandomConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 
 BASE = invented_texts(60, seed=61, words=(60, 90))
@@ -64,7 +65,7 @@ def test_what_is_dropped_is_what_comparing_all_pairs_drops(tmp_path: Path) -> No
 def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [*BASE, *(changed(text, 2) for text in BASE[:20])])
     config = RandomConfig(max_documents=60, near_duplicates=0.8)
-    selection = select_documents(config, corpus, make_task(["x"]), index=None, out=tmp_path / "out", seed=1)
+    selection = select_documents(config, corpus, make_task(["x"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
     dropped = lines(tmp_path / "out" / "dropped.jsonl")
     assert len(selection) == 60
     assert {row["reason"] for row in dropped} == {"near-duplicate"}
@@ -84,4 +85,4 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monke
     sys.path_importer_cache.clear()
     config = RandomConfig(max_documents=1, near_duplicates=0.8)
     with pytest.raises(EnvironmentFault, match=r"pip install 'cramlm\[dedup\]'"):
-        select_documents(config, corpus, make_task(["x"]), index=None, out=tmp_path / "out", seed=1)
+        select_documents(config, corpus, make_task(["x"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))

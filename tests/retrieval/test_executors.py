@@ -27,7 +27,7 @@ from cramlm.retrieval.bm25 import segment as build
 from cramlm.retrieval.bm25.distributed import Passes, publish_passes, search_in_passes
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.bm25.search import Scoring
-from cramlm.retrieval.retrievers import Spread
+from cramlm.retrieval.retrievers import Distribution, RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import open_artifact
 
@@ -197,11 +197,12 @@ def test_a_selection_has_the_same_bytes_and_leaves_no_files_of_the_search(
 ) -> None:
     task = make_task([query for query in QUERIES if query], dev=TEXTS[:3])
     config = UnionConfig(retrievers=(Bm25Config(top_k=7), RandomConfig(max_documents=20), Bm25Config(top_k=3, k1=2.0)))
-    select_documents(config, corpus, task, index=index, out=tmp_path / "plain", seed=1, threads=2)
-    spread = Spread(tmp_path / "spread.shares", Processes())
-    select_documents(config, corpus, task, index=cut(5), out=tmp_path / "spread", seed=1, spread=spread)
-    assert fingerprints(tmp_path / "spread") == fingerprints(tmp_path / "plain")
-    assert not spread.folder.exists()
+    select_documents(config, corpus, task, out=tmp_path / "plain", context=RetrievalContext(corpus.store, 1, index, threads=2))
+    distribution = Distribution(tmp_path / "distributed.shares", Processes())
+    context = RetrievalContext(corpus.store, 1, cut(5), distribution=distribution)
+    select_documents(config, corpus, task, out=tmp_path / "distributed", context=context)
+    assert fingerprints(tmp_path / "distributed") == fingerprints(tmp_path / "plain")
+    assert not distribution.folder.exists()
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

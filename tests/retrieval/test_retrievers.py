@@ -16,7 +16,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, widen, within_bound
-from cramlm.retrieval.retrievers import Means, build_retriever, take_turns
+from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
 RETRIEVERS: list[RetrieverConfig] = [
@@ -44,7 +44,7 @@ def config(request: pytest.FixtureRequest) -> RetrieverConfig:
 
 
 def propose(world: World, config: RetrieverConfig, texts: list[str], *, seed: int = 1, threads: int = 1) -> Proposal:
-    return build_retriever(config, Means(world[1], world[2], seed, threads)).propose(world[0], texts, emit=silent)
+    return build_retriever(config, RetrievalContext(world[2], seed, world[1], threads)).propose(world[0], texts, emit=silent)
 
 
 def test_a_ranking_names_each_document_once_sorted_by_rank_and_position(world: World, config: RetrieverConfig) -> None:

@@ -4,7 +4,6 @@ import json
 import unicodedata
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, U
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.records import Event, Selection, Task
+from cramlm.records import Emit, Event, Selection, Task, silent
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, QueryCounts
-from cramlm.retrieval.retrievers import draw_documents
+from cramlm.retrieval.retrievers import RetrievalContext, draw_documents
 from cramlm.retrieval.selection import read_selection, select_documents
 from cramlm.storage.artifacts import verify
 
@@ -32,9 +31,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Index]:
     return corpus, build_index(corpus, folder / "store")
 
 
-def select(world: tuple[Corpus, Index], task: Task, out: Path, config: RetrieverConfig, **settings: Any) -> Selection:
+def select(
+    world: tuple[Corpus, Index], task: Task, out: Path, config: RetrieverConfig, *, emit: Emit = silent, seed: int = 1, threads: int = 1
+) -> Selection:
     corpus, index = world
-    return select_documents(config, corpus, task, index=index, out=out, **{"seed": 1, **settings})
+    return select_documents(config, corpus, task, out=out, context=RetrievalContext(corpus.store, seed, index, threads), emit=emit)
 
 
 QUERIES = invented_texts(30, seed=12, words=(3, 10))
@@ -81,7 +82,14 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
 def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds() -> list[str]:
         events: list[Event] = []
-        select_documents(RandomConfig(max_documents=3), world[0], make_task(QUERIES), index=None, out=tmp_path, seed=1, emit=events.append)
+        select_documents(
+            RandomConfig(max_documents=3),
+            world[0],
+            make_task(QUERIES),
+            out=tmp_path,
+            context=RetrievalContext(world[0].store, 1),
+            emit=events.append,
+        )
         return [event.kind for event in events]
 
     kinds()
@@ -96,7 +104,7 @@ def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_p
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     corpus = build_corpus(CorpusConfig(files=(str(file),)), tmp_path / "store")
     config = RandomConfig(max_documents=160)
-    select_documents(config, corpus, make_task(["Number 1"]), index=None, out=tmp_path / "out", seed=1)
+    select_documents(config, corpus, make_task(["Number 1"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
     report = json.loads((tmp_path / "out/report.json").read_bytes())
     assert {source: count for source, count in report["sources"].items() if count > 1} == {f"https://example.org/{n}": 2 for n in range(10)}
     assert set(report["sources"]) == set(report["source_words"]) == set(report["corpus_sources"])
@@ -201,7 +209,7 @@ def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [HELD_OUT])
     task = make_task(["owls"], dev=(HELD_OUT,))
     with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
-        select_documents(RandomConfig(max_documents=100), corpus, task, index=None, out=tmp_path / "out", seed=1)
+        select_documents(RandomConfig(max_documents=100), corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
 
 
 def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple[Corpus, Index], tmp_path: Path) -> None:
@@ -242,12 +250,14 @@ def test_texts_that_retrieve_nothing_are_counted_and_warned_of(world: tuple[Corp
 def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, ["a corpus of its own"])
     with pytest.raises(ArtifactError, match=f"{world[0].fingerprint[:16]}.*{corpus.fingerprint[:16]}"):
-        select_documents(Bm25Config(), corpus, make_task(["corpus"]), index=world[1], out=tmp_path / "out", seed=1)
+        select_documents(
+            Bm25Config(), corpus, make_task(["corpus"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1, world[1])
+        )
 
 
 def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs an index"):
-        select_documents(Bm25Config(), world[0], make_task(["owls"]), index=None, out=tmp_path / "out", seed=1)
+        select_documents(Bm25Config(), world[0], make_task(["owls"]), out=tmp_path / "out", context=RetrievalContext(world[0].store, 1))
 
 
 def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], tmp_path: Path) -> None:

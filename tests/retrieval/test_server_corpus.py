@@ -20,7 +20,7 @@ from cramlm.pipeline.context import Clock, Context
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event
 from cramlm.retrieval.elasticsearch import server_corpus
-from cramlm.retrieval.retrievers import Means, build_retriever
+from cramlm.retrieval.retrievers import RetrievalContext, build_retriever
 from cramlm.retrieval.selection import select_documents
 from tiny_task import tiny_config, write_task
 
@@ -51,7 +51,7 @@ def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
 def test_what_the_texts_find_becomes_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
     config = settings(server)
     corpus = server_corpus(config, QUERIES, tmp_path)
-    proposal = build_retriever(config, Means(None, tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
+    proposal = build_retriever(config, RetrievalContext(tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
     assert (proposal.queries.texts, proposal.queries.distinct, proposal.queries.answered, proposal.queries.empty) == (6, 4, 5, 1)
     names = [corpus.document(position).id for position in proposal.ranking.position.tolist()]
     ranks = dict(zip(names, proposal.ranking.rank.tolist(), strict=True))
@@ -68,7 +68,7 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     held_out = "Seven clever owls watch the quick brown fox jump over the lazy dog every night of the year"
     task, config = make_task(QUERIES, dev=[held_out]), settings(server)
     corpus = server_corpus(config, QUERIES, tmp_path / "store")
-    select_documents(config, corpus, task, index=None, out=tmp_path / "out", seed=1, store=tmp_path / "store")
+    select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(tmp_path / "store", 1))
     found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
     assert (found["kinase"], found["cell"]) == ((0, 0), (1, 0))
     assert [row["id"] for row in lines(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
@@ -114,7 +114,7 @@ def test_another_corpus_is_refused(server: SearchServer, tmp_path: Path) -> None
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "another text", "id": "x"}) + "\n", "utf-8")
     other = build_corpus(CorpusConfig(files=(str(tmp_path / "other.jsonl"),)), tmp_path)
     with pytest.raises(ArtifactError, match=r"holds .*, which is not among what http://127.0.0.1:\d+ found"):
-        build_retriever(settings(server), Means(None, tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
+        build_retriever(settings(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
 
 
 def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def select(
     from cramlm.data.task import read_task
     from cramlm.io.executors import executor_for
     from cramlm.retrieval.catalog import open_catalog
-    from cramlm.retrieval.retrievers import Spread
+    from cramlm.retrieval.retrievers import Distribution, RetrievalContext
     from cramlm.retrieval.selection import KIND, SELECTION_FILE, select_documents
     from cramlm.storage.artifacts import refuse_foreign
 
@@ -134,10 +134,10 @@ def select(
     with console_events() as emit, executor_for(ray, threads) as executor:
         task = read_task(task_config, seed=seed, emit=emit)
         corpus, bm25 = open_catalog(index)
-        spread = Spread(out.with_name(f"{out.name}.shares"), executor)
-        used = spread if ray is not None or spread.folder.exists() else None
-        context: dict[str, Any] = {"index": bm25, "store": index, "open_encoder": open_encoder, "threads": threads, "spread": used}
-        chosen = select_documents(retriever_config, corpus, task, out=out, seed=seed, emit=emit, **context)
+        distribution = Distribution(out.with_name(f"{out.name}.shares"), executor)
+        used = distribution if ray is not None or distribution.folder.exists() else None
+        context = RetrievalContext(index, seed, bm25, threads, used, open_encoder)
+        chosen = select_documents(retriever_config, corpus, task, out=out, context=context, emit=emit)
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / SELECTION_FILE}")
     if jsonl is not None:

@@ -91,6 +91,11 @@ class Corpus:
             raise ArtifactError(f"{path / 'source.npy'}: damaged, a source is not listed; delete the folder and build it again")
         return Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
 
+    @property
+    def store(self) -> Path:
+        """Folder of the store that holds the corpus."""
+        return self.path.parent.parent
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -109,28 +109,30 @@ Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A search by several processes or machines: its folder, which may hold what an earlier call found already, and who does the rest."""
+class Distribution:
+    """A search by several processes or machines. folder: its files, kept when it is interrupted. executor: runs the jobs."""
 
     folder: Path
     executor: Executor
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What retrievers work with. store: where what is computed from the corpus for all tasks is kept. spread: None = one process searches,
-    with `threads`. open_encoder: for dense retrieval.
+class RetrievalContext:
+    """Resources of retrievers; results depend on `seed` alone.
+
+    store: folder for n-grams and vectors of the corpus, shared by all tasks. index: required by BM25. distribution: None = search in this
+    process with `threads` threads. open_encoder: required by dense retrieval.
     """
 
-    index: Index | None
     store: Path
     seed: int
+    index: Index | None = None
     threads: int = 1
-    spread: Spread | None = None
+    distribution: Distribution | None = None
     open_encoder: OpenEncoder | None = None
 
 
-def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
+def build_retriever(config: RetrieverConfig, context: RetrievalContext) -> Retriever:
     """The retriever that a config describes.
 
     Raises:
@@ -138,14 +140,14 @@ def build_retriever(config: RetrieverConfig, means: Means) -> Retriever:
     """
     match config:
         case UnionConfig():
-            parts = [_member(member, means) for member in config.retrievers]
+            parts = [_member(member, context) for member in config.retrievers]
             bounds = [bound_of(member) for member in config.retrievers]
             shares = config.shares or (1.0,) * len(parts)
             return UnionRetriever(tuple(zip(parts, bounds, strict=True)), shares)
         case ElasticsearchConfig():
-            return ElasticsearchRetriever(config, means.store)
+            return ElasticsearchRetriever(config, context.store)
         case _:
-            return _member(config, means)
+            return _member(config, context)
 
 
 def check_bounded(config: RetrieverConfig) -> None:
@@ -157,20 +159,20 @@ def check_bounded(config: RetrieverConfig) -> None:
         )
 
 
-def _member(config: MemberConfig, means: Means) -> Retriever:
+def _member(config: MemberConfig, context: RetrievalContext) -> Retriever:
     match config:
         case Bm25Config():
-            if means.index is None:
+            if context.index is None:
                 raise UsageError("BM25 retrieval needs an index of the corpus; build one with build_index(corpus, store)")
-            return Bm25Retriever(config, means.index, means.threads, means.spread)
+            return Bm25Retriever(config, context.index, context.threads, context.distribution)
         case RandomConfig():
-            return RandomRetriever(means.seed)
+            return RandomRetriever(context.seed)
         case DsirConfig():
-            return DsirRetriever(config, means.store, means.seed, means.threads)
+            return DsirRetriever(config, context.store, context.seed, context.threads)
         case DenseConfig():
-            if means.open_encoder is None:
+            if context.open_encoder is None:
                 raise UsageError("dense retrieval needs an encoder; pass open_encoder=open_sentence_encoder (cramlm.model.sentences)")
-            return DenseRetriever(config, means.open_encoder(config), means.store)
+            return DenseRetriever(config, context.open_encoder(config), context.store)
         case _:
             assert_never(config)
 
@@ -182,7 +184,7 @@ class Bm25Retriever:
     config: Bm25Config
     index: Index
     threads: int
-    spread: Spread | None = None
+    distribution: Distribution | None = None
 
     @property
     def key(self) -> Mapping[str, Any]:
@@ -213,8 +215,10 @@ class Bm25Retriever:
 
     def _search(self, texts: Sequence[str], emit: Emit) -> Callable[[int], tuple[Queries, Hits]]:
         """Depth -> distinct queries and what each found. Every byte of the index is read before: damaged, it must not choose documents."""
-        if (spread := self.spread) is not None:
-            return lambda depth: search_in_passes(_passes(self.config, self.index, texts, depth, spread.folder), spread.executor, emit)
+        if (distribution := self.distribution) is not None:
+            return lambda depth: search_in_passes(
+                _passes(self.config, self.index, texts, depth, distribution.folder), distribution.executor, emit
+            )
         self.index.verify()
         compiled, scoring = self.index.compile(texts), _scoring(self.config)
 

@@ -31,12 +31,10 @@ from cramlm.data.corpus import Corpus, largest
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
-from cramlm.retrieval.bm25.index import Index
-from cramlm.retrieval.dense import OpenEncoder
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Kept, Proposal, Ranking, bound_of, winnow
 from cramlm.retrieval.report import compare_with_corpus
-from cramlm.retrieval.retrievers import Means, Spread, build_retriever, check_bounded
+from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.storage.arrays import check_column, open_table, save_table
 from cramlm.storage.artifacts import Artifact, open_artifact, stage
 
@@ -163,29 +161,21 @@ def select_documents(
     corpus: Corpus,
     task: Task,
     *,
-    index: Index | None,
     out: Path,
-    seed: int,
-    store: Path | None = None,
-    open_encoder: OpenEncoder | None = None,
-    threads: int = 1,
-    spread: Spread | None = None,
+    context: RetrievalContext,
     emit: Emit = silent,
 ) -> Selection:
-    """Choose documents for the task and publish them at `out`; what is there and fresh is kept. The result does not depend on `threads` or
-    `spread`, whose folder is deleted in the end.
-
-    store: where n-grams and vectors of the corpus are kept for all tasks; None = the store that the corpus lies in. open_encoder: what
-    opens the encoder of dense retrieval; None = there is none.
+    """Select documents for a task and publish them at `out`, unless an up-to-date selection is there. Deletes the files of a distributed
+    search at the end.
 
     Raises:
-        UsageError: if a retriever lacks its index or its bound. DataError: if nothing is selected, or too many queries failed.
-        EnvironmentFault: if a package is missing. ArtifactError: if the index belongs to another corpus or is damaged.
+        UsageError: a retriever has no index, encoder or bound. DataError: nothing is selected, or too many queries failed.
+        EnvironmentFault: a package is missing. ArtifactError: the index belongs to another corpus or is damaged.
     """
     check_bounded(config)
     if config.near_duplicates is not None:
         require_datasketch()
-    retriever = build_retriever(config, Means(index, store or corpus.path.parent.parent, seed, threads, spread, open_encoder))
+    retriever = build_retriever(config, context)
     key = {
         "code": CODE_FORMAT,
         "unicode": unicodedata.unidata_version,
@@ -202,8 +192,8 @@ def select_documents(
         _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
 
     stage(out, kind=KIND, key=key, write=write, emit=emit)
-    if spread is not None:
-        shutil.rmtree(spread.folder, ignore_errors=True)
+    if context.distribution is not None:
+        shutil.rmtree(context.distribution.folder, ignore_errors=True)
     return read_selection(out)
 
 

@@ -27,6 +27,7 @@ from cramlm.pipeline.stages.teacher import needs_linear_teacher
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.elasticsearch import server_corpus
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.artifacts import environment_faults
@@ -53,18 +54,8 @@ def selection(run: Context, plan: Plan, corpus: Corpus | None) -> Chosen | None:
     out = run.folder / "selection"
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
     index = build_index(corpus, run.store, emit=run.emit) if by_words else None
-    select_documents(
-        plan.retriever,
-        corpus,
-        run.task,
-        index=index,
-        out=out,
-        seed=run.config.seed,
-        store=run.store,
-        open_encoder=open_sentence_encoder,
-        threads=plan.threads,
-        emit=run.emit,
-    )
+    context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_sentence_encoder)
+    select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
     return Chosen(SelectionTable.open(out))
 
 
