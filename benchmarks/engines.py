@@ -100,7 +100,7 @@ class Cramlm:
 
 @dataclass
 class Bm25s:
-    """bm25s with its numba back end. Building includes its own tokeniser, splitting at spaces only."""
+    """bm25s with its numba back end. Building includes its own tokenizer, splitting at spaces only."""
 
     terms: Path
     index: Path

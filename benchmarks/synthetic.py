@@ -216,7 +216,7 @@ def _vocabulary(text: bytes, word: npt.NDArray[np.uint32], first_word: Integers)
     growth = []
     for first, last in itertools.pairwise([*first_word[:-1:4096].tolist(), int(first_word[-1])]):
         offsets = word[first : last + 1].astype(np.int64)
-        tokens, starts = vocabulary.tokenise(buffer[offsets[0] : offsets[-1]], offsets - offsets[0])
+        tokens, starts = vocabulary.tokenize(buffer[offsets[0] : offsets[-1]], offsets - offsets[0])
         alone = np.flatnonzero(np.diff(starts) == 1)
         single[first + alone] = tokens[starts[alone]]
         counts = np.concatenate((counts, np.zeros(len(vocabulary) - len(counts), np.int64)))

@@ -85,7 +85,7 @@ class TermCorpus:
         with (folder / "terms.txt").open("wb") as lines, (folder / "tokens.bin").open("wb") as numbers:
             for first in range(0, len(corpus), BLOCK):
                 last = min(first + BLOCK, len(corpus))
-                tokens, ends = vocabulary.tokenise(*corpus.gather(np.arange(first, last)))
+                tokens, ends = vocabulary.tokenize(*corpus.gather(np.arange(first, last)))
                 missing = len(vocabulary) - len(frequency)
                 frequency = np.concatenate((frequency, np.zeros(missing, np.int64)))
                 seen = np.concatenate((seen, np.full(missing, -1, np.int64)))
@@ -112,7 +112,7 @@ class TermCorpus:
         """
         encoded = [text.encode() for text in texts]
         ends = np.cumsum([0, *map(len, encoded)])
-        numbers, starts = self.vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), ends)
+        numbers, starts = self.vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), ends)
         offsets, letters = self.vocabulary.term_offsets, self.vocabulary.term_bytes
         distinct: dict[tuple[int, ...], list[int]] = {}
         for text in range(len(texts)):

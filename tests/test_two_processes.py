@@ -119,7 +119,7 @@ def test_of_two_commands_that_index_the_same_folder_one_builds_and_the_other_wai
     else:
         raise AssertionError("no corpus was large enough")
     assert one == other == f"{folder / 'index'}\n"
-    assert verify(folder / "index") == 4  # a part, the corpus, a shard, the index
+    assert verify(folder / "index") == 4  # a part, the corpus, a segment, the index
     assert not list((folder / "index").rglob("*.tmp-*"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat
-from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, short_form
+from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, summarize_findings
 from cramlm.text.characters import count_scripts, main_script
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
@@ -41,7 +41,7 @@ def test_every_kind_of_finding_is_told_at_its_file_and_line(tmp_path: Path) -> N
         file.write('{"text": "no label here"}\n')
     test = write(tmp_path / "test.jsonl", TEST)
     findings = list(check_files(read_labelled(train, RowFormat()), [read_labelled(test, RowFormat())]))
-    found = {(finding.rule, finding.severity, finding.place.removeprefix(f"{tmp_path}/")) for finding in findings}
+    found = {(finding.rule, finding.severity, finding.location.removeprefix(f"{tmp_path}/")) for finding in findings}
     assert found == {
         ("bad-row", "problem", "train.jsonl:72"),
         ("duplicate", "notice", "train.jsonl:2"),
@@ -70,7 +70,7 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
     corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store", workers=1)
     found = {finding.rule: finding for finding in check_corpus(train, [test], corpus)}
     assert set(found) == {"in-corpus", "foreign-corpus"}
-    assert found["in-corpus"].place.endswith("test.jsonl:2")
+    assert found["in-corpus"].location.endswith("test.jsonl:2")
     (tmp_path / "russian.jsonl").write_text(json.dumps({"text": texts[0] * 9}) + "\n", "utf-8")
     russian = build_corpus(CorpusConfig(files=(str(tmp_path / "russian.jsonl"),)), tmp_path / "store", workers=1)
     assert {finding.rule: finding.severity for finding in check_corpus(train, [test], russian)} == {
@@ -81,7 +81,7 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
 
 def test_the_short_form_has_a_line_for_each_rule_with_the_first_place() -> None:
     findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4), ("leak", 1))]
-    assert short_form(findings, without=frozenset({"leak"})) == ["long: 2 of them, first train:3: so", "script: train:4: so"]
+    assert summarize_findings(findings, without=frozenset({"leak"})) == ["long: 2 findings, first train:3: so", "script: train:4: so"]
 
 
 def test_scripts_are_those_of_the_letters() -> None:

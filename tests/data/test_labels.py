@@ -15,7 +15,7 @@ from cramlm.config.run import OnBadRow, TaskConfig, load_config
 from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
-from cramlm.data.validation import check_files, describe, labelled_of, read_labelled
+from cramlm.data.validation import check_files, describe, files_of_task, read_labelled
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Scale, TaskKind
 
@@ -149,7 +149,7 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
     task = read_task(TaskConfig(train=str(path), dev=str(path), kind="regression"), seed=1)
     found = check_task(task)
     assert (found.repeated_train, found.conflicting_train) == (2, 1)
-    assert labelled_of(task)[0].kind == "regression"
+    assert files_of_task(task)[0].kind == "regression"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from cramlm.training.checkpoints import load_newest
 def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
     """(published folder, what reads it) for every kind of folder that a run, a store and a training in work hold."""
     catalog, run = world.folder / "catalog", world.folder / "run"
-    for kind in ("parts", "corpora", "shards", "indexes"):
+    for kind in ("parts", "corpora", "segments", "indexes"):
         for folder in sorted((catalog / kind).glob("*/")):
             yield folder, lambda: open_catalog(catalog)
     yield run / "selection", lambda: read_selection(run / "selection")
@@ -119,11 +119,11 @@ def _interrupt_a_training(world: World) -> None:
 
 
 def store_damages(world: World) -> Figure:
-    """What lies across folders: a part, a shard, a whole folder that is missing below a store, as `cramlm verify` checks it."""
-    figure = Figure("R4", "a whole part or shard that is gone: noticed by `cramlm verify` of the store")
+    """What lies across folders: a part, a segment, a whole folder that is missing below a store, as `cramlm verify` checks it."""
+    figure = Figure("R4", "a whole part or segment that is gone: noticed by `cramlm verify` of the store")
     catalog = world.folder / "catalog"
     with figure.timed():
-        for kind in ("parts", "shards"):
+        for kind in ("parts", "segments"):
             for folder in sorted((catalog / kind).glob("*/")):
                 aside = folder.rename(folder.with_name("aside.tmp-1"))
                 try:

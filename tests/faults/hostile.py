@@ -71,7 +71,7 @@ def attacks() -> Iterator[Attack]:
     yield Attack("a manifest nested 100,000 deep", "export", ("verify", "{target}"), _text(MANIFEST, "[" * 100_000 + "]" * 100_000))
     search = ("search", "{target}", "wave ship")
     yield Attack("a catalog that leads elsewhere", "catalog", search, _text("catalog.json", '{"corpus": "../../../etc", "index": "/etc"}'))
-    yield Attack("an object array in an index", "catalog", search, _objects("shards/*/postings.npy"))
+    yield Attack("an object array in an index", "catalog", search, _objects("segments/*/postings.npy"))
     yield Attack("an object array in a corpus", "catalog", search, _objects("corpora/*/source.npy"))
     yield Attack("hostile text in a run", "run", ("report", "{target}", "--out", "{out}/page.html"), _hostile_text, (0, 5))
     for name in ("a.zip", "a.jsonl", "a.tar", "a.csv", "a.tar.gz"):

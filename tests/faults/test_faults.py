@@ -93,7 +93,7 @@ def test_a_flipped_byte_or_a_cut_is_noticed_by_verify_and_by_opening_in_every_ki
     assert_holds(damage.damages(world, every=None, most=300))
 
 
-def test_a_part_or_shard_that_is_gone_is_noticed_by_verify_of_the_store(world: workloads.World) -> None:
+def test_a_part_or_segment_that_is_gone_is_noticed_by_verify_of_the_store(world: workloads.World) -> None:
     assert_holds(damage.store_damages(world))
 
 

@@ -16,7 +16,7 @@ def compiled(texts: list[str]) -> list[list[str]]:
     encoded = [text.encode() for text in texts]
     vocabulary = Vocabulary()
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    tokens, starts = vocabulary.tokenise(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+    tokens, starts = vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), offsets)
     content, ends = vocabulary.term_bytes.tobytes(), vocabulary.term_offsets
     terms = [content[ends[term] : ends[term + 1]].decode() for term in range(len(vocabulary))]
     assert len(set(terms)) == len(terms)
@@ -103,10 +103,10 @@ def test_a_long_term_is_cut_before_the_character_at_its_64th_byte() -> None:
 def test_terms_whose_hash_keys_collide_stay_apart() -> None:
     vocabulary = Vocabulary()
     text = np.frombuffer(b"elephantine tiger", np.uint8)
-    first, _ = vocabulary.tokenise(text, np.array([0, 17], np.int64))
+    first, _ = vocabulary.tokenize(text, np.array([0, 17], np.int64))
     # The long word's key now belongs to other bytes, as if another word had hashed to it.
     vocabulary._bytes[0] = ord("x")
-    second, _ = vocabulary.tokenise(text, np.array([0, 17], np.int64))
+    second, _ = vocabulary.tokenize(text, np.array([0, 17], np.int64))
     assert second[0] != first[0]
     assert second[1] == first[1]
     assert vocabulary.keys()[first[0]] == vocabulary.keys()[second[0]]

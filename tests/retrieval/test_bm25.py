@@ -16,7 +16,7 @@ from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import search as bm25
-from cramlm.retrieval.bm25 import segment as build
+from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import analyze
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.bm25.kernels import BLOCK
@@ -154,7 +154,7 @@ def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Index]
     assert results(index, queries + queries, limit=30) == forward + forward
 
 
-def test_threads_and_passes_over_the_index_do_not_matter(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_threads_or_queries_per_scan(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
     _, index = large
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     one = results(index, queries, limit=30)
@@ -180,19 +180,19 @@ def test_thousands_of_equal_documents_are_ranked_by_position(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("cuts", [[23_000], [1, 22_999], [5000, 4096, 0, 10_000, 3904], [9000, 14_000]])
-def test_parts_and_shards_do_not_matter(
+def test_parts_and_segments_do_not_matter(
     large: tuple[list[str], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]
 ) -> None:
     texts, index = large
-    monkeypatch.setattr(build, "SHARD", 9000)
+    monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", 9000)
     other = build_index(TextCorpus(texts, cuts=cuts), tmp_path)
-    assert len(other.shards) > 1
+    assert len(other.segments) > 1
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     assert results(other, queries, limit=30) == results(index, queries, limit=30)
     assert other.explain("zebra5 quagga", 20_500) == index.explain("zebra5 quagga", 20_500)
 
 
-def test_a_query_of_several_exponents_keeps_its_scores_in_any_batch(large: tuple[list[str], Index]) -> None:
+def test_a_query_keeps_its_scores_in_any_batch(large: tuple[list[str], Index]) -> None:
     _, index = large
     queries = [" ".join(invented_texts(count, seed=8, words=(50, 60), vocabulary=500)) for count in (1, 20, 200, 2000)]
     queries = index.compile(queries)

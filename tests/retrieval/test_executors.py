@@ -22,9 +22,9 @@ from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.io.executors import Executor, OnEvent, Processes, connect_ray, import_function
 from cramlm.records import Emit, Event
-from cramlm.retrieval.bm25 import distributed as passes_module
-from cramlm.retrieval.bm25 import segment as build
-from cramlm.retrieval.bm25.distributed import Passes, publish_passes, search_in_passes
+from cramlm.retrieval.bm25 import distributed
+from cramlm.retrieval.bm25 import segment as segment_module
+from cramlm.retrieval.bm25.distributed import DistributedSearch, publish_search, run_search
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.retrievers import Distribution, RetrievalContext
@@ -93,22 +93,22 @@ def index(corpus: Corpus) -> Index:
 
 @pytest.fixture(scope="module")
 def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Index]:
-    """The index of the same corpus in so many shards."""
+    """The index of the same corpus in so many segments."""
     made: dict[int, Index] = {}
 
-    def build_cut(shards: int) -> Index:
-        if shards not in made:
+    def build_cut(segments: int) -> Index:
+        if segments not in made:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(build, "SHARD", -(-len(corpus) // shards))
-                made[shards] = build_index(corpus, tmp_path_factory.mktemp(f"shards-{shards}"))
-            assert len(made[shards].shards) == shards
-        return made[shards]
+                patch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // segments))
+                made[segments] = build_index(corpus, tmp_path_factory.mktemp(f"segments-{segments}"))
+            assert len(made[segments].segments) == segments
+        return made[segments]
 
     return build_cut
 
 
-def publish(index: Index, folder: Path) -> Passes:
-    return publish_passes(index, QUERIES, folder, limit=LIMIT, scoring=Scoring())
+def publish(index: Index, folder: Path) -> DistributedSearch:
+    return publish_search(index, QUERIES, folder, limit=LIMIT, scoring=Scoring())
 
 
 def plain(found: Any) -> list[tuple[int, list[int], bytes]]:
@@ -119,9 +119,9 @@ def expected(index: Index) -> list[tuple[int, list[int], bytes]]:
     return plain(index.search_distinct(index.compile(QUERIES), limit=LIMIT))
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
-def test_two_passes_find_what_one_search_finds(index: Index, cut: Callable[[int], Index], tmp_path: Path, shards: int) -> None:
-    queries, found = search_in_passes(publish(cut(shards), tmp_path), Processes())
+@pytest.mark.parametrize("segments", [1, 2, 5])
+def test_a_distributed_search_finds_what_one_search_finds(index: Index, cut: Callable[[int], Index], tmp_path: Path, segments: int) -> None:
+    queries, found = run_search(publish(cut(segments), tmp_path), Processes())
     assert plain(found) == expected(index)
     assert queries.owner.tolist() == index.compile(QUERIES).owner.tolist()
 
@@ -129,50 +129,50 @@ def test_two_passes_find_what_one_search_finds(index: Index, cut: Callable[[int]
 def test_processes_find_what_one_search_finds(
     index: Index, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes_module, "FEW_SHARDS", 0)
+    monkeypatch.setattr(distributed, "FEW_SEGMENTS", 0)
     events: list[Event] = []
-    _, found = search_in_passes(publish(cut(5), tmp_path), Processes(3), events.append)
+    _, found = run_search(publish(cut(5), tmp_path), Processes(3), events.append)
     assert plain(found) == expected(index)
     assert {event.kind for event in events} == {"progress"}
     assert all(event.done <= event.total for event in events if event.total)
 
 
 def test_searches_at_the_same_time_do_each_group_once(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
-    passes = publish(cut(5), tmp_path)
-    jobs = [threading.Thread(target=search_in_passes, args=(passes, Processes())) for _ in range(3)]
+    search = publish(cut(5), tmp_path)
+    jobs = [threading.Thread(target=run_search, args=(search, Processes())) for _ in range(3)]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join()
-    _, found = search_in_passes(passes, Idle())
+    _, found = run_search(search, Idle())
     assert plain(found) == expected(index)
 
 
 def test_a_killed_worker_is_named_and_the_same_call_again_completes(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
-    passes, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
+    search, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*what is done is kept"):
-        search_in_passes(passes, executor)
-    _, found = search_in_passes(passes, executor)
+        run_search(search, executor)
+    _, found = run_search(search, executor)
     assert plain(found) == expected(index)
 
 
-def test_a_shard_with_a_flipped_byte_scores_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_segment_with_a_flipped_byte_scores_nothing(corpus: Corpus, tmp_path: Path) -> None:
     own = build_index(corpus, tmp_path / "store")
-    file = own.shards[0][1].path / "postings.npy"
+    file = own.segments[0][1].path / "postings.npy"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ArtifactError, match=r"postings\.npy"):
-        search_in_passes(publish(own, tmp_path / "work"), Processes())
+        run_search(publish(own, tmp_path / "work"), Processes())
 
 
 def test_hits_with_a_flipped_byte_are_noticed(index: Index, tmp_path: Path) -> None:
-    passes = publish(index, tmp_path)
-    search_in_passes(passes, Processes())
-    file = passes.path("hits", 0) / "keys.npy"
+    search = publish(index, tmp_path)
+    run_search(search, Processes())
+    file = search.path("hits", 0) / "keys.npy"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ArtifactError, match=r"keys\.npy"):
-        plain(search_in_passes(passes, Idle())[1])
+        plain(run_search(search, Idle())[1])
 
 
 @pytest.mark.parametrize("executor", [Processes(1), Processes(2)])
@@ -180,10 +180,10 @@ def test_an_index_is_the_same_whoever_builds_it(
     corpus: Corpus, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor
 ) -> None:
     reference = cut(5)
-    monkeypatch.setattr(build, "SHARD", -(-len(corpus) // 5))
+    monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // 5))
     events: list[Event] = []
     built = build_index(corpus, tmp_path, executor=executor, emit=events.append)
-    assert [shard.fingerprint for _, shard in built.shards] == [shard.fingerprint for _, shard in reference.shards]
+    assert [segment.fingerprint for _, segment in built.segments] == [segment.fingerprint for _, segment in reference.segments]
     assert built.fingerprint == reference.fingerprint
     assert {event.kind for event in events} <= {"start", "progress", "done"}
 
@@ -218,17 +218,17 @@ from ray.cluster_utils import Cluster
 import test_executors as tests
 from cramlm.io.executors import connect_ray
 from cramlm.errors import CramError
-from cramlm.retrieval.bm25 import distributed as passes
+from cramlm.retrieval.bm25 import distributed
 from cramlm.retrieval.bm25.index import Index
-from cramlm.retrieval.bm25.distributed import search_in_passes
+from cramlm.retrieval.bm25.distributed import run_search
 
-passes.FEW_SHARDS = 0
+distributed.FEW_SEGMENTS = 0
 folder = Path(sys.argv[1])
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 index = Index.open(Path(sys.argv[2]))
 with connect_ray(cluster.address) as executor:
-    _, found = search_in_passes(tests.publish(index, folder), tests.Deadly(executor, folder))
+    _, found = run_search(tests.publish(index, folder), tests.Deadly(executor, folder))
     assert tests.plain(found) == tests.expected(index)
     assert (folder / "died").exists()
     assert len(list(folder.glob("node-*"))) == 2

@@ -10,7 +10,7 @@ from retrieval_fixtures import TextCorpus, index_texts, invented_texts, results
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Event
-from cramlm.retrieval.bm25 import segment as shard
+from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.storage.artifacts import verify
@@ -35,8 +35,8 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_statistics_count_documents_terms_postings_and_tokens(tmp_path: Path) -> None:
     index = index_texts(["red red blue", "", "blue 文"], tmp_path)
-    assert index.statistics == {"documents": 3, "postings": 4, "tokens": 5, "shards": 1}
-    assert index.shards[0][1].terms == 3
+    assert index.statistics == {"documents": 3, "postings": 4, "tokens": 5, "segments": 1}
+    assert index.segments[0][1].terms == 3
     assert index.documents == 3
 
 
@@ -45,11 +45,11 @@ def test_a_corpus_without_any_term_is_indexed_and_finds_nothing(tmp_path: Path) 
     assert results(index, ["red", "!!!"], limit=3) == [[], []]
 
 
-@pytest.mark.parametrize("name", [*shard.TYPES, "statistics"])
+@pytest.mark.parametrize("name", [*segment_module.TYPES, "statistics"])
 def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
     file = f"{name}.json" if name == "statistics" else f"{name}.npy"
     index = index_texts(TEXTS, tmp_path)
-    ((_, only),) = index.shards
+    ((_, only),) = index.segments
     for damage in ("flip", "cut", "remove"):
         content = (only.path / file).read_bytes()
         if damage == "flip":
@@ -65,17 +65,17 @@ def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path,
     assert Index.open(index.path).fingerprint == index.fingerprint
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_missing_segment_is_named(tmp_path: Path) -> None:
     index = index_texts(TEXTS, tmp_path)
-    name = index.shards[0][1].path.name
-    shutil.rmtree(index.shards[0][1].path)
+    name = index.segments[0][1].path.name
+    shutil.rmtree(index.segments[0][1].path)
     with pytest.raises(ArtifactError, match=name):
         Index.open(index.path)
 
 
 def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:
     index = index_texts(invented_texts(8000, seed=2, words=(120, 140)), tmp_path)
-    ((_, only),) = index.shards
+    ((_, only),) = index.segments
     large = only.path / "postings.npy"
     assert large.stat().st_size > 1 << 20
     assert not only.blocks.postings.flags.owndata
@@ -86,17 +86,17 @@ def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Pa
         index.verify()
 
 
-def test_a_corpus_that_grew_keeps_its_shards_and_finds_what_a_new_index_finds(tmp_path: Path) -> None:
+def test_a_corpus_that_grew_keeps_its_segments_and_finds_what_a_new_index_finds(tmp_path: Path) -> None:
     texts = invented_texts(900, seed=4)
     first = build_index(TextCorpus(texts[:600], cuts=[200, 400]), tmp_path)
     grown = build_index(TextCorpus(texts, cuts=[200, 400, 100, 200]), tmp_path)
-    assert [entry.fingerprint for _, entry in grown.shards][:1] == [entry.fingerprint for _, entry in first.shards]
-    assert [first for first, _ in grown.shards] == [0, 600]
+    assert [entry.fingerprint for _, entry in grown.segments][:1] == [entry.fingerprint for _, entry in first.segments]
+    assert [first for first, _ in grown.segments] == [0, 600]
     alone = index_texts(texts, tmp_path / "alone")
     assert results(grown, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
 
 
-def test_a_corpus_that_changed_in_front_gets_shards_of_its_own(tmp_path: Path) -> None:
+def test_a_corpus_that_changed_in_front_gets_segments_of_its_own(tmp_path: Path) -> None:
     texts = invented_texts(300, seed=4)
     build_index(TextCorpus(texts, cuts=[100, 200]), tmp_path)
     changed = build_index(TextCorpus(texts[50:], cuts=[50, 200]), tmp_path)
@@ -106,7 +106,7 @@ def test_a_corpus_that_changed_in_front_gets_shards_of_its_own(tmp_path: Path) -
 
 def test_a_posting_costs_less_than_three_bytes_in_passages_of_ordinary_length(tmp_path: Path) -> None:
     index = index_texts(invented_texts(20_000, seed=2, words=(120, 140), vocabulary=20_000), tmp_path)
-    size = sum(file.stat().st_size for _, part in index.shards for file in part.path.glob("*.npy"))
+    size = sum(file.stat().st_size for _, part in index.segments for file in part.path.glob("*.npy"))
     assert size < 3 * index.statistics["postings"]
 
 
@@ -120,7 +120,7 @@ def test_an_index_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: 
 
 def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_texts(TEXTS, tmp_path)
-    monkeypatch.setattr(shard, "ANALYZER", "words-of-tomorrow")
+    monkeypatch.setattr(segment_module, "ANALYZER", "words-of-tomorrow")
     with pytest.raises(ArtifactError, match=r"words-ngrams.*words-of-tomorrow"):
         Index.open(index.path)
 
@@ -128,19 +128,19 @@ def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path,
 def test_a_vocabulary_that_outgrows_its_tables_keeps_every_term(tmp_path: Path) -> None:
     texts = [" ".join(f"word{number}" for number in range(start, start + 50)) for start in range(0, 100_000, 50)]
     index = index_texts(texts, tmp_path)
-    assert index.shards[0][1].terms == 100_000
+    assert index.segments[0][1].terms == 100_000
     found = results(index, ["word0", "word77777", "word99999"], limit=2)
     assert [[position for position, _ in hits] for hits in found] == [[0], [1555], [1999]]
 
 
 def test_terms_that_share_a_hash_key_are_told_apart_when_looked_up(tmp_path: Path) -> None:
     index = index_texts(["elephantine", "rhinoceroses"], tmp_path)
-    ((_, whole),) = index.shards
+    ((_, whole),) = index.segments
     keys = np.full(2, whole.term_keys[list(whole.term_ids).index(0)], np.uint64)  # both words under the first one's key
     for ids in ([0, 1], [1, 0]):
         colliding = replace(whole, term_keys=keys, term_ids=np.array(ids, np.int32))
         vocabulary = Vocabulary()
-        vocabulary.tokenise(np.frombuffer(b"elephantine", np.uint8), np.array([0, 11]))
+        vocabulary.tokenize(np.frombuffer(b"elephantine", np.uint8), np.array([0, 11]))
         number = int(colliding.find_terms(vocabulary)[0])
         start, end = whole.term_offsets[number : number + 2]
         assert whole.term_bytes[start:end].tobytes() == b"elephantine"

@@ -7,7 +7,7 @@ from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
 from cramlm.data.corpus import Corpus
-from cramlm.retrieval.phrases import first_words, key_phrases, stop_words, texts_to_ask
+from cramlm.retrieval.phrases import first_words, key_phrases, query_texts, stop_words
 from cramlm.text.ngrams import cut_into_tokens
 
 STOP = frozenset(("the", "of", "and", "in", "a", "is", "are"))
@@ -43,7 +43,7 @@ def test_a_phrase_stands_as_in_the_text_and_a_hyphen_inside_a_word_does_not_end_
 @pytest.mark.parametrize("text", ["", "ati ni", "... --- !", "____", "- ati", "ni -", "'"])
 def test_a_text_without_content_words_has_no_phrase_and_asks_as_it_is(text: str, corpus: Corpus) -> None:
     assert key_phrases(text, {"ati", "ni"}) == []
-    assert texts_to_ask([text], corpus, of="phrases", most_words=None) == [text]
+    assert query_texts([text], corpus, source="phrases", max_words=None) == [text]
 
 
 def test_stop_words_are_what_is_everywhere_in_the_corpus_or_the_training_texts(corpus: Corpus) -> None:
@@ -54,19 +54,19 @@ def test_stop_words_are_what_is_everywhere_in_the_corpus_or_the_training_texts(c
 
 def test_queries_keep_the_order_of_the_texts_and_repeated_ones(corpus: Corpus) -> None:
     texts = [RIVER, "other words here", RIVER]
-    queries = texts_to_ask(texts, corpus, of="phrases", most_words=None)
+    queries = query_texts(texts, corpus, source="phrases", max_words=None)
     assert len(queries) == 3
     assert queries[0] == queries[2] != queries[1]
-    assert texts_to_ask(texts, corpus, of="text", most_words=None) == texts
+    assert query_texts(texts, corpus, source="text", max_words=None) == texts
 
 
 def test_a_bound_cuts_texts_after_a_word_and_phrases_after_one_that_fits(corpus: Corpus) -> None:
-    assert texts_to_ask(["One, two (three) four"], corpus, of="text", most_words=3) == ["One, two (three)"]
-    assert texts_to_ask(["One, two (three) four"], corpus, of="text", most_words=4) == ["One, two (three) four"]
+    assert query_texts(["One, two (three) four"], corpus, source="text", max_words=3) == ["One, two (three)"]
+    assert query_texts(["One, two (three) four"], corpus, source="text", max_words=4) == ["One, two (three) four"]
     text = "wide river delta. alpha beta. gamma. epsilon. zeta. theta. iota"
-    assert texts_to_ask([text, "x"], corpus, of="phrases", most_words=None)[0] == "wide river delta, alpha beta, gamma"
-    assert texts_to_ask([text, "x"], corpus, of="phrases", most_words=5)[0] == "wide river delta, alpha beta"
-    assert texts_to_ask([text, "x"], corpus, of="phrases", most_words=1)[0] == "wide river delta"  # one stays, however long
+    assert query_texts([text, "x"], corpus, source="phrases", max_words=None)[0] == "wide river delta, alpha beta, gamma"
+    assert query_texts([text, "x"], corpus, source="phrases", max_words=5)[0] == "wide river delta, alpha beta"
+    assert query_texts([text, "x"], corpus, source="phrases", max_words=1)[0] == "wide river delta"  # one stays, however long
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60), st.integers(1, 5))

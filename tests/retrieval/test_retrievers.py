@@ -15,7 +15,7 @@ from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, Retrie
 from cramlm.data.corpus import Corpus
 from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Index, build_index
-from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, widen, within_bound
+from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, search_deeper, within_bound
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
@@ -125,7 +125,7 @@ def test_a_query_is_asked_for_more_only_where_a_bound_is_not_filled(world: World
         depths.append(depth)
         return propose(world, config.model_copy(update={"top_k": depth}), TEXTS[:1])
 
-    widen(ask, config, world[0], emit=silent)
+    search_deeper(ask, config, world[0], emit=silent)
     assert depths == asked
 
 

@@ -17,7 +17,7 @@ from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Emit, Event, Selection, Task, silent
 from cramlm.retrieval.bm25.index import Index, build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, QueryCounts
-from cramlm.retrieval.retrievers import RetrievalContext, draw_documents
+from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import read_selection, select_documents
 from cramlm.storage.artifacts import verify
 
@@ -175,7 +175,7 @@ def test_a_union_says_which_retriever_named_each_document(world: tuple[Corpus, I
 
 def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     for config in (RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))):
-        with pytest.raises(UsageError, match=r"random lists the whole corpus.*max_tokens"):
+        with pytest.raises(UsageError, match=r"random ranks the whole corpus.*max_tokens"):
             select(world, make_task(QUERIES), tmp_path / "out", config)
     bounded = UnionConfig(retrievers=(Bm25Config(top_k=2), RandomConfig(max_documents=5)))
     assert len(select(world, make_task(QUERIES), tmp_path / "out", bounded)) > 5
@@ -221,12 +221,8 @@ def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple
     assert one.rank.tolist() == list(range(50))
     assert set(one.query.tolist()) == {-1}
     assert not one.score.any()
-
-
-def test_a_draw_of_more_than_there_are_takes_all_and_a_shorter_one_is_its_beginning() -> None:
-    whole = draw_documents(20, 100, seed=3)
-    assert sorted(whole.tolist()) == list(range(20))
-    assert draw_documents(20, 7, seed=3).tolist() == whole[:7].tolist()
+    shorter = select(world, make_task(["x"]), tmp_path / "shorter", RandomConfig(max_documents=20), seed=4)
+    assert shorter.position.tolist() == one.position[:20].tolist()
 
 
 def test_a_selection_is_made_once_and_says_why_it_is_made_again(world: tuple[Corpus, Index], tmp_path: Path) -> None:

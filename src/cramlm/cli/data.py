@@ -65,7 +65,7 @@ def check(
     statistics = [describe(file).as_dict() for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
-        rows = [{"place": each.place, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]
+        rows = [{"location": each.location, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]
         print(json.dumps({"files": statistics, "problems": problems, "findings": rows}, ensure_ascii=False))
     else:
         show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE)

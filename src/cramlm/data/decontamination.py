@@ -1,12 +1,12 @@
-"""Held-out text where it must not be: dev and test texts in the corpus, and repetitions within and across the splits of a task.
+"""Decontamination: find dev and test texts in a corpus, and repeated texts within and across the splits of a task.
 
-A document overlaps a held-out text if it shares 13 words in a row with it or, where the text has 4 to 12 words, contains it whole.
-Words are those of `words.segment`: case, spacing and punctuation do not matter. In scripts without spaces a word is two characters
-of Han or kana, or four grapheme clusters of the others (`words.word_sizes`), so that 13 words are 26 or 52 of them. Texts of fewer than
-4 words are not searched: "not bad" in a document is no evidence of anything. The halves of a text pair are searched each on its own.
+A document overlaps a held-out text if the two share 13 consecutive words or, for texts of 4 to 12 words, if it contains the whole text.
+Words are those of `words.segment`: case, spacing and punctuation do not matter. In scripts without spaces a word is two characters of Han
+or kana, or four grapheme clusters of other scripts (`words.word_sizes`), so that 13 words are 26 or 52 of them. Texts of fewer than 4
+words are not searched: "not bad" in a document is no evidence of contamination. The halves of a text pair are searched separately.
 
-Hashes of word windows, tested against tables of bits, leave few candidates; each is confirmed by comparing the words themselves, so a
-collision costs time but never a document: about 15 million words per second on one core.
+Hashes of word windows are looked up in bit tables; candidates are confirmed by comparing words, so a hash collision never drops a document.
+About 15 million words per second on one core.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cramlm.records import Example, IntArray, Task
 from cramlm.text import kernels
 from cramlm.text.words import QUARTERS, segment_text, segment_utf8, word_sizes
 
-WINDOW = 13  # words; as the GPT-3 and PILE decontaminations, and the corpus's own
+WINDOW = 13  # words, as in the decontamination of GPT-3 and The Pile
 SHORTEST = 4
 _MOST, _LEAST = WINDOW * QUARTERS, SHORTEST * QUARTERS
 _BATCH_BYTES = 4_000_000
-_LEAST_BITS, _MOST_BITS = 13, 29  # of a place in a table: 1 kB to 64 MB; under 1 % of foreign windows pass, up to 4 million held out
+_LEAST_BITS, _MOST_BITS = 13, 29  # log2 of a table's size: 1 kB to 64 MB; for up to 4 million windows, under 1 % of others pass
 
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 Reason: TypeAlias = Literal["contains the whole text", "shares 13 words"]
@@ -35,7 +35,7 @@ Reason: TypeAlias = Literal["contains the whole text", "shares 13 words"]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A document that must not be trained on. `match`: the words it shares, normalised."""
+    """A document that overlaps a held-out text. match: the shared words, normalised."""
 
     position: int
     split_example_id: str
@@ -44,7 +44,7 @@ class Overlap:
 
 
 class HeldOut:
-    """Examples of dev and test, prepared to be looked for: all their windows, hashes sorted, with the text and the first word of each."""
+    """Search index of dev and test examples: the hashes of all their word windows, sorted, with the text and first word of each."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         halves = [(example.id, half) for example in examples for half in (example.text, example.text_pair) if half is not None]
@@ -60,19 +60,20 @@ class HeldOut:
         self._make_tables(np.where(self._whole, self._length, 0))
 
     def _make_tables(self, tables: IntArray) -> None:
-        """A table of bits for each number that occurs: nearly all windows are of 13 words, so that the other tables stay in the cache."""
+        """Make a bit table for each table number: nearly all windows have 13 words, so the tables of shorter texts stay in the cache."""
         self._first, self._shift = np.full(_MOST, -1, np.int64), np.zeros(_MOST, np.uint64)
         size = 0
         for table, count in zip(*(part.tolist() for part in np.unique(tables, return_counts=True)), strict=True):
-            places = min(_MOST_BITS, max(_LEAST_BITS, count.bit_length() + 7))
-            self._first[table], self._shift[table] = size, 64 - places
-            size += 1 << (places - 6)
+            bits = min(_MOST_BITS, max(_LEAST_BITS, count.bit_length() + 7))
+            self._first[table], self._shift[table] = size, 64 - bits
+            size += 1 << (bits - 6)
         self._bits = np.zeros(size, np.uint64)
         kernels.set_bits(self._windows, tables, self._bits, self._first, self._shift)
 
     def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Overlap]:
-        """The documents (position, UTF-8) that hold held-out text, in the order given; of several matches the one that begins first in
-        the document (on a tie the longer window, then the earlier example)."""
+        """Yield an overlap for each document (position, UTF-8) with held-out text, in the given order. Of several matches: the one that
+        starts first in the document, then the longer window, then the earlier example.
+        """
         if not len(self._windows):
             return
         positions: list[int] = []
@@ -89,62 +90,62 @@ class HeldOut:
             yield from self._search(positions, batch)
 
     def _search(self, positions: list[int], batch: list[bytes]) -> Iterator[Overlap]:
-        found: dict[int, tuple[int, Overlap]] = {}  # document -> (where the match begins, the match)
+        first: dict[int, tuple[int, Overlap]] = {}  # document -> (first word of the match, the match)
         for document, start, length, window in self._candidates(batch):
-            if document in found and found[document][0] < start:
-                continue  # one that begins before was found; longer ones come later
+            if document in first and first[document][0] < start:
+                continue  # longer windows come later, earlier matches take precedence
             words = batch[document].split()[start : start + length]
             if (held := self._window_of(window, words)) is not None:
                 match = b" ".join(words).decode("utf-8", "surrogatepass")
                 reason: Reason = "contains the whole text" if self._whole[held] else "shares 13 words"
-                found[document] = (start, Overlap(positions[document], self._ids[int(self._text[held])], match, reason))
-        for document in sorted(found):
-            yield found[document][1]
+                first[document] = (start, Overlap(positions[document], self._ids[int(self._text[held])], match, reason))
+        for document in sorted(first):
+            yield first[document][1]
 
     def _candidates(self, batch: list[bytes]) -> Iterator[tuple[int, int, int, np.uint64]]:
-        """(document, first word, words, hash) of every window whose hash is a held-out one's: documents in order, longer windows later."""
+        """Return (document, first word, words, hash) of every window with the hash of a held-out one: by document, longer windows later."""
         hashes, sizes, offsets = _hash_words(batch)
         tables = (_MOST, self._bits, self._first, self._shift)
-        room = 1024 + len(hashes) // 8
+        capacity = 1024 + len(hashes) // 8
         while True:
-            document, start, length = (np.empty(room, np.int64) for _ in range(3))
-            window = np.empty(room, np.uint64)
+            document, start, length = (np.empty(capacity, np.int64) for _ in range(3))
+            window = np.empty(capacity, np.uint64)
             count = kernels.find_windows(hashes, sizes, offsets, *tables, document, start, length, window)
-            if count <= room:
+            if count <= capacity:
                 break
-            room = count
-        places = np.searchsorted(self._windows, window[:count])
-        same = np.flatnonzero(self._windows[np.minimum(places, len(self._windows) - 1)] == window[:count])
+            capacity = count
+        index = np.searchsorted(self._windows, window[:count])
+        same = np.flatnonzero(self._windows[np.minimum(index, len(self._windows) - 1)] == window[:count])
         return zip(document[same].tolist(), start[same].tolist(), length[same].tolist(), window[same], strict=True)
 
     def _window_of(self, window: np.uint64, words: list[bytes]) -> int | None:
-        """Number of the first held-out window of these very words, or None if only the hash is equal."""
-        place = int(np.searchsorted(self._windows, window))
-        while place < len(self._windows) and self._windows[place] == window:
-            text, start = int(self._text[place]), int(self._start[place])
-            if self._texts[text].split()[start : start + int(self._length[place])] == words:
-                return place
-            place += 1
+        """Return the index of the first held-out window with exactly these words, or None."""
+        index = int(np.searchsorted(self._windows, window))
+        while index < len(self._windows) and self._windows[index] == window:
+            text, start = int(self._text[index]), int(self._start[index])
+            if self._texts[text].split()[start : start + int(self._length[index])] == words:
+                return index
+            index += 1
         return None
 
 
 def _hash_words(texts: Sequence[bytes]) -> tuple[_Hashes, npt.NDArray[np.uint8], IntArray]:
-    """A hash of every word of every text, its size in quarters of a word, and where each text's begin."""
+    """Return a hash of every word, its size in quarters of a word, and the offsets of the texts."""
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     data = np.frombuffer(b"".join(texts), np.uint8)
-    room, word_offsets = len(data) // 2 + len(texts) + 1, np.zeros(len(offsets), np.int64)
-    hashes, sizes = np.empty(room, np.uint64), np.empty(room, np.uint8)
+    capacity, word_offsets = len(data) // 2 + len(texts) + 1, np.zeros(len(offsets), np.int64)
+    hashes, sizes = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
     count = kernels.hash_words(data, offsets, word_sizes(), hashes, sizes, word_offsets)
     return hashes[:count], sizes[:count], word_offsets
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """Repetitions in a task. Two examples are the same if their texts are, lower-cased and with white space folded.
+    """Repeated texts in a task (equal `text_key`).
 
-    repeated_train: training rows whose text stood in an earlier row. conflicting_train: training texts with more than one label.
-    dev_in_train, test_in_train: (with the same label, with another label only). leak_free_test: indices of the test rows not in train,
-    int64.
+    repeated_train: training rows that repeat the text of an earlier row. conflicting_train: training texts with more than one label.
+    dev_in_train, test_in_train: numbers of rows (with the same label, with another label only). leak_free_test: indices of the test rows
+    that are not in train, int64.
     """
 
     repeated_train: int
@@ -155,12 +156,12 @@ class TaskCheck:
 
     @property
     def warnings(self) -> list[str]:
-        """One line for each kind of repetition that was found."""
+        """One line per kind of repetition."""
         lines = []
         if self.repeated_train:
             lines.append(f"{self.repeated_train:,} training rows repeat the text of an earlier row")
         if self.conflicting_train:
-            lines.append(f"{self.conflicting_train:,} training texts stand there with different labels")
+            lines.append(f"{self.conflicting_train:,} training texts have several labels")
         for split, (same, other) in (("dev", self.dev_in_train), ("test", self.test_in_train)):
             if same + other:
                 lines.append(f"{same + other:,} {split} rows are also in train ({other:,} with another label)")
@@ -168,21 +169,21 @@ class TaskCheck:
 
 
 def check_task(task: Task) -> TaskCheck:
-    """Count repetitions within train and from train to dev and test."""
+    """Count texts that are repeated within train, or that dev or test share with train."""
     labels: dict[str, set[str | None]] = {}
     for example in task.train:
         labels.setdefault(text_key(example), set()).add(example.label)
     test_keys = [text_key(example) for example in task.test]
     return TaskCheck(
         repeated_train=len(task.train) - len(labels),
-        conflicting_train=sum(1 for found in labels.values() if len(found) > 1),
-        dev_in_train=_seen(task.dev, labels),
-        test_in_train=_seen(task.test, labels),
+        conflicting_train=sum(1 for of_text in labels.values() if len(of_text) > 1),
+        dev_in_train=_count_in_train(task.dev, labels),
+        test_in_train=_count_in_train(task.test, labels),
         leak_free_test=np.array([index for index, key in enumerate(test_keys) if key not in labels], dtype=np.int64),
     )
 
 
-def _seen(examples: Sequence[Example], labels: dict[str, set[str | None]]) -> tuple[int, int]:
-    found = [(example.label, labels[key]) for example in examples if (key := text_key(example)) in labels]
-    same = sum(1 for label, known in found if label in known)
-    return same, len(found) - same
+def _count_in_train(examples: Sequence[Example], labels: dict[str, set[str | None]]) -> tuple[int, int]:
+    shared = [(example.label, labels[key]) for example in examples if (key := text_key(example)) in labels]
+    same = sum(1 for label, train_labels in shared if label in train_labels)
+    return same, len(shared) - same

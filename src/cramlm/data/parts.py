@@ -1,7 +1,21 @@
-"""A part of a corpus as it is opened: text that was read together, as flat arrays (reading.py says how they come about).
+"""Parts of a corpus: planning which files form a part, reading them into Arrow files, and opening the parts.
 
-What is computed from text (an index, say) is computed part by part and kept under `Part.content`: a corpus that grows keeps the parts
-that it had. A part stays as it was read; what a corpus leaves out of it, because an earlier part holds it, is the corpus's affair.
+    plan_parts(config) ─► PartPlan ─► read_part(plan, store) ─► <store>/parts/<key>/
+                                          rows ─► passages of about `passage_words` ─► not blank, not seen in this part ─► columns
+
+    part.arrow       an Arrow file of one record batch, a row per passage:
+                     id (binary, UTF-8; an id that starts with byte FF is appended to the file's name) · source (int32, index in
+                     sources.bin; -1 - f stands for file f of this part) · text · words (int32) · digest (16 bytes, equal for duplicates) ·
+                     word_digest, if `duplicates` is "words" (16 bytes, equal for passages of the same words)
+    sources.bin      names of sources, UTF-8; source_offsets.npy int64 (names + 1,), the start of each name
+    own_ids.npy      uint64 (K, 2), digests of all ids in the files, also of dropped passages; own_id_lines.npy int64 (K,)
+    statistics.json  for every file the counts of its rows and its sha256; a sha256 of all text
+    rejected.jsonl   bad rows, if `on_bad_row` is "skip" and there are any: number of the file, line, reason
+
+A part is a pure function of its files, so parts can be read anywhere and in any order. What is computed from text (an index, n-grams) is
+computed per part and stored under `Part.content`, so that a corpus that grows reuses it. File names are not stored: their short distinct
+form depends on the other files of a corpus. A file of at least 8 MB is a part of its own; consecutive smaller ones share a part of at most
+32 MB. Reading holds about 150 bytes per passage of the part in memory.
 """
 
 from __future__ import annotations
@@ -39,25 +53,25 @@ from cramlm.text.words import MeasuredText
 
 KIND: Final = "part"
 PART_FILE: Final = "part.arrow"
-STAGE: Final = "corpus"  # the stage that a user sees
-CODE_FORMAT: Final = 5  # raise it when the same input would give another folder
-PART_BYTES: Final = 32_000_000  # as the files lie on disk
-NAMELESS: Final = b"\xff"  # in no UTF-8
-TELL_SECONDS: Final = 0.2
-_ALONE = 1 / 4  # of the bytes of a part, from which a file is one of its own
+STAGE: Final = "corpus"  # of events
+CODE_FORMAT: Final = 5  # increase when the same input gives other files
+PART_BYTES: Final = 32_000_000  # of files on disk, possibly compressed
+NAMELESS: Final = b"\xff"  # never occurs in UTF-8
+PROGRESS_SECONDS: Final = 0.2
+_ALONE = 1 / 4  # a file of this share of `part_bytes` is a part of its own
 _FLUSH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class PartPlan:
-    """The files of one part, as they were when it was planned."""
+    """The files of one part, as they were when the part was planned."""
 
     config: CorpusConfig
     stamps: tuple[FileStamp, ...]
 
     @cached_property
     def key(self) -> dict[str, Any]:
-        """All that the part's content depends on."""
+        """Stage key: everything that the part's content depends on."""
         return {
             "code": CODE_FORMAT,
             "unicode": unicodedata.unidata_version,
@@ -71,7 +85,7 @@ class PartPlan:
 
     @property
     def bytes(self) -> int:
-        """Of the files, as they lie on disk."""
+        """Size of the files on disk."""
         return sum(stamp.bytes for stamp in self.stamps)
 
     def folder(self, store: Path) -> Path:
@@ -92,21 +106,21 @@ class PartPlan:
 
 
 def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[PartPlan]:
-    """The parts of a corpus in the order of reading; no file is read. The corpus does not depend on `part_bytes`. Parts of small files end
-    where the hash of a path says so, so that few of them change when a file is added.
+    """Plan the parts of a corpus, in reading order, without reading a file. The corpus does not depend on `part_bytes`. The hash of a path
+    decides where a part of small files ends, so that few parts change when a file is added.
 
     Raises:
-        UsageError: a path is missing or holds no data. EnvironmentFault: a file may not be looked at.
+        UsageError: a path is missing or has no data. EnvironmentFault: a file cannot be accessed.
     """
     return [PartPlan(config, group) for group in group_files(stamp_inputs(config.files), part_bytes)]
 
 
 def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
-    """The part's folder in the store, read now unless it is there. Tells its progress in MB; safe to call from several processes.
+    """Read a part into the store unless it is there; return its folder. Emits progress in MB; safe to call from several processes.
 
     Raises:
-        DataError: a bad row (unless skipped) or file. EnvironmentFault: a file changed since it was planned, or the disk refused.
-        LockedError: another process reads this part.
+        DataError: a bad row (unless skipped) or file. EnvironmentFault: a file changed since planning, or the disk cannot be written.
+        LockedError: another process is reading this part.
     """
 
     def write(folder: Path) -> None:
@@ -115,8 +129,8 @@ def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
     return stage(plan.folder(store), kind=KIND, key=plan.key, write=write, emit=silent).path
 
 
-def read_task(task: dict[str, Any], emit: Emit) -> bool:
-    """`read_part` for plain JSON: {"plan": PartPlan.as_dict(), "store": path}. False if another process reads that part just now."""
+def read_part_job(task: dict[str, Any], emit: Emit) -> bool:
+    """Run `read_part` on plain JSON: {"plan": PartPlan.as_dict(), "store": path}. Return False if another process is reading the part."""
     try:
         read_part(PartPlan.from_dict(task["plan"]), Path(task["store"]), emit=emit)
     except LockedError:
@@ -125,7 +139,7 @@ def read_task(task: dict[str, Any], emit: Emit) -> bool:
 
 
 def save_sources(folder: Path, names: Iterable[str]) -> None:
-    """Write the names of sources: sources.bin, and where each begins."""
+    """Write the names of sources to sources.bin and their offsets to source_offsets.npy."""
     encoded = [name.encode() for name in names]
     (folder / "sources.bin").write_bytes(b"".join(encoded))
     save_array(folder / "source_offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
@@ -136,7 +150,7 @@ def _plain(stamp: FileStamp) -> list[Any]:
 
 
 def group_files(stamps: Sequence[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
-    """The files of each part, in order."""
+    """Yield the files of each part, in order."""
     group: list[FileStamp] = []
     size = 0
     for stamp in stamps:
@@ -154,14 +168,14 @@ def group_files(stamps: Sequence[FileStamp], part_bytes: int) -> Iterator[tuple[
 
 
 def _ends_part(stamp: FileStamp, part_bytes: int) -> bool:
-    """Return True for files whose paths have a small hash, the more likely the larger the file: parts have about `part_bytes` / 2."""
+    """Return True for files whose paths have a small hash, with probability proportional to size: parts have about `part_bytes` / 2."""
     hashed = int.from_bytes(blake2b(str(stamp.identity[0]).encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
     return hashed < 2 * stamp.bytes / part_bytes * 2**64
 
 
 @dataclass(slots=True)
 class _FileCounts:
-    """What became of one file. rows_read = rows_used + rows_rejected; passages are those kept in the part."""
+    """Counts of one file. rows_read = rows_used + rows_rejected; passages: those kept in the part."""
 
     bytes: int
     sha256: str = ""
@@ -186,7 +200,7 @@ class _PartWriter:
         self._word_digests = bytearray()
         self._text: list[bytes] = []
         self._ids: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._lengths, self._id_lengths = array("q"), array("q")
         self._words, self._source = array("i"), array("i")
         self._sources: dict[str, int] = {}
@@ -195,18 +209,18 @@ class _PartWriter:
         self._files: list[_FileCounts] = []
 
     def write(self) -> None:
-        before = 0
-        with self._gathered("text") as text_file, self._gathered("ids") as id_file:
+        done = 0
+        with self._spool("text") as text_file, self._spool("ids") as id_file:
             for stamp in self._plan.stamps:
-                self._read(stamp, before, (text_file, id_file))
-                before += stamp.bytes
+                self._read(stamp, done, (text_file, id_file))
+                done += stamp.bytes
             self._flush(text_file, id_file)
-            self._tell(before)
+            self._emit_progress(done)
             self._save(text_file, id_file)
 
     @contextmanager
-    def _gathered(self, name: str) -> Iterator[BinaryIO]:
-        """A file for text that may not fit into memory; gone when the block ends."""
+    def _spool(self, name: str) -> Iterator[BinaryIO]:
+        """A temporary file for data that may not fit into memory."""
         path = self._folder / f"{name}.bin"
         with path.open("w+b") as file:
             yield file
@@ -230,19 +244,19 @@ class _PartWriter:
         )
         counts = _FileCounts(stamp.bytes)
         self._files.append(counts)
-        told = time.monotonic()
+        reported = time.monotonic()
         for row in reader:
             self._add(row, counts)
-            if self._held >= _FLUSH_BYTES:
+            if self._buffered >= _FLUSH_BYTES:
                 self._flush(*outputs)
-                if (now := time.monotonic()) - told >= TELL_SECONDS:
-                    told = now
-                    self._tell(before + reader.raw_bytes)
+                if (now := time.monotonic()) - reported >= PROGRESS_SECONDS:
+                    reported = now
+                    self._emit_progress(before + reader.raw_bytes)
         self._rejected += ((len(self._files) - 1, rejected) for rejected in reader.rejected)
         counts.sha256 = reader.sha256
         counts.rows_read, counts.rows_used, counts.rows_rejected = reader.rows_read, reader.rows_used, len(reader.rejected)
 
-    def _tell(self, done: int) -> None:
+    def _emit_progress(self, done: int) -> None:
         passages = len(self._source)
         message, data = f"{passages:,} passages", {"passages": passages}
         self._emit(Event("progress", STAGE, message, done=done / 1e6, total=self._plan.bytes / 1e6, unit="MB", data=data))
@@ -252,7 +266,7 @@ class _PartWriter:
         assert text is not None
         row_id = own_id.encode() if own_id else b"%b:%d" % (NAMELESS, line)
         if own_id:
-            self._note_own_id(row_id, line, counts)
+            self._record_id(row_id, line, counts)
         measured = MeasuredText(text)
         words = measured.count_words()
         if not words:
@@ -266,10 +280,10 @@ class _PartWriter:
         for number, (start, end) in enumerate(spans):
             passage, passage_id = MeasuredText(text[start:end]), b"%b#%d" % (row_id, number)
             if own_id:
-                self._note_own_id(passage_id, line, counts)
+                self._record_id(passage_id, line, counts)
             self._keep(passage, passage.count_words(), passage_id, source, counts)
 
-    def _note_own_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
+    def _record_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
         self._own_ids += blake2b(own_id, digest_size=16).digest()
         self._own_id_lines.append(line)
         counts.own_ids += 1
@@ -285,7 +299,7 @@ class _PartWriter:
             self._word_digests += passage.words_key()
         self._text.append(passage.data)
         self._ids.append(passage_id)
-        self._held += len(passage.data)
+        self._buffered += len(passage.data)
         self._lengths.append(len(passage.data))
         self._id_lengths.append(len(passage_id))
         self._source.append(self._sources.setdefault(source, len(self._sources)) if source else -len(self._files))
@@ -297,7 +311,7 @@ class _PartWriter:
         self._text_hash.update(text)
         text_file.write(text)
         id_file.write(b"".join(self._ids))
-        self._text, self._ids, self._held = [], [], 0
+        self._text, self._ids, self._buffered = [], [], 0
 
     def _save(self, text_file: BinaryIO, id_file: BinaryIO) -> None:
         import pyarrow as pa
@@ -326,7 +340,7 @@ class _PartWriter:
 
 
 def part_schema(*, word_digests: bool) -> Any:
-    """The columns (pyarrow) of a part."""
+    """Return the pyarrow schema of a part."""
     import pyarrow as pa
 
     columns = [
@@ -340,7 +354,7 @@ def part_schema(*, word_digests: bool) -> Any:
 
 
 def _column(kind: Any, offsets: IntArray, file: BinaryIO) -> Any:
-    """An Arrow array of the bytes of a file, which is mapped."""
+    """Return an Arrow array over the memory-mapped bytes of a file."""
     import pyarrow as pa
 
     file.flush()
@@ -360,14 +374,18 @@ def _offsets(lengths: array[int]) -> IntArray:
     return offsets
 
 
-_FILES_PER_PART: Final = 8  # open ones: the part's, and what an index opens for the same passages
+_FILES_PER_PART: Final = 8  # open files: the part's and its index segment's
 
 
 class PartColumns:
-    """The columns of a part, memory-mapped (reading.py); opening them reads nothing of them but the offsets of the text, when asked for."""
+    """The columns of a part, memory-mapped."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ArtifactError if the file is not that of a part."""
+        """Open part.arrow in the folder `path`.
+
+        Raises:
+            ArtifactError: the file is damaged.
+        """
         import pyarrow as pa
 
         self.path, self._file = path, path / PART_FILE
@@ -378,20 +396,20 @@ class PartColumns:
         self._column = batches[0].column if batches else lambda name: pa.array([], table.schema.field(name).type)
 
     def text(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Text of all passages, UTF-8, without separators, and where each begins, int64 (passages + 1,)."""
+        """Return the UTF-8 of all passages without separators, uint8 (bytes,), and their offsets, int64 (passages + 1,)."""
         return self._strings("text")
 
     def ids(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """The same of ids."""
+        """Return the UTF-8 of all ids and their offsets."""
         return self._strings("id")
 
     def numbers(self, name: str) -> Int32Array:
-        """Words or sources, int32 (passages,)."""
+        """Return the column "words" or "source", int32 (passages,)."""
         numbers: Int32Array = self._column(name).to_numpy()
         return numbers
 
     def digests(self, name: str) -> npt.NDArray[np.uint64]:
-        """A column of digests, uint64 (passages, 2)."""
+        """Return a column of digests, uint64 (passages, 2)."""
         column = self._column(name)
         return (
             np.frombuffer(column.buffers()[1], np.uint64)[: 2 * len(column)].reshape(-1, 2) if len(column) else np.empty((0, 2), np.uint64)
@@ -405,11 +423,11 @@ class PartColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One part as a corpus sees it. Kept passage i (its position in the corpus is `first + i`) is passage `kept[i]` of the part.
+    """A part of an opened corpus. Kept passage i, at position `first + i` of the corpus, is passage `kept[i]` of the part.
 
-    fingerprint: of all that the part holds. content: equal for parts whose kept passages have the same texts in the same order.
-    first: position in the corpus of the first kept passage. buffer: uint8, text of all passages of the part, UTF-8, without separators.
-    offsets: int64 (passages of the part + 1,), where each begins in `buffer`. kept: int64, increasing, or None if all are kept.
+    fingerprint: of the whole part. content: equal for parts whose kept passages have the same texts in the same order. buffer: uint8, UTF-8
+    of all passages of the part, without separators. offsets: int64 (passages of the part + 1,), in `buffer`. kept: int64, increasing, or
+    None if all are kept.
     """
 
     path: Path
@@ -423,7 +441,11 @@ class Part:
 
     @staticmethod
     def open(path: Path, *, first: int, dropped: IntArray) -> Part:
-        """Raises ArtifactError if the folder is not a whole part, or has no passages with the numbers `dropped`."""
+        """Open a part without the passages `dropped`.
+
+        Raises:
+            ArtifactError: the part is damaged, or does not have these passages.
+        """
         artifact = open_artifact(path, kind=KIND)
         columns = PartColumns(path)
         buffer, offsets = columns.text()
@@ -435,30 +457,30 @@ class Part:
         return Part(path, artifact.fingerprint, _content(path, dropped), first, buffer, offsets, kept, columns)
 
     def __len__(self) -> int:
-        """Passages kept."""
+        """Number of kept passages."""
         return len(self.offsets) - 1 if self.kept is None else len(self.kept)
 
     def release(self) -> None:
-        """Forget the pages of the text that were read: they count as this process's memory as long as it maps them."""
+        """Drop the resident pages of the memory-mapped text."""
         self.columns.mapped.madvise(mmap.MADV_DONTNEED)
 
     def words(self) -> Int32Array:
-        """Words of every passage of the part, int32."""
+        """Return the number of words of every passage of the part, int32."""
         return self.columns.numbers("words")
 
-    def place(self, kept: IntArray) -> IntArray:
-        """Which passages of the part the kept ones with these numbers are."""
+    def index_of(self, kept: IntArray) -> IntArray:
+        """Return the indices in the part of these kept passages."""
         return kept if self.kept is None else self.kept[kept]
 
 
 class PartIds:
-    """The ids of one part's passages; opened only where ids are wanted."""
+    """The ids of a part's passages."""
 
     def __init__(self, columns: PartColumns, names: Sequence[str]) -> None:
         """`names`: of the part's files, in order.
 
         Raises:
-            ArtifactError: if what there is does not fit together.
+            ArtifactError: the columns do not fit the names or statistics.
         """
         path = columns.path
         self._path, self._names = path, names
@@ -469,18 +491,18 @@ class PartIds:
             raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
         self._ends = np.cumsum(counts)
 
-    def __getitem__(self, place: int) -> str:
-        data = self._ids[self._offsets[place] : self._offsets[place + 1]].tobytes()
+    def __getitem__(self, index: int) -> str:
+        data = self._ids[self._offsets[index] : self._offsets[index + 1]].tobytes()
         if data.startswith(NAMELESS):
-            return self._names[int(np.searchsorted(self._ends, place, side="right"))] + decode(data[len(NAMELESS) :], self._path)
+            return self._names[int(np.searchsorted(self._ends, index, side="right"))] + decode(data[len(NAMELESS) :], self._path)
         return decode(data, self._path)
 
 
 class Sources:
-    """The names of sources by their numbers, memory-mapped: what `reading.save_sources` wrote."""
+    """Names of sources by number, memory-mapped, as written by `save_sources`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ArtifactError if what there is does not fit together."""
+        """Raise ArtifactError if the files are damaged."""
         self._path = path
         with damage_named(path):
             self._offsets = np.load(path / "source_offsets.npy", mmap_mode="r", allow_pickle=False)
@@ -491,23 +513,23 @@ class Sources:
         return len(self._offsets) - 1
 
     def __getitem__(self, number: int) -> str:
-        if not 0 <= number < len(self):  # also what ends an iteration
+        if not 0 <= number < len(self):  # IndexError also ends an iteration
             raise IndexError(f"source {number} is not among {len(self)}")
         return decode(self._names[self._offsets[number] : self._offsets[number + 1]].tobytes(), self._path)
 
 
 def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    """The texts at these positions, one after the other, and where each begins: uint8 (bytes,), int64 (n + 1,).
+    """Return the concatenated texts at these positions, uint8 (bytes,), and their offsets, int64 (n + 1,).
 
-    Passages that lie side by side are copied as one block: 4 GB per second for ranges, 1.4 for scattered passages of 1 kB.
+    Adjacent passages are copied as one block: 4 GB per second for ranges, 1.4 for scattered passages of 1 kB.
     """
     positions = np.asarray(positions, np.int64)
     owner = np.searchsorted(np.array([part.first for part in parts]), positions, side="right") - 1
     starts, ends = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
     for number in np.unique(owner).tolist():
         mine = np.flatnonzero(owner == number)
-        place = parts[number].place(positions[mine] - parts[number].first)
-        starts[mine], ends[mine] = parts[number].offsets[place], parts[number].offsets[place + 1]
+        index = parts[number].index_of(positions[mine] - parts[number].first)
+        starts[mine], ends[mine] = parts[number].offsets[index], parts[number].offsets[index + 1]
     offsets = np.zeros(len(positions) + 1, np.int64)
     np.cumsum(ends - starts, out=offsets[1:])
     begins = np.ones(len(positions), np.bool_)
@@ -515,14 +537,14 @@ def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDAr
     runs = np.flatnonzero(begins)
     text = np.empty(offsets[-1], np.uint8)
     target, sources = text.data, [part.buffer.data for part in parts]
-    places = np.append(offsets[runs], offsets[-1]).tolist()
-    for number, start, (place, end) in zip(owner[runs].tolist(), starts[runs].tolist(), pairwise(places), strict=True):
-        target[place:end] = sources[number][start : start + end - place]
+    bounds = np.append(offsets[runs], offsets[-1]).tolist()
+    for number, start, (first, end) in zip(owner[runs].tolist(), starts[runs].tolist(), pairwise(bounds), strict=True):
+        target[first:end] = sources[number][start : start + end - first]
     return text, offsets
 
 
 def decode(data: bytes, part: Path) -> str:
-    """Text or id of a passage of this part."""
+    """Decode the text or id of a passage of a part; raise ArtifactError if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -531,7 +553,7 @@ def decode(data: bytes, part: Path) -> str:
 
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """What a damaged folder makes numpy and json raise, as an ArtifactError; what the system refuses, as an EnvironmentFault."""
+    """Turn exceptions of numpy and json on a damaged folder into ArtifactError, and those of the system into EnvironmentFault."""
     with environment_faults(path):
         try:
             yield
@@ -540,29 +562,29 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
-    """The file statistics.json of a part or a corpus."""
+    """Read statistics.json of a part or a corpus."""
     statistics: dict[str, Any] = json.loads((path / "statistics.json").read_bytes())
     return statistics
 
 
 def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
-    """A file's bytes without reading them; a file of no bytes cannot be mapped, but may be there."""
+    """Memory-map a file's bytes; an empty file, which cannot be mapped, gives an empty array."""
     return np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
 
 
 def check_offsets(path: Path, offsets: IntArray, *, end: int) -> None:
-    """Raises ArtifactError unless the offsets rise from 0 to `end`."""
+    """Raise ArtifactError unless the offsets increase from 0 to `end`."""
     if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
         raise ArtifactError(f"{path}: damaged, the offsets do not fit the text; delete the folder and build the corpus again")
 
 
 def allow_open_parts(count: int) -> None:
-    """Let this process hold so many parts open: Linux starts processes with a limit of 1,024 files, far below what it permits them."""
+    """Raise this process's soft limit of open files (often 1,024) so that it can open `count` parts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count * _FILES_PER_PART + 1024
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    needed = count * _FILES_PER_PART + 1024
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def _content(path: Path, dropped: IntArray) -> str:

@@ -1,11 +1,10 @@
-"""What is odd in labelled files before any compute is spent on them: a finding per line, with its file and line.
+"""Validation of labelled files before training: one finding per line, with its file and line.
 
-    problem   makes a score wrong: a held-out text in another split, one text with two labels, a label that training lacks, a bad row
-    notice    makes it worse or harder to trust: repetitions, near-repetitions, rare labels, long or empty texts, another script, a corpus
-              that holds held-out text or is in other words than the task
+    problem   makes a score wrong: a held-out text in another split, one text with two labels, a label that is not in train, a bad row
+    notice    makes a score worse or less reliable: repeated and similar texts, rare labels, long or empty texts, another script, a corpus
+              that contains held-out text or has other words than the task
 
-Two texts are the same if they are so lower-cased and with white space folded (`task.text_key`); near-repetitions are those that
-`hygiene.HeldOut` finds (13 words in a row, or a whole short text). Nothing here reads a label of dev or test to learn from it.
+Two texts are the same if their `task.text_key` is equal; near-repetitions are those that `decontamination.HeldOut` finds.
 """
 
 from __future__ import annotations
@@ -29,32 +28,32 @@ from cramlm.text.words import count_words, segment
 
 Severity: TypeAlias = Literal["problem", "notice"]
 
-COUNTED = frozenset({"duplicate", "conflict", "leak"})
-"""Rules that `hygiene.check_task` counts too."""
-LONG_WORDS = 380  # about the 512 tokens that an encoder reads by default
+COUNTED_RULES = frozenset({"duplicate", "conflict", "leak"})
+"""Rules that `decontamination.check_task` counts too."""
+LONG_WORDS = 380  # about 512 tokens, an encoder's default length
 RARE = 5  # training examples of a label
-UNEVEN = 20.0  # largest label over smallest
-FAR_SCRIPT = 0.02  # rows in a script that fewer than this share of the training rows are in
-SAMPLE = 5_000  # passages of the corpus whose words and scripts are looked at
-KNOWN_WORDS = 0.5  # share of the training texts' words that such a sample should hold
+UNEVEN = 20.0  # rows of the largest label over those of the smallest
+FAR_SCRIPT = 0.02  # share of the training rows below which a script is unusual
+SAMPLE = 5_000  # passages of the corpus whose words and scripts are counted
+KNOWN_WORDS = 0.5  # share of the training texts' words that should occur in this sample
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`place`: file and line. `rule`: its kind in a word."""
+    """location: file and line. rule: name of the check."""
 
-    place: str
+    location: str
     severity: Severity
     rule: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.severity}: {self.rule}: {self.message}"
+        return f"{self.location}: {self.severity}: {self.rule}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """A file of labelled rows; the examples' ids are their places (file and line)."""
+class LabelledFile:
+    """A file of labelled rows; the examples' ids are their locations (file and line)."""
 
     name: str
     examples: tuple[Example, ...]
@@ -62,15 +61,15 @@ class Labelled:
     kind: TaskKind = "classification"
 
     def names(self) -> Iterator[tuple[Example, str]]:
-        """Every label that a row has, with the row; no number."""
+        """Yield every row with each of its labels; nothing for numbers."""
         for example in self.examples:
             yield from ((example, name) for name in RULES[self.kind].names(str(example.label)))
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """A file in figures. labels: most frequent first, empty where rows have numbers. words: 5, 50, 95 and 100 % of the rows have at most so
-    many. scripts: shares of the letters. numbers: 0, 50 and 100 % of the rows have at most this.
+class FileStatistics:
+    """Statistics of a file. labels: rows per label, most frequent first, empty for numbers. words: 5th, 50th, 95th and 100th percentile.
+    scripts: shares of the letters. numbers: minimum, median and maximum.
     """
 
     name: str
@@ -81,15 +80,15 @@ class Facts:
     numbers: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return JSON data."""
         return asdict(self)
 
 
-def read_labelled(path: str, row_format: RowFormat) -> Labelled:
-    """Read a file; its bad rows are kept apart.
+def read_labelled(path: str, row_format: RowFormat) -> LabelledFile:
+    """Read a file; bad rows go to `rejected`.
 
     Raises:
-        UsageError: the path is missing. DataError: no row can be used, or the file cannot be read on.
+        UsageError: the path is missing. DataError: no row is valid, or the file is damaged.
     """
     rejected: list[Rejected] = []
 
@@ -97,18 +96,18 @@ def read_labelled(path: str, row_format: RowFormat) -> Labelled:
         rejected.extend(Rejected(**row) for row in event.data.get("rejected", ()))
 
     examples = read_examples(path, row_format, on_bad_row="skip", emit=collect)
-    placed = (Example(f"{path}:{example.id}", example.text, example.text_pair, example.label) for example in examples)
-    return Labelled(path, tuple(placed), tuple(rejected), row_format.kind)
+    located = (Example(f"{path}:{example.id}", example.text, example.text_pair, example.label) for example in examples)
+    return LabelledFile(path, tuple(located), tuple(rejected), row_format.kind)
 
 
-def labelled_of(task: Task) -> tuple[Labelled, list[Labelled]]:
-    """Train, and what is held out of it, of a task that was read; places are its examples' ids ("train:17")."""
-    held_out = [Labelled(name, split, kind=task.kind) for name, split in (("dev", task.dev), ("test", task.test)) if split]
-    return Labelled("train", task.train, kind=task.kind), held_out
+def files_of_task(task: Task) -> tuple[LabelledFile, list[LabelledFile]]:
+    """Return train and the held-out splits of a task; locations are the examples' ids ("train:17")."""
+    held_out = [LabelledFile(name, split, kind=task.kind) for name, split in (("dev", task.dev), ("test", task.test)) if split]
+    return LabelledFile("train", task.train, kind=task.kind), held_out
 
 
-def describe(file: Labelled) -> Facts:
-    """Rows, labels, lengths and scripts."""
+def describe(file: LabelledFile) -> FileStatistics:
+    """Count rows, labels, words and scripts of a file."""
     lengths = [count_words(example.whole_text) for example in file.examples]
     quantiles = [int(value) for value in np.percentile(lengths, (5, 50, 95, 100), method="lower")]
     scripts = count_scripts(example.whole_text for example in file.examples)
@@ -117,11 +116,11 @@ def describe(file: Labelled) -> Facts:
     values = [float(str(example.label)) for example in file.examples] if file.kind == "regression" else []
     numbers = tuple(float(value) for value in np.percentile(values, (0, 50, 100))) if values else ()
     shares = {name: count / letters for name, count in scripts.most_common() if count / letters >= 0.001}
-    return Facts(file.name, len(file.examples), labels, (quantiles[0], quantiles[1], quantiles[2], quantiles[3]), shares, numbers)
+    return FileStatistics(file.name, len(file.examples), labels, (quantiles[0], quantiles[1], quantiles[2], quantiles[3]), shares, numbers)
 
 
-def check_files(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
-    """Every finding in the files, in this order of rules: bad rows, repetitions, labels, lengths, scripts."""
+def check_files(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
+    """Yield every finding in the files, in this order: bad rows, repetitions, labels, lengths, scripts."""
     files = [train, *held_out]
     for file in files:
         for rejected in file.rejected:
@@ -134,13 +133,13 @@ def check_files(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Findi
     yield from _scripts(train, files)
 
 
-def check_corpus(train: Labelled, held_out: Sequence[Labelled], corpus: Corpus) -> Iterator[Finding]:
-    """Held-out text in the corpus (retrieval drops those passages), and whether it is in the task's words and script."""
+def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: Corpus) -> Iterator[Finding]:
+    """Yield findings on held-out text in the corpus (retrieval drops those passages), and on the corpus's words and script."""
     prepared = HeldOut([example for file in held_out for example in file.examples])
     texts = ((position, corpus.data(position)) for position in range(len(corpus)))
     for overlap in prepared.find(texts):
         document = corpus.document(overlap.position)
-        message = f"passage {document.id} {overlap.reason} ({brief(overlap.match, 60)}); it will not be trained on"
+        message = f"passage {document.id} {overlap.reason} ({brief(overlap.match, 60)}); retrieval drops it"
         yield Finding(overlap.split_example_id, "notice", "in-corpus", message)
     corpus.release()
     sample = [corpus.text(int(position)) for position in np.unique(np.linspace(0, len(corpus) - 1, SAMPLE).astype(np.int64))]
@@ -148,55 +147,55 @@ def check_corpus(train: Labelled, held_out: Sequence[Labelled], corpus: Corpus) 
     words = Counter(word for example in train.examples for word in segment(example.whole_text))
     share = sum(count for word, count in words.items() if word in known) / max(1, words.total())
     if share < KNOWN_WORDS:
-        message = f"{share:.0%} of the training words occur in {len(sample):,} passages of it: another language? It will help little"
+        message = f"{share:.0%} of the training words occur in {len(sample):,} of its passages; it may be in another language"
         yield Finding(str(corpus.path), "notice", "foreign-corpus", message)
     scripts = count_scripts(sample).most_common(1)
     own = _main_script(train)
     if scripts and own is not None and scripts[0][0] != own:
-        message = f"mostly {scripts[0][0]} letters, the training texts are in {own}; retrieval will find little"
+        message = f"mostly {scripts[0][0]} letters, but the training texts are in {own}; retrieval will find little"
         yield Finding(str(corpus.path), "problem", "corpus-script", message)
 
 
-def short_form(findings: Iterable[Finding], *, without: frozenset[str] = frozenset()) -> list[str]:
-    """A line for each rule: how many findings, and the first."""
+def summarize_findings(findings: Iterable[Finding], *, without: frozenset[str] = frozenset()) -> list[str]:
+    """Return a line for each rule: the number of findings, and the first."""
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.rule not in without:
             by_rule.setdefault(finding.rule, []).append(finding)
-    return [_short(rule, found) for rule, found in by_rule.items()]
+    return [_summary(rule, of_rule) for rule, of_rule in by_rule.items()]
 
 
-def _short(rule: str, found: Sequence[Finding]) -> str:
-    first = f"{found[0].place}: {found[0].message}"
-    return f"{rule}: {first}" if len(found) == 1 else f"{rule}: {len(found):,} of them, first {first}"
+def _summary(rule: str, findings: Sequence[Finding]) -> str:
+    first = f"{findings[0].location}: {findings[0].message}"
+    return f"{rule}: {first}" if len(findings) == 1 else f"{rule}: {len(findings):,} findings, first {first}"
 
 
-def _repetitions(files: Sequence[Labelled]) -> Iterator[Finding]:
-    """Rows whose text stood before, in the same file or in an earlier one; each is told once, with the earliest row of the nearest kind."""
-    known: dict[str, list[tuple[int, Example]]] = {}
+def _repetitions(files: Sequence[LabelledFile]) -> Iterator[Finding]:
+    """Yield one finding for each row that repeats the text of an earlier row, in the same file or an earlier one."""
+    rows_of: dict[str, list[tuple[int, Example]]] = {}
     for number, file in enumerate(files):
         for example in file.examples:
-            before = known.setdefault(text_key(example), [])
-            elsewhere = next((earlier for place, earlier in before if place != number), None)
-            here = [earlier for place, earlier in before if place == number]
+            rows = rows_of.setdefault(text_key(example), [])
+            elsewhere = next((earlier for in_file, earlier in rows if in_file != number), None)
+            here = [earlier for in_file, earlier in rows if in_file == number]
             if elsewhere is not None:
-                yield Finding(example.id, "problem", "leak", f"the text of {elsewhere.id}{_against(example, elsewhere)}")
+                yield Finding(example.id, "problem", "leak", f"the text of {elsewhere.id}{_compare_labels(example, elsewhere)}")
             elif here:
                 other = next((earlier for earlier in here if earlier.label != example.label), None)
                 if other is not None:
-                    yield Finding(example.id, "problem", "conflict", f"the text of {other.id}{_against(example, other)}")
+                    yield Finding(example.id, "problem", "conflict", f"the text of {other.id}{_compare_labels(example, other)}")
                 else:
                     yield Finding(example.id, "notice", "duplicate", f"the text of {here[0].id}, same label")
-            before.append((number, example))
+            rows.append((number, example))
 
 
-def _against(example: Example, other: Example) -> str:
+def _compare_labels(example: Example, other: Example) -> str:
     if example.label == other.label:
         return ", same label"
     return f", label {brief(str(example.label), 30)} here and {brief(str(other.label), 30)} there"
 
 
-def _near_repetitions(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
+def _near_repetitions(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     keys: dict[str, str] = {example.id: text_key(example) for file in held_out for example in file.examples}
     prepared = HeldOut([example for file in held_out for example in file.examples])
     for overlap in prepared.find(enumerate(example.whole_text.encode() for example in train.examples)):
@@ -207,12 +206,12 @@ def _near_repetitions(train: Labelled, held_out: Sequence[Labelled]) -> Iterator
             yield Finding(example.id, "notice", "near-leak", message)
 
 
-def _labels(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
+def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(name for _, name in train.names())
     first = {name: example for example, name in reversed(list(train.names()))}
-    answers = {str(example.label) for example in train.examples}
-    if len(answers) < 2:
-        message = f"every row has the label {brief(next(iter(answers)))}; there is nothing to tell apart"
+    distinct = {str(example.label) for example in train.examples}
+    if len(distinct) < 2:
+        message = f"every row has the label {brief(next(iter(distinct)))}; a classifier needs at least two"
         yield Finding(train.name, "problem", "one-label", message)
         return
     if not counts:
@@ -221,25 +220,25 @@ def _labels(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
     for label, count in counts.items():
         if count < RARE:
             rows = f"{count} training row{'s' if count > 1 else ''}"
-            yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; it can hardly be learnt")
+            yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; too few to learn it")
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
     if most > UNEVEN * least:
-        message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; judge by macro-F1"
+        message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
         yield Finding(train.name, "notice", "uneven-labels", message)
     for file in held_out:
         for example, name in file.names():
             if name not in counts:
                 message = f"label {brief(name, 30)} is not among the training labels"
                 yield Finding(example.id, "problem", "unseen-label", message)
-        there = {name for _, name in file.names()}
-        for label in sorted(set(counts) - there):
-            yield Finding(file.name, "notice", "missing-label", f"no row has the label {brief(label, 30)}; nothing is said of it")
+        present = {name for _, name in file.names()}
+        for label in sorted(set(counts) - present):
+            yield Finding(file.name, "notice", "missing-label", f"no row has the label {brief(label, 30)}; it cannot be evaluated")
 
 
-def _numbers(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]:
-    """Held-out numbers that training never comes near."""
-    known = [float(str(example.label)) for example in train.examples]
-    least, most = min(known), max(known)
+def _numbers(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
+    """Yield findings for held-out numbers outside the range of the training numbers."""
+    numbers = [float(str(example.label)) for example in train.examples]
+    least, most = min(numbers), max(numbers)
     for file in held_out:
         for example in file.examples:
             if not least <= float(str(example.label)) <= most:
@@ -247,7 +246,7 @@ def _numbers(train: Labelled, held_out: Sequence[Labelled]) -> Iterator[Finding]
                 yield Finding(example.id, "notice", "unseen-number", message)
 
 
-def _lengths(file: Labelled) -> Iterator[Finding]:
+def _lengths(file: LabelledFile) -> Iterator[Finding]:
     for example in file.examples:
         words = count_words(example.whole_text)
         if words > LONG_WORDS:
@@ -256,7 +255,7 @@ def _lengths(file: Labelled) -> Iterator[Finding]:
             yield Finding(example.id, "notice", "no-words", f"no letter or digit in {brief(example.whole_text, 30)}")
 
 
-def _scripts(train: Labelled, files: Sequence[Labelled]) -> Iterator[Finding]:
+def _scripts(train: LabelledFile, files: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(main_script(example.whole_text) for example in train.examples)
     usual = {script for script, count in counts.items() if count >= FAR_SCRIPT * len(train.examples)} | {None}
     named = ", ".join(sorted(script for script in usual if script is not None)) or "no"
@@ -266,6 +265,6 @@ def _scripts(train: Labelled, files: Sequence[Labelled]) -> Iterator[Finding]:
                 yield Finding(example.id, "notice", "script", f"mostly {script} letters; the training texts are in {named}")
 
 
-def _main_script(file: Labelled) -> str | None:
+def _main_script(file: LabelledFile) -> str | None:
     counts = count_scripts(example.whole_text for example in file.examples)
     return counts.most_common(1)[0][0] if counts else None

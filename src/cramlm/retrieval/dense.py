@@ -23,8 +23,8 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
-from cramlm.retrieval.phrases import texts_to_ask
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, widen
+from cramlm.retrieval.phrases import query_texts
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, search_deeper
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
 
@@ -66,7 +66,7 @@ class DenseRetriever:
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         config = self.config
-        asked = texts_to_ask(texts, corpus, of=config.queries, most_words=config.query_words)
+        asked = query_texts(texts, corpus, source=config.queries, max_words=config.query_words)
         first_text: dict[str, int] = {}
         for number, text in enumerate(asked):
             if text.strip():
@@ -86,7 +86,7 @@ class DenseRetriever:
             ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
             return Proposal(ranking, counts, capped)
 
-        return widen(ask, config, corpus, emit=emit)
+        return search_deeper(ask, config, corpus, emit=emit)
 
 
 def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:

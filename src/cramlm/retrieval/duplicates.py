@@ -1,9 +1,9 @@
-"""Near-duplicates in a selection: boilerplate, quotations, editions of one text. The better-ranked one stays.
+"""Near-duplicates in a selection, such as boilerplate, quotations and editions of one text. The better-ranked one is kept.
 
-    passage ─► its word 5-grams ─► MinHash ─► banded table of those that stay ─► candidates ─► Jaccard of the 5-grams themselves
+    passage ─► its word 5-grams ─► MinHash ─► LSH table of the kept passages ─► candidates ─► Jaccard similarity of the 5-grams
 
-MinHash and its table are those of `datasketch` (extra `dedup`): Broder 1997, with as many bands as find a pair at the threshold in
-more than 99.9 of 100 cases. Each candidate is compared by its words, so that nothing is dropped by chance. About 0.3 ms a passage.
+MinHash (Broder 1997) and the table are those of `datasketch` (extra `dedup`); the number of bands finds a pair at the threshold with a
+probability of 99.9 %. Candidates are compared by their words, so that no passage is dropped by chance. About 0.3 ms per passage.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _RECALL: Final = 0.999
 
 
 def require_datasketch() -> None:
-    """Raises EnvironmentFault, with the command that helps, if the package is missing."""
+    """Raise EnvironmentFault with the remedy if the package is missing."""
     if importlib.util.find_spec("datasketch") is None:
         raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset the setting")
 
 
 class NearDuplicates:
-    """The passages that stay, to be asked with each that may."""
+    """The kept passages; `twin` adds a passage or finds its near-duplicate."""
 
     def __init__(self, corpus: Corpus, threshold: float) -> None:
-        """threshold: Jaccard similarity of the sets of word 5-grams from which two passages are one, in (0, 1]."""
+        """threshold: minimum Jaccard similarity of the sets of word 5-grams of near-duplicates, in (0, 1]."""
         from datasketch import MinHash, MinHashLSH
 
         rows, bands = bands_for(threshold)
@@ -41,7 +41,7 @@ class NearDuplicates:
         self._kept: list[int] = []
 
     def twin(self, position: int, text: str) -> tuple[int, float] | None:
-        """(position, similarity) of the first that stayed and is the same; None if there is none, and then this one stays."""
+        """Return (position, similarity) of the first kept near-duplicate; if there is none, keep this passage and return None."""
         own = shingles(text)
         sketch = self._empty.copy()
         sketch.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in own])
@@ -55,18 +55,18 @@ class NearDuplicates:
 
 
 def shingles(text: str) -> set[str]:
-    """The different runs of 5 words, normalised; a shorter text is one run. Text without words (symbols only) is cut at white space."""
+    """Return the set of runs of 5 normalised words; a shorter text is one run. Text without words (symbols only) is split at white space."""
     words = segment(text) or text.split()
     return {" ".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))}
 
 
 def jaccard(one: set[str], other: set[str]) -> float:
-    """Common members over all members."""
+    """Return the size of the intersection over that of the union."""
     return len(one & other) / len(one | other)
 
 
 def bands_for(threshold: float) -> tuple[int, int]:
-    """(rows, bands) of the table: the most rows with which a pair at the threshold shares a band in 99.9 % of all cases."""
+    """Return (rows, bands) of the table: the most rows with which a pair at the threshold shares a band with probability 99.9 %."""
     for rows in range(_PERMUTATIONS, 1, -1):
         bands = _PERMUTATIONS // rows
         if 1 - (1 - threshold**rows) ** bands >= _RECALL:

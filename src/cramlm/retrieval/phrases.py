@@ -1,15 +1,14 @@
-"""What a training text asks: itself, its first words, or its key phrases.
+"""Query texts: the whole training text, its first words, or its key phrases.
 
     text ─► tokens (as for n-grams) ─► runs of content words between stop words and punctuation ─► scored ─► the best third ─► query
 
-Key phrases are RAKE's (Rose, Engel, Cramer and Cowley 2010): a word scores degree / frequency, where its frequency counts its
-occurrences in candidate phrases and its degree the words of those phrases (itself too); a phrase scores the sum of its words; of n
-different content words the n / 3 best phrases stay. A hyphen or an apostrophe inside a word does not end a phrase.
+Key phrases are those of RAKE (Rose, Engel, Cramer and Cowley 2010): the score of a word is degree / frequency, where its frequency counts
+its occurrences in candidate phrases and its degree the words of those phrases (including itself); the score of a phrase is the sum over its
+words; of n different content words the n / 3 best phrases are kept. A hyphen or an apostrophe inside a word does not end a phrase.
 
-**Stop words are counted, not listed**, so that any language works: words in at least a tenth of 2,000 passages taken evenly from the
-corpus, and words in at least three tenths of the training texts (which may be spelt otherwise than the corpus, as Yoruba with and without
-tone marks). For English that is 129 words of the general corpus, nearly all of them function words; a topic that fills a tenth of a
-narrow corpus counts as one, too, and tells its passages apart as little.
+**Stop words are counted, not listed**, so that any language works: words in at least a tenth of 2,000 passages sampled evenly from the
+corpus, and words in at least three tenths of the training texts (whose spelling may differ from the corpus, as in Yoruba with and without
+tone marks). In the English corpus these are 129 words, nearly all function words.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ _FEWEST: Final = 3
 _JOINING: Final = frozenset("-'’‐‑")
 
 
-def texts_to_ask(texts: Sequence[str], corpus: Corpus, *, of: QueriesOf, most_words: int | None) -> list[str]:
-    """A query for every text, in order. most_words: longer ones are cut, phrases at the end of the last that fits (one always does).
-    A text without a key phrase asks as it is.
+def query_texts(texts: Sequence[str], corpus: Corpus, *, source: QueriesOf, max_words: int | None) -> list[str]:
+    """Return a query for every text, in order. max_words: longer queries are truncated; key phrases are dropped whole, except the first. A
+    text without a key phrase is its own query.
     """
-    if of == "text":
-        return list(texts) if most_words is None else [first_words(text, most_words) for text in texts]
+    if source == "text":
+        return list(texts) if max_words is None else [first_words(text, max_words) for text in texts]
     stop = stop_words(corpus, texts)
-    queries = {text: ", ".join(_fitting(key_phrases(text, stop), most_words)) or text for text in dict.fromkeys(texts)}
+    queries = {text: ", ".join(_truncated(key_phrases(text, stop), max_words)) or text for text in dict.fromkeys(texts)}
     return [queries[text] for text in texts]
 
 
 def stop_words(corpus: Corpus, texts: Sequence[str]) -> frozenset[str]:
-    """The words that are everywhere in the corpus or the training texts, lower-cased."""
+    """Return the words that are frequent in the corpus or the training texts, lower-cased."""
     positions = np.unique(np.linspace(0, len(corpus) - 1, min(_SAMPLE, len(corpus))).round().astype(np.int64)).tolist()
     common = _common((corpus.text(position) for position in positions), STOP_SHARE_OF_CORPUS)
     return frozenset(common | _common(texts, STOP_SHARE_OF_TASK))
 
 
 def key_phrases(text: str, stop: Collection[str]) -> list[str]:
-    """Different key phrases, best first (on ties the one that comes first), lower-cased; none if every word is a stop word."""
+    """Return the distinct key phrases, best first (ties: the earlier), lower-cased; none if every word is a stop word."""
     candidates = _candidates(text.lower(), stop)
     frequency: Counter[str] = Counter()
     degree: Counter[str] = Counter()
@@ -65,41 +64,41 @@ def key_phrases(text: str, stop: Collection[str]) -> list[str]:
 
 
 def first_words(text: str, most: int) -> str:
-    """The text up to its `most`-th word; punctuation does not count."""
+    """Return the text up to its `most`-th word; punctuation does not count."""
     tokens = cut_into_tokens(text)
     words = [number for number, token in enumerate(tokens) if token.is_word]
     return text if len(words) <= most else "".join(token.text + token.space for token in tokens[: words[most]]).rstrip()
 
 
-def _fitting(phrases: list[str], most_words: int | None) -> list[str]:
-    if most_words is None:
+def _truncated(phrases: list[str], max_words: int | None) -> list[str]:
+    if max_words is None:
         return phrases
-    fitting: list[str] = []
-    room = most_words
+    kept: list[str] = []
+    remaining = max_words
     for phrase in phrases:
-        room -= sum(token.is_word for token in cut_into_tokens(phrase))
-        if fitting and room < 0:
+        remaining -= sum(token.is_word for token in cut_into_tokens(phrase))
+        if kept and remaining < 0:
             break
-        fitting.append(phrase)
-    return fitting
+        kept.append(phrase)
+    return kept
 
 
 def _candidates(text: str, stop: Collection[str]) -> list[tuple[str, list[str]]]:
-    """(phrase as it stands in the text, its words) of every run of content words, in order."""
-    found: list[tuple[str, list[str]]] = []
+    """Return (phrase as in the text, its words) of every run of content words, in order."""
+    phrases: list[tuple[str, list[str]]] = []
     run: list[Token] = []
     tokens = cut_into_tokens(text)
     for number, token in enumerate(tokens):
         if (token.is_word and token.text not in stop) or (run and _joins(tokens, number, stop)):
             run.append(token)
         elif run:
-            found.append(_phrase(run))
+            phrases.append(_phrase(run))
             run = []
-    return [*found, _phrase(run)] if run else found
+    return [*phrases, _phrase(run)] if run else phrases
 
 
 def _joins(tokens: Sequence[Token], number: int, stop: Collection[str]) -> bool:
-    """Whether a token is a hyphen or apostrophe between two content words, without spaces."""
+    """Return True for a hyphen or apostrophe between two content words, without spaces."""
     if tokens[number].text not in _JOINING or number + 1 == len(tokens):
         return False
     following = tokens[number + 1]
@@ -112,10 +111,10 @@ def _phrase(run: Sequence[Token]) -> tuple[str, list[str]]:
 
 
 def _common(texts: Iterable[str], share: float) -> set[str]:
-    """Words in at least this share of the texts, and in `_FEWEST`: a handful of texts says nothing about what is common."""
-    seen: Counter[str] = Counter()
+    """Return the words in at least this share of the texts and in at least `_FEWEST` of them."""
+    frequency: Counter[str] = Counter()
     total = 0
     for text in texts:
-        seen.update({token.text for token in cut_into_tokens(text.lower()) if token.is_word})
+        frequency.update({token.text for token in cut_into_tokens(text.lower()) if token.is_word})
         total += 1
-    return {word for word, count in seen.items() if count >= max(share * total, _FEWEST)}
+    return {word for word, count in frequency.items() if count >= max(share * total, _FEWEST)}

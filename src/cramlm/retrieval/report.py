@@ -1,15 +1,13 @@
-"""What a selection is like, beside a blind draw of as much text from the same corpus.
+"""Compare a selection with a random sample of the same amount of text from the same corpus.
 
-Likeness to the task: KL(task || blind draw) - KL(task || selection) over hashed words and pairs of words, the "KL reduction" of
-Xie et al. 2023, who found that it goes with the accuracy after training (r = 0.82 in their experiments). It costs a second where
-training costs hours, and it is a measure of words: a selection can be as near and say less.
+Similarity to the task: KL(task || random) - KL(task || selection) over hashed words and pairs of words, the "KL reduction" of Xie et al.
+2023, who found a correlation of 0.82 with the accuracy after training. It compares words only.
 
-Over-represented words: log-odds of a word in the selection against the blind draw, with the pooled counts as a prior worth
-`PRIOR_WORDS` words, ordered by their z-score (Monroe, Colaresi and Quinn 2008), so that a word seen twice by chance does not lead the
-list; words at least twice as likely as in the draw come before the others.
+Over-represented words: log-odds of a word in the selection against the random sample, with the pooled counts as a prior worth `PRIOR_WORDS`
+words, ordered by z-score (Monroe, Colaresi and Quinn 2008); words at least twice as likely as in the sample come first.
 
-Both look at no more than `MOST_PASSAGES` of the selection, evenly over its ranks, and `MOST_TEXTS` of the task; the reduction is then
-right to about 0.005.
+Both use at most `MOST_PASSAGES` of the selection, evenly over its ranks, and `MOST_TEXTS` of the task; the error of the reduction is then
+about 0.005.
 """
 
 from __future__ import annotations
@@ -30,24 +28,24 @@ MOST_PASSAGES: Final = 2000
 MOST_TEXTS: Final = 5000
 PRIOR_WORDS: Final = 1000.0
 _SHOWN_WORDS: Final = 20
-_DRAWN_AT_ONCE: Final = 512
+_SAMPLE_BATCH: Final = 512
 
 
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
-    """Plain JSON for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
+    """Return JSON data for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
     chosen = [corpus.data(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
     ngrams = hash_utf8(chosen)
-    drawn, drawn_counts = _draw(corpus, len(ngrams.buckets))
+    sample, sample_counts = _sample(corpus, len(ngrams.buckets))
     target = count(hash_texts([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()]))
-    blind, own = divergence(target, drawn_counts), divergence(target, count(ngrams))
-    likeness = {"kl_random": round(blind, 4), "kl_selection": round(own, 4), "kl_reduction": round(blind - own, 4)}
-    sizes = {"buckets": BUCKETS, "passages": len(chosen), "random_passages": len(drawn)}
-    return {"task_likeness": likeness | sizes, "over_represented": over_represented(_count_words(chosen), _count_words(drawn))}
+    random, own = divergence(target, sample_counts), divergence(target, count(ngrams))
+    likeness = {"kl_random": round(random, 4), "kl_selection": round(own, 4), "kl_reduction": round(random - own, 4)}
+    sizes = {"buckets": BUCKETS, "passages": len(chosen), "random_passages": len(sample)}
+    return {"task_likeness": likeness | sizes, "over_represented": over_represented(_count_words(chosen), _count_words(sample))}
 
 
 def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, Any]]:
-    """The words that mark `own` off from `other`: word, log_odds (natural), z, and the two counts. Those at least twice as likely come
-    first, each kind by z; numbers are left out.
+    """Return the words that are over-represented in `own`: word, log_odds (natural), z, and both counts. Words that are at least twice as
+    likely come first, then by z; numbers are left out.
     """
     totals, pooled = (own.total() + PRIOR_WORDS, other.total() + PRIOR_WORDS), own + other
     share = PRIOR_WORDS / max(pooled.total(), 1)
@@ -65,16 +63,16 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
 
 
 def _evenly(size: int, most: int) -> IntArray:
-    """At most so many of the places 0 to size - 1, the first and the last among them."""
+    """Return at most `most` of the indices 0 to size - 1, evenly spaced, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def _log_odds(count: float, total: float) -> float:
-    return math.log(count / max(total - count, 1.0))  # one word that is all the text stays finite
+    return math.log(count / max(total - count, 1.0))  # finite even if the text has only this word
 
 
-def _draw(corpus: Corpus, size: int) -> tuple[list[bytes], IntArray]:
-    """Texts drawn blindly, the same at every call, until they hold `size` n-grams or the corpus ends; and their counts per bucket."""
+def _sample(corpus: Corpus, size: int) -> tuple[list[bytes], IntArray]:
+    """Return random texts (the same for every call) with `size` n-grams together, or the whole corpus; and their counts per bucket."""
     texts: list[bytes] = []
     counts = np.zeros(BUCKETS, np.int64)
     for positions in random_batches(len(corpus)):
@@ -91,10 +89,10 @@ def _draw(corpus: Corpus, size: int) -> tuple[list[bytes], IntArray]:
 
 
 def random_batches(size: int) -> Iterator[list[int]]:
-    """The positions 0 to size - 1 in a random order, the same at every call; 8 bytes a position are held."""
+    """Yield the positions 0 to size - 1 in a random order, the same for every call. Memory: 8 bytes per position."""
     order = np.random.default_rng(0x424C494E44).permutation(size)
-    for start in range(0, size, _DRAWN_AT_ONCE):
-        yield order[start : start + _DRAWN_AT_ONCE].tolist()
+    for start in range(0, size, _SAMPLE_BATCH):
+        yield order[start : start + _SAMPLE_BATCH].tolist()
 
 
 def _count_words(texts: Iterable[bytes]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""From a config to its retriever: the one place that knows them all. BM25's own retriever is here, too: the rest of it is the index."""
+"""`build_retriever`: from a config to its retriever; and the retrievers for BM25, random text and unions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from cramlm.errors import UsageError
 from cramlm.io.executors import Executor
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.bm25.analysis import ANALYZER
-from cramlm.retrieval.bm25.distributed import Passes, publish_passes, search_in_passes
+from cramlm.retrieval.bm25.distributed import publish_search, run_search
 from cramlm.retrieval.bm25.index import Index
 from cramlm.retrieval.bm25.search import Queries, Scoring
 from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.elasticsearch import ElasticsearchRetriever
-from cramlm.retrieval.phrases import texts_to_ask
+from cramlm.retrieval.phrases import query_texts
 from cramlm.retrieval.ranking import (
-    NOT_ASKED,
+    NO_QUERIES,
     STAGE,
     Bound,
     Proposal,
@@ -44,14 +44,19 @@ from cramlm.retrieval.ranking import (
     bound_of,
     cap_per_query,
     one_each,
-    widen,
+    search_deeper,
     within_bound,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class UnionRetriever:
-    """members: each with its own bound. shares: as many positive numbers."""
+    """Several retrievers in turn, merged into one ranking.
+
+    Each member's ranking is cut to its own bound. With share w, its document at index p has the turn (p + 1) / w. Documents are ordered by
+    turn, on ties by member; a document of several members has its first turn. Turns are compared rather than ranks, because ranks of
+    different retrievers differ in meaning (for BM25 thousands of documents have rank 0). shares: positive, one per member.
+    """
 
     members: tuple[tuple[Retriever, Bound], ...]
     shares: tuple[float, ...]
@@ -67,12 +72,12 @@ class UnionRetriever:
             ranking = proposal.ranking.take(slice(within_bound(proposal.ranking, corpus, bound)))
             proposals.append(Proposal(ranking, proposal.queries, proposal.capped))
         ranking = take_turns([proposal.ranking for proposal in proposals], self.shares)
-        asked = next((proposal.queries for proposal in proposals if proposal.queries.texts), NOT_ASKED)
-        return Proposal(ranking, asked, sum(proposal.capped for proposal in proposals), tuple(proposals))
+        queries = next((proposal.queries for proposal in proposals if proposal.queries.texts), NO_QUERIES)
+        return Proposal(ranking, queries, sum(proposal.capped for proposal in proposals), tuple(proposals))
 
 
 def take_turns(rankings: Sequence[Ranking], shares: Sequence[float]) -> Ranking:
-    """One ranking of all documents, a rank each; query and score are the naming member's."""
+    """Return one ranking of all documents, one rank each; query and score are those of the member with the first turn."""
     turn = np.concatenate([(np.arange(len(ranking)) + 1) / share for ranking, share in zip(rankings, shares, strict=True)])
     member = np.concatenate([np.full(len(ranking), number, np.int32) for number, ranking in enumerate(rankings)])
     position: IntArray = np.concatenate([ranking.position for ranking in rankings])
@@ -86,7 +91,7 @@ def take_turns(rankings: Sequence[Ranking], shares: Sequence[float]) -> Ranking:
 
 @dataclass(frozen=True, slots=True)
 class RandomRetriever:
-    """All documents of the corpus in an order that the seed draws."""
+    """All documents in a random order. The control: a gain of retrieval over it is not a gain from more text."""
 
     seed: int
 
@@ -95,17 +100,12 @@ class RandomRetriever:
         return {"seed": self.seed}
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
-        return Proposal(one_each(draw_documents(len(corpus), len(corpus), seed=self.seed)))
+        generator = np.random.default_rng([self.seed, 0x52414E44])  # this purpose's own stream
+        return Proposal(one_each(generator.permutation(len(corpus)).astype(np.int64)))
 
 
-def draw_documents(documents: int, count: int, *, seed: int) -> IntArray:
-    """Positions of min(count, documents) different documents in the order drawn; a shorter draw is the beginning of a longer one."""
-    generator = np.random.default_rng([seed, 0x52414E44])  # the stream is this purpose's own
-    return generator.permutation(documents)[:count].astype(np.int64)
-
-
-Hits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
-"""For each distinct query its number, positions and scores."""
+DistinctHits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
+"""For each distinct query its number, positions and scores, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ class RetrievalContext:
 
 
 def build_retriever(config: RetrieverConfig, context: RetrievalContext) -> Retriever:
-    """The retriever that a config describes.
+    """Return the retriever of a config.
 
     Raises:
-        UsageError: if BM25 has no index, or a retriever that lists the whole corpus has no bound.
+        UsageError: BM25 has no index, or dense retrieval no encoder.
     """
     match config:
         case UnionConfig():
@@ -151,10 +151,10 @@ def build_retriever(config: RetrieverConfig, context: RetrievalContext) -> Retri
 
 
 def check_bounded(config: RetrieverConfig) -> None:
-    """Raises UsageError if the slice would be the whole corpus."""
+    """Raise UsageError if the selection would be the whole corpus."""
     if kinds := unbounded(config):
         raise UsageError(
-            f"the retriever {kinds[0]} lists the whole corpus and needs a bound; set retriever.max_documents or retriever.max_tokens, "
+            f"the retriever {kinds[0]} ranks the whole corpus and needs a bound; set retriever.max_documents or retriever.max_tokens, "
             "or let a run's plan set it"
         )
 
@@ -179,7 +179,7 @@ def _member(config: MemberConfig, context: RetrievalContext) -> Retriever:
 
 @dataclass(frozen=True, slots=True)
 class Bm25Retriever:
-    """The union of the best documents of every training text: `top_k` of each, as many as fill the slice where that is open."""
+    """The union of the best documents of every training text: `top_k` of each, or as many as fill the selection if `top_k` is None."""
 
     config: Bm25Config
     index: Index
@@ -193,47 +193,39 @@ class Bm25Retriever:
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)
 
-        asked = _asked(self.config, corpus, texts)
-
-        def tell(event: Event) -> None:
+        def forward(event: Event) -> None:
             emit(replace(event, stage=STAGE))
 
-        search = self._search(asked, tell)
-        return widen(lambda depth: self._best(corpus, len(texts), *search(depth)), self.config, corpus, emit=emit)
+        search = self._search(query_texts(texts, corpus, source=self.config.queries, max_words=self.config.query_words), forward)
+        return search_deeper(lambda depth: self._merge(corpus, len(texts), *search(depth)), self.config, corpus, emit=emit)
 
-    def _best(self, corpus: Corpus, texts: int, compiled: Queries, found: Hits) -> Proposal:
-        numbers, first_text = np.unique(compiled.owner, return_index=True)
+    def _merge(self, corpus: Corpus, texts: int, queries: Queries, hits: DistinctHits) -> Proposal:
+        numbers, first_text = np.unique(queries.owner, return_index=True)
         text_of = first_text[numbers >= 0]
 
-        # distinct queries come in the order of their first text, so that on equal ranks the smallest query stays
-        hits = ((int(text_of[number]), positions, scores) for number, positions, scores in found)
-        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), self.config.per_query)
-        answered = int((compiled.owner >= 0).sum())
-        counts = QueryCounts(texts, len(compiled), answered, texts - answered, 0)
+        # distinct queries are in the order of their first text, so that on equal ranks the smallest query is kept
+        hits_of_texts = ((int(text_of[number]), positions, scores) for number, positions, scores in hits)
+        ranking, capped = cap_per_query(best_of_hits(len(corpus), hits_of_texts), self.config.per_query)
+        answered = int((queries.owner >= 0).sum())
+        counts = QueryCounts(texts, len(queries), answered, texts - answered, 0)
         counts.check()
         return Proposal(ranking, counts, capped)
 
-    def _search(self, texts: Sequence[str], emit: Emit) -> Callable[[int], tuple[Queries, Hits]]:
-        """Depth -> distinct queries and what each found. Every byte of the index is read before: damaged, it must not choose documents."""
+    def _search(self, texts: Sequence[str], emit: Emit) -> Callable[[int], tuple[Queries, DistinctHits]]:
+        """Return a function from hits per query to the distinct queries and their hits. Verifies every byte of the index first."""
         if (distribution := self.distribution) is not None:
-            return lambda depth: search_in_passes(
-                _passes(self.config, self.index, texts, depth, distribution.folder), distribution.executor, emit
+            return lambda depth: run_search(
+                publish_search(self.index, texts, distribution.folder, limit=depth, scoring=_scoring(self.config)),
+                distribution.executor,
+                emit,
             )
         self.index.verify()
-        compiled, scoring = self.index.compile(texts), _scoring(self.config)
+        queries, scoring = self.index.compile(texts), _scoring(self.config)
 
-        def search(depth: int) -> tuple[Queries, Hits]:
-            return compiled, self.index.search_distinct(compiled, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
+        def search(depth: int) -> tuple[Queries, DistinctHits]:
+            return queries, self.index.search_distinct(queries, limit=depth, scoring=scoring, threads=self.threads, emit=emit)
 
         return search
-
-
-def _asked(config: Bm25Config, corpus: Corpus, texts: Sequence[str]) -> Sequence[str]:
-    return texts_to_ask(texts, corpus, of=config.queries, most_words=config.query_words)
-
-
-def _passes(config: Bm25Config, index: Index, texts: Sequence[str], depth: int, folder: Path) -> Passes:
-    return publish_passes(index, texts, folder, limit=depth, scoring=_scoring(config))
 
 
 def _scoring(config: Bm25Config) -> Scoring:

@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.retriever import RetrieverConfig, members_of
-from cramlm.data.corpus import Corpus, largest
+from cramlm.data.corpus import Corpus, largest_sources
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
-from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Kept, Proposal, Ranking, bound_of, winnow
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Kept, Proposal, Ranking, bound_of, filter_ranking
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.storage.arrays import check_column, open_table, save_table
@@ -236,7 +236,7 @@ class _Sources:
 
 
 class _Writer:
-    """Writes the folder and its report while the ranking is winnowed; used once."""
+    """Writes the folder and its report while the ranking is filtered; used once."""
 
     def __init__(self, config: RetrieverConfig, corpus: Corpus, task: Task, folder: Path, emit: Emit) -> None:
         self._corpus, self._task, self._folder, self._emit = corpus, task, folder, emit
@@ -255,10 +255,10 @@ class _Writer:
         places, tokens = array("q"), 0.0
         with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
             held_out = [*self._task.dev, *self._task.test]
-            for item in winnow(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
+            for item in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
                 match item:
                     case Kept():
-                        places.append(item.place)
+                        places.append(item.index)
                         tokens += item.tokens
                     case Dropped():
                         self._drop(item, ranking, dropped)
@@ -273,7 +273,7 @@ class _Writer:
         self._tell(self._report(proposal, kept, sources, tokens))
 
     def _drop(self, dropped: Dropped, ranking: Ranking, file: TextIO) -> None:
-        position = int(ranking.position[dropped.place])
+        position = int(ranking.position[dropped.index])
         source = self._corpus.sources[int(self._corpus.source[position])]
         where = {"position": position, "id": self._corpus.ids([position])[0], "source": source}
         file.write(json.dumps({**where, "reason": dropped.reason, **dropped.details}, ensure_ascii=False) + "\n")
@@ -282,7 +282,7 @@ class _Writer:
     def _report(self, proposal: Proposal, kept: Ranking, sources: _Sources, tokens: float) -> dict[str, Any]:
         found, dropped = len(proposal.ranking) + proposal.capped, self._dropped.total()
         cut = found - proposal.capped - dropped - len(kept)
-        shown = largest(sources.passages)
+        shown = largest_sources(sources.passages)
         report = {
             "queries": asdict(proposal.queries),
             "documents": {"found": found, "dropped": dropped, "capped": proposal.capped, "cut": cut, "selected": len(kept)},

@@ -15,7 +15,7 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import check_task
 from cramlm.data.task import save_task, task_fingerprint
-from cramlm.data.validation import COUNTED, check_files, labelled_of, short_form
+from cramlm.data.validation import COUNTED_RULES, check_files, files_of_task, summarize_findings
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.huggingface.config import more
@@ -36,7 +36,7 @@ from cramlm.storage.artifacts import environment_faults
 def report_task(run: Context) -> None:
     """Keep the task in the run's folder, and warn of what would make scores dishonest."""
     save_task(run.task, run.folder, emit=run.emit)
-    for warning in [*check_task(run.task).warnings, *short_form(check_files(*labelled_of(run.task)), without=COUNTED)]:
+    for warning in [*check_task(run.task).warnings, *summarize_findings(check_files(*files_of_task(run.task)), without=COUNTED_RULES)]:
         run.emit(Event("warning", "task", warning))
 
 

@@ -7,7 +7,7 @@ vanishes. Invisible characters (joiners, variation selectors, soft hyphens) are 
 it. No stop words, no stemming: rare words carry the weight. A term is cut before the first character that starts at its 64th byte or
 later, so that one endless "word" stays bounded.
 
-`analyze` is this definition in plain Python. `Vocabulary.tokenise` gives the same terms as numbers, from bytes: ASCII documents go
+`analyze` is this definition in plain Python. `Vocabulary.tokenize` gives the same terms as numbers, from bytes: ASCII documents go
 straight through a byte table; others are rewritten by a table over code points; only where characters combine or reorder does Python's
 unicodedata fold the document first.
 """
@@ -60,7 +60,7 @@ def analyze(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Terms numbered in the order of their first occurrence; grows with every text tokenised.
+    """Terms numbered in the order of their first occurrence; grows with every text tokenized.
 
     Exact: terms of up to 7 bytes are their own hash key, longer ones are compared byte by byte with the stored term when their 64-bit keys
     agree, so that a collision costs one more probe and is never an error.
@@ -92,7 +92,7 @@ class Vocabulary:
         """The term as text."""
         return self._bytes[self._offsets[number] : self._offsets[number + 1]].tobytes().decode()
 
-    def tokenise(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
+    def tokenize(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         """Term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and where each document's start (documents + 1,)."""
         documents = len(offsets) - 1
         starts = np.zeros(documents + 1, np.int64)
@@ -103,11 +103,11 @@ class Vocabulary:
             document, reason = self._run(text, offsets, document, documents, starts, table)
             if reason == kernels.NEEDS_NORMALISING:
                 source = bytes(text[offsets[document] : offsets[document + 1]]).decode("utf-8")
-                self._tokenise_normalised(normalise(source), document, starts)
+                self._tokenize_normalised(normalise(source), document, starts)
                 document += 1
         return self._tokens[: starts[-1]].copy(), starts
 
-    def _tokenise_normalised(self, text: str, document: int, starts: IntArray) -> None:
+    def _tokenize_normalised(self, text: str, document: int, starts: IntArray) -> None:
         content = np.frombuffer(text.encode("utf-8"), np.uint8)
         own = np.zeros(2, np.int64)
         ends = np.array([0, len(content)], np.int64)
@@ -119,7 +119,7 @@ class Vocabulary:
         self, text: ByteArray, offsets: IntArray, first: int, last: int, starts: IntArray, table: _Table, *, normalised: bool = False
     ) -> tuple[int, int]:
         codes, expansions = table
-        document, reason = kernels.tokenise(
+        document, reason = kernels.tokenize(
             text, offsets, first, last, normalised, codes, expansions, _FOLD,
             self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts, self._scratch,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Bytes -> term numbers, compiled. The definition of a term is `analysis.analyze`; these are its fast twins.
 
 `_canonicalise` rewrites a non-ASCII document as UTF-8 in which a byte belongs to a term if it is [a-z0-9] or >= 0x80 and everything else
-separates; n-grams stand there already written out. `_tokenise_bytes` cuts such bytes (or ASCII as it comes) at the separators and numbers
+separates; n-grams stand there already written out. `_tokenize_bytes` cuts such bytes (or ASCII as it comes) at the separators and numbers
 the terms by an open hash table. A document is done whole or not at all, so that the caller can enlarge an array and go on with the same
 document.
 """
@@ -43,7 +43,7 @@ def is_ascii(text):
 
 
 @jit
-def tokenise(
+def tokenize(
     text, offsets, first, last, normalised, codes, expansions, fold, keys, ids, term_bytes, term_offsets, state, tokens, starts, scratch
 ):
     """Documents `first` to `last` as term numbers in `tokens`, ends in `starts`; returns (first document not done, why)."""
@@ -53,14 +53,14 @@ def tokenise(
         for i in range(start, end):
             seen |= text[i]
         if seen < 128:
-            reason = _tokenise_bytes(text, start, end, fold, keys, ids, term_bytes, term_offsets, state, tokens)
+            reason = _tokenize_bytes(text, start, end, fold, keys, ids, term_bytes, term_offsets, state, tokens)
         else:
             if CANONICAL_GROWTH * (end - start) + 64 > len(scratch):
                 return document, SCRATCH_FULL
             written = _canonicalise(text, start, end, normalised, codes, expansions, fold, scratch)
             if written < 0:
                 return document, NEEDS_NORMALISING
-            reason = _tokenise_bytes(scratch, 0, written, fold, keys, ids, term_bytes, term_offsets, state, tokens)
+            reason = _tokenize_bytes(scratch, 0, written, fold, keys, ids, term_bytes, term_offsets, state, tokens)
         if reason != DONE:
             return document, reason
         starts[document + 1] = state[1]
@@ -68,7 +68,7 @@ def tokenise(
 
 
 @jit
-def _tokenise_bytes(source, start, end, fold, keys, ids, term_bytes, term_offsets, state, tokens):
+def _tokenize_bytes(source, start, end, fold, keys, ids, term_bytes, term_offsets, state, tokens):
     terms, count = state[0], state[1]
     capacity = min(len(keys) // 2, len(term_offsets) - 1)
     mask = np.uint64(len(keys) - 1)

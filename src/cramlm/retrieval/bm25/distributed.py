@@ -1,19 +1,17 @@
-"""A search in two passes that run anywhere: pure functions of files, for groups of an index's shards.
+"""Distributed BM25 search: jobs that read and write files, for groups of an index's segments, by processes or machines.
 
-    <folder>/batch/              the texts, the groups of shards, the formula: all that the passes read besides the shards
-      ─► count_task ─► <folder>/counts/<group>/    in how many of the group's passages each term of the batch stands
-      ─► summed ─────► <folder>/statistics/        the same for the whole index
-      ─► score_task ─► <folder>/hits/<group>/      for every distinct query the best `limit` of the group's passages, by these statistics
-      ─► `Passes.merge` ─► the best of all groups
+    <folder>/batch/             the texts, the groups of segments, the scoring: everything the jobs read besides the segments
+      ─► count_job ─► <folder>/counts/<group>/    document frequency of each term of the batch in the group
+      ─► summed ────► <folder>/statistics/        document frequency in the whole index
+      ─► score_job ─► <folder>/hits/<group>/      for every distinct query the best `limit` passages of the group, by these statistics
+      ─► `DistributedSearch.merge` ─► the best of all groups
 
     batch/        texts.bin, offsets.npy int64 (texts + 1,), batch.json
     counts/, statistics/    frequencies.npy int64 (terms,)
-    hits/         offsets.npy int64 (queries + 1,), keys.npy uint64 (score in units << 32 | ~position), exponents.npy int8 (queries,): a
-                  unit is 2 ** -exponent
+    hits/         offsets.npy int64 (queries + 1,), keys.npy uint64 (fixed-point score << 32 | ~position), fraction_bits.npy int8 (queries,)
 
-Scores are whole numbers, and each group's list is exact: thresholds that were guessed too high are found, and the queries run again,
-within the group. So the result is that of one search, whatever the shards and whoever scored them. `Index.search_distinct` is faster on
-one machine: it goes through all shards with one threshold per query, and writes nothing.
+Each group's hits are exact and scores are fixed-point integers, so the result equals that of `Index.search_distinct` for any grouping and
+any workers. On one machine `Index.search_distinct` is faster: one threshold per query for all segments, and no files.
 """
 
 from __future__ import annotations
@@ -35,30 +33,30 @@ from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.index import Index
 from cramlm.retrieval.bm25.kernels import BLOCK
 from cramlm.retrieval.bm25.search import (
-    Keys,
+    PackedHits,
     Queries,
     Scoring,
     Statistics,
-    Tokens,
-    count_in_shards,
+    TokenizedTexts,
+    count_in_segments,
     make_queries,
     search_keys,
-    tokenise_texts,
+    tokenize_texts,
     unpack,
 )
-from cramlm.retrieval.bm25.segment import ArrayFile, Shard, load_array
+from cramlm.retrieval.bm25.segment import ArrayFile, Segment, load_array
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify, wait_while_locked
 
-CODE_FORMAT: Final = 2  # raise it when the same search would give other files
-MOST_GROUPS: Final = 256  # each group's hits are `limit` per query: more groups cost space and merging
-FEW_SHARDS: Final = 64  # to count in one takes 0.02 CPU seconds for 1,659 queries of 150 words; to start a process 1
+CODE_FORMAT: Final = 3  # increase when the same search gives other files
+MAX_GROUPS: Final = 256  # a group has `limit` hits per query: more groups cost space and merging
+FEW_SEGMENTS: Final = 64  # counting in one takes 0.02 CPU seconds for 1,659 queries of 150 words; starting a process takes 1
 STAGE: Final = "search"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A shard as a task finds it: its folder, what it must be, and the position of its first passage."""
+class SegmentReference:
+    """A segment: its folder, fingerprint, position of its first passage, and number of passages."""
 
     path: str
     fingerprint: str
@@ -67,65 +65,67 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """A published batch of texts for an index; cheap to open."""
+class DistributedSearch:
+    """A published batch of texts to search for in an index."""
 
     folder: Path
     fingerprint: str
     limit: int
     scoring: Scoring
     totals: Statistics
-    groups: tuple[tuple[Place, ...], ...]
+    groups: tuple[tuple[SegmentReference, ...], ...]
 
     @staticmethod
-    def open(folder: Path) -> Passes:
-        """Raises ArtifactError if the folder holds no whole batch."""
+    def open(folder: Path) -> DistributedSearch:
+        """Open a batch.
+
+        Raises:
+            ArtifactError: the batch is missing or damaged.
+        """
         artifact = open_artifact(folder / "batch", kind="batch")
         try:
             data = json.loads((artifact.path / "batch.json").read_bytes())
-            groups = tuple(tuple(Place(**place) for place in group) for group in data["groups"])
+            groups = tuple(tuple(SegmentReference(**reference) for reference in group) for group in data["groups"])
             scoring, totals = Scoring(**data["scoring"]), Statistics(**data["totals"])
-            return Passes(folder, artifact.fingerprint, int(data["limit"]), scoring, totals, groups)
+            return DistributedSearch(folder, artifact.fingerprint, int(data["limit"]), scoring, totals, groups)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{artifact.path}: damaged batch ({error}); delete the folder and search again") from error
 
     def path(self, kind: str, group: int) -> Path:
-        """Where a group's counts or hits lie."""
+        """Return the folder of a group's counts or hits."""
         return self.folder / kind / f"{group:04d}"
 
     def missing(self, kind: str) -> list[int]:
-        """The groups that have no counts, or no hits."""
+        """Return the groups without counts or hits."""
         return [group for group in range(len(self.groups)) if not (self.path(kind, group) / MANIFEST).exists()]
 
-    def shards(self, group: int, *, every_byte: bool = False) -> list[tuple[int, Shard]]:
-        """The group's shards, each with the position of its first passage.
+    def segments(self, group: int) -> list[tuple[int, Segment]]:
+        """Open the group's segments, each with the position of its first passage.
 
         Raises:
-            ArtifactError: if one is damaged, or not the one that the batch was made for.
+            ArtifactError: a segment is damaged, or not the one that the batch was made for.
         """
         opened = []
-        for place in self.groups[group]:
-            if every_byte:
-                verify(Path(place.path))
-            shard = Shard.open(Path(place.path))
-            if shard.fingerprint != place.fingerprint or len(shard) != place.documents:
-                raise ArtifactError(f"{place.path}: is not the shard that {self.folder} was made for; build the index and search again")
-            opened.append((place.first, shard))
+        for reference in self.groups[group]:
+            segment = Segment.open(Path(reference.path))
+            if segment.fingerprint != reference.fingerprint or len(segment) != reference.documents:
+                raise ArtifactError(f"{reference.path}: is not the segment of search {self.folder}; build the index and search again")
+            opened.append((reference.first, segment))
         return opened
 
-    def tokens(self) -> Tokens:
-        """The texts of the batch as terms."""
+    def tokens(self) -> TokenizedTexts:
+        """Return the tokenized texts of the batch."""
         text = (self.folder / "batch" / "texts.bin").read_bytes()
         offsets = read_array(self.folder / "batch" / "offsets.npy").tolist()
-        return tokenise_texts([text[start:end].decode() for start, end in pairwise(offsets)])
+        return tokenize_texts([text[start:end].decode() for start, end in pairwise(offsets)])
 
     def queries(self) -> Queries:
-        """The batch as distinct queries, once its statistics are there."""
+        """Return the distinct queries of the batch; requires the statistics."""
         return make_queries(self.tokens(), _read(self.folder / "statistics", "frequencies", np.int64))
 
-    def prepare(self, executor: Executor, emit: Emit = silent) -> Queries:
-        """The first pass: count what is not counted yet, and sum it up."""
-        few = sum(map(len, self.groups)) <= FEW_SHARDS
+    def count(self, executor: Executor, emit: Emit = silent) -> Queries:
+        """Count document frequencies in all groups, sum them, and return the distinct queries."""
+        few = sum(map(len, self.groups)) <= FEW_SEGMENTS
         _run(self, "counts", self.missing("counts"), Processes() if few else executor, silent)
         inputs = [_open(self, "counts", group) for group in range(len(self.groups))]
 
@@ -138,32 +138,34 @@ class Passes:
         return self.queries()
 
     def score(self, groups: Sequence[int], executor: Executor, emit: Emit = silent) -> None:
-        """The second pass over some groups; `prepare` comes before it."""
+        """Score some groups; requires the statistics of `count`."""
         _run(self, "hits", groups, executor, emit)
 
     def merge(self) -> Iterator[tuple[int, IntArray, FloatArray]]:
-        """(distinct query, positions, scores), best first, in the order of the queries, when all groups are scored.
+        """Yield (distinct query, positions, scores), best first, in the order of the queries; requires the hits of all groups.
 
         Raises:
-            ArtifactError: if hits are damaged.
+            ArtifactError: hits are damaged.
         """
         parts = []
         for group in range(len(self.groups)):
             path = _open(self, "hits", group).path
             verify(path)
-            parts.append((_read(path, "offsets", np.int64).tolist(), _read(path, "keys", np.uint64), _read(path, "exponents", np.int8)))
+            parts.append((_read(path, "offsets", np.int64).tolist(), _read(path, "keys", np.uint64), _read(path, "fraction_bits", np.int8)))
         for query in range(len(parts[0][0]) - 1):
-            keys: Keys = np.concatenate([keys[offsets[query] : offsets[query + 1]] for offsets, keys, _ in parts])
+            keys: PackedHits = np.concatenate([keys[offsets[query] : offsets[query + 1]] for offsets, keys, _ in parts])
             keys.sort()
             yield query, *unpack(keys[::-1][: self.limit], int(parts[0][2][query]))
 
 
-def publish_passes(index: Index, texts: Sequence[str], folder: Path, *, limit: int, scoring: Scoring) -> Passes:
-    """The batch of these texts for an index, in a folder of its own within `folder`: the one that is there, else published now."""
+def publish_search(index: Index, texts: Sequence[str], folder: Path, *, limit: int, scoring: Scoring) -> DistributedSearch:
+    """Publish a batch of texts for an index in a subfolder of `folder`, unless it is there."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
-    size = -(-len(index.shards) // MOST_GROUPS)
-    places = [asdict(Place(str(shard.path.resolve()), shard.fingerprint, first, len(shard))) for first, shard in index.shards]
-    groups = [places[start : start + size] for start in range(0, len(places), size)]
+    size = -(-len(index.segments) // MAX_GROUPS)
+    references = [
+        asdict(SegmentReference(str(segment.path.resolve()), segment.fingerprint, first, len(segment))) for first, segment in index.segments
+    ]
+    groups = [references[start : start + size] for start in range(0, len(references), size)]
     settings = {"limit": limit, "scoring": asdict(scoring), "totals": asdict(index.totals), "groups": groups}
     key = {"code": CODE_FORMAT, "analyzer": ANALYZER, "texts": hash_json([text.decode() for text in encoded]), **settings}
     target = folder / hash_json(key)[:16]
@@ -174,68 +176,72 @@ def publish_passes(index: Index, texts: Sequence[str], folder: Path, *, limit: i
         (batch / "batch.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
 
     _stage(target / "batch", "batch", key, write, silent)
-    return Passes.open(target)
+    return DistributedSearch.open(target)
 
 
-def search_in_passes(passes: Passes, executor: Executor, emit: Emit = silent) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
-    """The distinct queries and `Index.search_distinct`'s results for them: what is scored already is merged, the rest is scored now."""
-    queries = passes.prepare(executor, emit)
-    passes.score(passes.missing("hits"), executor, emit)
-    return queries, passes.merge()
+def run_search(
+    search: DistributedSearch, executor: Executor, emit: Emit = silent
+) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
+    """Return the distinct queries and the results of `Index.search_distinct` for them. Groups that were scored before are reused."""
+    queries = search.count(executor, emit)
+    search.score(search.missing("hits"), executor, emit)
+    return queries, search.merge()
 
 
-def count_task(task: dict[str, Any], emit: Emit) -> None:
-    """The first pass over a group: {"folder": of the passes, "group": number}."""
-    passes, group = Passes.open(Path(task["folder"])), int(task["group"])
+def count_job(task: dict[str, Any], emit: Emit) -> None:
+    """Count document frequencies in a group: {"folder": of the search, "group": number}."""
+    search, group = DistributedSearch.open(Path(task["folder"])), int(task["group"])
 
     def write(folder: Path) -> None:
-        frequencies = count_in_shards(passes.tokens(), [shard for _, shard in passes.shards(group)])
+        frequencies = count_in_segments(search.tokens(), [segment for _, segment in search.segments(group)])
         save_array(folder / "frequencies.npy", frequencies)
 
-    _stage(passes.path("counts", group), "counts", _key(passes, group), write, emit)
+    _stage(search.path("counts", group), "counts", _key(search, group), write, emit)
 
 
-def score_task(task: dict[str, Any], emit: Emit) -> None:
-    """The second pass over a group: {"folder": of the passes, "group": number}. Every byte of its shards is checked first."""
-    passes, group = Passes.open(Path(task["folder"])), int(task["group"])
+def score_job(task: dict[str, Any], emit: Emit) -> None:
+    """Score a group: {"folder": of the search, "group": number}. Checks every byte of its segments first."""
+    search, group = DistributedSearch.open(Path(task["folder"])), int(task["group"])
 
     def write(folder: Path) -> None:
-        queries = passes.queries()
-        sizes, exponents = np.zeros(len(queries), np.int64), np.zeros(len(queries), np.int8)
-        found = ArrayFile(folder / "keys.npy", np.uint64)
-        shards = passes.shards(group, every_byte=True)
-        for query, exponent, keys in search_keys(shards, passes.totals, queries, limit=passes.limit, scoring=passes.scoring, emit=emit):
-            sizes[query], exponents[query] = len(keys), exponent
-            found.append(keys)
-        found.close()
+        queries = search.queries()
+        sizes, fraction_bits = np.zeros(len(queries), np.int64), np.zeros(len(queries), np.int8)
+        packed = ArrayFile(folder / "keys.npy", np.uint64)
+        for reference in search.groups[group]:
+            verify(Path(reference.path))
+        segments = search.segments(group)
+        for query, bits, keys in search_keys(segments, search.totals, queries, limit=search.limit, scoring=search.scoring, emit=emit):
+            sizes[query], fraction_bits[query] = len(keys), bits
+            packed.append(keys)
+        packed.close()
         save_array(folder / "offsets.npy", np.concatenate(([0], np.cumsum(sizes))))
-        save_array(folder / "exponents.npy", exponents)
+        save_array(folder / "fraction_bits.npy", fraction_bits)
 
-    _stage(passes.path("hits", group), "hits", _key(passes, group), write, emit)
-
-
-_TASKS: Final = {"counts": f"{__name__}:count_task", "hits": f"{__name__}:score_task"}
+    _stage(search.path("hits", group), "hits", _key(search, group), write, emit)
 
 
-def _key(passes: Passes, group: int) -> dict[str, Any]:
-    return {"code": CODE_FORMAT, "batch": passes.fingerprint, "group": group}
+_JOBS: Final = {"counts": f"{__name__}:count_job", "hits": f"{__name__}:score_job"}
 
 
-def _run(passes: Passes, kind: str, groups: Sequence[int], executor: Executor, emit: Emit) -> None:
-    blocks = sum(-(-place.documents // BLOCK) for group in groups for place in passes.groups[group])
-    tasks = [{"folder": str(passes.folder.absolute()), "group": group} for group in groups]
-    executor.map(_TASKS[kind], tasks, on_event=SummedProgress(STAGE, total=blocks, unit="blocks", emit=emit))
+def _key(search: DistributedSearch, group: int) -> dict[str, Any]:
+    return {"code": CODE_FORMAT, "batch": search.fingerprint, "group": group}
+
+
+def _run(search: DistributedSearch, kind: str, groups: Sequence[int], executor: Executor, emit: Emit) -> None:
+    blocks = sum(-(-reference.documents // BLOCK) for group in groups for reference in search.groups[group])
+    tasks = [{"folder": str(search.folder.absolute()), "group": group} for group in groups]
+    executor.map(_JOBS[kind], tasks, on_event=SummedProgress(STAGE, total=blocks, unit="blocks", emit=emit))
 
 
 def _stage(target: Path, kind: str, key: dict[str, Any], write: Any, emit: Emit) -> Artifact:
-    """Published by whoever comes first."""
+    """Publish a stage, or wait while another process publishes it."""
     return wait_while_locked(lambda: stage(target, kind=kind, key=key, write=write, emit=silent), stage=STAGE, emit=emit)
 
 
-def _open(passes: Passes, kind: str, group: int) -> Artifact:
-    artifact = open_artifact(passes.path(kind, group), kind=kind)
-    if artifact.key.get("batch") != passes.fingerprint:
-        raise ArtifactError(f"{artifact.path}: belongs to another batch; delete {passes.folder} and search again")
+def _open(search: DistributedSearch, kind: str, group: int) -> Artifact:
+    artifact = open_artifact(search.path(kind, group), kind=kind)
+    if artifact.key.get("batch") != search.fingerprint:
+        raise ArtifactError(f"{artifact.path}: belongs to another search; delete {search.folder} and search again")
     return artifact
 
 

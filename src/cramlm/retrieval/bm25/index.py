@@ -1,9 +1,9 @@
-"""The index of a corpus: shards built once, searched together by batches of queries.
+"""The BM25 index of a corpus: segments that are built once and searched together.
 
-    <store>/shards/<key>/       one per run of passages (shard.py), shared by all corpora that hold the run
-    <store>/indexes/<key>/      index.json: the shards of one corpus, in order, and their sums
+    <store>/segments/<key>/     one segment (segment.py), shared by all corpora that contain its passages
+    <store>/indexes/<key>/      index.json: the segments of one corpus, in order, and the sums of their statistics
 
-Nothing global is stored but sums, so that a corpus that grew needs new shards only. Scores do not depend on how it is cut.
+Only the sums are global, so that a corpus that grows needs only new segments. Scores do not depend on the segmentation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import ANALYZER
-from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_shards, make_queries, tokenise_texts
-from cramlm.retrieval.bm25.segment import CODE_FORMAT, Run, Shard, build_shard, plan_runs, shard_task
+from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
+from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, plan_segments, segment_job
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, shared_stage, verify
 
 KIND: Final = "index"
@@ -40,10 +40,10 @@ Status: TypeAlias = Literal["answered", "empty", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What a batch of queries found. Query q's are position[offsets[q]:offsets[q + 1]], by (score descending, position ascending).
+    """Hits of a batch of queries. Those of query q are position[offsets[q]:offsets[q + 1]], by (score descending, position ascending).
 
-    offsets: int64 (Q + 1,). position: int64, place in the corpus. score: float32, > 0. status: "empty" where a query has no term that the
-    index knows.
+    offsets: int64 (queries + 1,). position: int64, position in the corpus. score: float32, > 0. status: "empty" if no term of the query is
+    in the index.
     """
 
     offsets: IntArray
@@ -53,39 +53,47 @@ class Hits:
 
 
 class Index:
-    """An opened index. Cheap to open, safe to share between threads and processes (it is never written)."""
+    """An opened index, read-only: safe to share between threads and processes."""
 
-    def __init__(self, path: Path, fingerprint: str, listing: dict[str, Any], shards: Sequence[Shard]) -> None:
+    def __init__(self, path: Path, fingerprint: str, listing: dict[str, Any], segments: Sequence[Segment]) -> None:
         self.path, self.fingerprint, self.statistics = path, fingerprint, listing["sums"]
-        firsts = accumulate((len(shard) for shard in shards), initial=0)
-        self.shards = list(zip(firsts, shards, strict=False))
+        firsts = accumulate((len(segment) for segment in segments), initial=0)
+        self.segments = list(zip(firsts, segments, strict=False))
         self.corpus_fingerprint = str(listing["corpus"])
         self.totals = Statistics(int(self.statistics["documents"]), int(self.statistics["tokens"]))
 
     @staticmethod
     def open(path: Path) -> Index:
-        """Raises ArtifactError if a folder is damaged, missing, of another format or by another analyzer."""
+        """Open an index.
+
+        Raises:
+            ArtifactError: a folder is damaged, missing, of another format or by another analyzer.
+        """
         artifact = open_artifact(path, kind=KIND)
         listing = _listing(artifact)
-        shards = []
-        for entry in listing["shards"]:
-            shard = Shard.open(Path(os.path.normpath(path.absolute() / entry["path"])))
-            if shard.fingerprint != entry["fingerprint"] or len(shard) != entry["documents"]:
-                raise ArtifactError(f"{shard.path}: is not the shard that {path} was made of; build the index again")
-            shards.append(shard)
-        return Index(path, artifact.fingerprint, listing, shards)
+        segments = []
+        for entry in listing["segments"]:
+            segment = Segment.open(Path(os.path.normpath(path.absolute() / entry["path"])))
+            if segment.fingerprint != entry["fingerprint"] or len(segment) != entry["documents"]:
+                raise ArtifactError(f"{segment.path}: is not the segment that {path} was built from; build the index again")
+            segments.append(segment)
+        return Index(path, artifact.fingerprint, listing, segments)
 
     @property
     def documents(self) -> int:
         return self.totals.documents
 
     def verify(self) -> None:
-        """Read every byte of the index. Raises ArtifactError if one is not as it was written."""
-        for path in (self.path, *(shard.path for _, shard in self.shards)):
+        """Check every byte of the index against its hashes.
+
+        Raises:
+            ArtifactError: a file was changed.
+        """
+        for path in (self.path, *(segment.path for _, segment in self.segments)):
             verify(path)
 
     def check_corpus(self, corpus: Corpus) -> None:
-        """Raises ArtifactError if this index was built over another corpus."""
+        """Raise ArtifactError if this index was built from another corpus."""
         if self.corpus_fingerprint != corpus.fingerprint or self.documents != len(corpus):
             raise ArtifactError(
                 f"{self.path}: is the index of corpus {self.corpus_fingerprint[:16]}, not of {corpus.path} ({corpus.fingerprint[:16]}); "
@@ -93,12 +101,12 @@ class Index:
             )
 
     def compile(self, texts: Sequence[str]) -> Queries:
-        """Texts as this index sees them; texts with equal terms are one query."""
-        tokens = tokenise_texts(texts)
-        return make_queries(tokens, count_in_shards(tokens, [shard for _, shard in self.shards]))
+        """Return the distinct queries of texts: terms in this index, counted; texts with equal terms are one query."""
+        tokens = tokenize_texts(texts)
+        return make_queries(tokens, count_in_segments(tokens, [segment for _, segment in self.segments]))
 
     def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Hits:
-        """The `limit` best documents for every text by BM25, as Lucene scores it (see bm25.py); repeated texts cost nothing."""
+        """Return the `limit` best documents for every text by BM25 (see search.py); repeated texts are searched once."""
         queries = self.compile(texts)
         counts = np.zeros(len(queries) + 1, np.int64)
         positions: list[IntArray] = [np.empty(0, np.int64)]
@@ -108,32 +116,32 @@ class Index:
             positions.append(position)
             scores.append(score)
         starts = np.concatenate(([0], np.cumsum(counts)))
-        owner = queries.owner  # -1 (no known term) stands for the last count, which is 0
+        owner = queries.owner  # -1 (no term in the index) selects the last count, which is 0
         offsets = np.concatenate(([0], np.cumsum(counts[owner])))
-        place = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
+        order = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
         status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
-        return Hits(offsets, np.concatenate(positions)[place], np.concatenate(scores)[place], status)
+        return Hits(offsets, np.concatenate(positions)[order], np.concatenate(scores)[order], status)
 
     def search_distinct(
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
     ) -> Iterator[tuple[int, IntArray, FloatArray]]:
-        """(number of the distinct query, positions, scores), best first, in the order of the queries; memory is bounded."""
-        return bm25.search(self.shards, self.totals, queries, limit=limit, scoring=scoring, threads=threads, emit=emit)
+        """Yield (number of the distinct query, positions, scores), best first, in the order of the queries; memory is bounded."""
+        return bm25.search(self.segments, self.totals, queries, limit=limit, scoring=scoring, threads=threads, emit=emit)
 
     def explain(self, query: str, position: int, *, scoring: Scoring = BM25) -> list[tuple[str, float]]:
-        """The terms that a query shares with a document and what each adds to the score, heaviest first.
+        """Return the terms that a query shares with a document and what each adds to the score, largest first.
 
         Raises:
-            UsageError: if there is no document at this position.
+            UsageError: there is no document at this position.
         """
         if not 0 <= position < self.documents:
             raise UsageError(f"position {position:,} is not in an index of {self.documents:,} documents; pass one from 0 on")
         queries = self.compile([query])
-        first, shard = next((first, shard) for first, shard in reversed(self.shards) if first <= position)
+        first, segment = next((first, segment) for first, segment in reversed(self.segments) if first <= position)
         weight = bm25.inverse_frequency(self.documents, queries.document_frequencies)[queries.term] * queries.count
-        slot = int(np.flatnonzero(shard.order == position - first)[0])
-        norm = float(bm25.length_norms(shard.lengths[slot : slot + 1], self.totals, scoring)[0])
-        frequencies = shard.frequencies(slot, shard.find_terms(queries.vocabulary)[queries.term])
+        slot = int(np.flatnonzero(segment.order == position - first)[0])
+        norm = float(bm25.length_norms(segment.lengths[slot : slot + 1], self.totals, scoring)[0])
+        frequencies = segment.frequencies(slot, segment.find_terms(queries.vocabulary)[queries.term])
         parts = [
             (queries.vocabulary.term(term), share * (frequency / (frequency + norm)))
             for term, share, frequency in zip(queries.term.tolist(), weight.tolist(), frequencies.tolist(), strict=True)
@@ -143,78 +151,69 @@ class Index:
 
 
 def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Executor | None = None, emit: Emit = silent) -> Index:
-    """The index of this corpus: what is in the store, and the rest built now, by `workers` processes or by `executor`; that changes nothing
-    in it. A process takes up to 0.8 GB.
+    """Build the index of a corpus, or open the one in the store; segments in the store are reused. `workers` processes or `executor` build
+    the others, with the same result; a process uses up to 0.8 GB.
 
     Raises:
-        ArtifactError: if what is there is damaged. EnvironmentFault: if the disk refuses.
+        ArtifactError: an existing segment or index is damaged. EnvironmentFault: the disk cannot be written.
     """
     key = {"code": CODE_FORMAT, "analyzer": ANALYZER, "corpus": corpus.fingerprint}
     target = store / "indexes" / hash_json(key)[:16]
 
     def write(folder: Path) -> None:
         started = time.monotonic()
-        runs = plan(corpus, store)
+        plans = plan_segments(corpus, _latest_segments(store))
         emit(Event("start", KIND, f"indexing {len(corpus):,} passages", total=len(corpus), unit="passages"))
-        missing = missing_shards(runs, store)
+        missing = _missing_segments(plans, store)
         if executor is None and workers == 1:
             on_event = _summed(corpus, emit)
-            for number, run in enumerate(missing):
-                build_shard(corpus, run, store / "shards", emit=partial(on_event, number))
+            for number, plan in enumerate(missing):
+                build_segment(corpus, plan, store / "segments", emit=partial(on_event, number))
         else:
-            build_shards(corpus, missing, store, executor or Processes(workers), emit=emit)
-        listing = _listing_of(corpus, runs, [store / "shards" / run.name for run in runs])
+            _build_segments(corpus, missing, store, executor or Processes(workers), emit)
+        listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans])
         (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
-        summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(runs)} shards, {rate:,.0f} passages/s"
+        summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(plans)} segments, {rate:,.0f} passages/s"
         emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
     return Index.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
 def verify_indexes(path: Path) -> None:
-    """Open every index at or below `path`: `artifacts.verify` checks the shards that are there, this that none is missing.
+    """Open every index at or below `path`: `artifacts.verify` checks existing segments, this that none is missing.
 
     Raises:
-        ArtifactError: naming a shard that is missing, damaged, or not the one that an index was made of.
+        ArtifactError: a segment is missing, damaged, or not the one that an index was built from.
     """
     for listing in sorted(path.rglob(LISTING)):
         if (listing.parent / MANIFEST).exists() and not any(".tmp-" in name for name in listing.relative_to(path).parts):
             Index.open(listing.parent)
 
 
-def _listing_of(corpus: Corpus, runs: Sequence[Run], paths: Sequence[Path]) -> dict[str, Any]:
-    shards = [Shard.open(path) for path in paths]
+def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Path]) -> dict[str, Any]:
+    segments = [Segment.open(path) for path in paths]
     entries = [
         {
-            "path": f"../../shards/{run.name}",
-            "fingerprint": shard.fingerprint,
-            "content": list(run.content),
-            **{name: shard.statistics[name] for name in ("documents", "terms", "postings", "tokens")},
+            "path": f"../../segments/{plan.name}",
+            "fingerprint": segment.fingerprint,
+            "content": list(plan.content),
+            **{name: segment.statistics[name] for name in ("documents", "terms", "postings", "tokens")},
         }
-        for run, shard in zip(runs, shards, strict=True)
+        for plan, segment in zip(plans, segments, strict=True)
     ]
     sums = {name: sum(entry[name] for entry in entries) for name in SUMS}
-    return {"corpus": corpus.fingerprint, "sums": {**sums, "shards": len(shards)}, "shards": entries}
+    return {"corpus": corpus.fingerprint, "sums": {**sums, "segments": len(segments)}, "segments": entries}
 
 
-def plan(corpus: Corpus, store: Path) -> list[Run]:
-    """The shards that an index of this corpus will have: equal for all who ask while no index is published."""
-    return plan_runs(corpus, _kept(store))
+def _missing_segments(plans: Sequence[SegmentPlan], store: Path) -> list[SegmentPlan]:
+    return [plan for plan in plans if not (store / "segments" / plan.name / MANIFEST).exists()]
 
 
-def missing_shards(runs: Sequence[Run], store: Path) -> list[Run]:
-    """Those that are not in the store."""
-    return [run for run in runs if not (store / "shards" / run.name / MANIFEST).exists()]
-
-
-def build_shards(corpus: Corpus, runs: Sequence[Run], store: Path, executor: Executor, *, emit: Emit = silent) -> None:
-    """Build some shards of a published corpus. Raises as `build_index`."""
-    folders = {"corpus": str(corpus.path.absolute()), "shards": str((store / "shards").absolute())}
+def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, emit: Emit) -> None:
+    folders = {"corpus": str(corpus.path.absolute()), "segments": str((store / "segments").absolute())}
     executor.map(
-        f"{shard_task.__module__}:{shard_task.__name__}",
-        [{**folders, **asdict(run)} for run in runs],
-        on_event=_summed(corpus, emit),
+        f"{segment_job.__module__}:{segment_job.__name__}", [{**folders, **asdict(plan)} for plan in plans], on_event=_summed(corpus, emit)
     )
 
 
@@ -222,13 +221,13 @@ def _summed(corpus: Corpus, emit: Emit) -> SummedProgress:
     return SummedProgress(KIND, total=len(corpus), unit="passages", emit=emit)
 
 
-def _kept(store: Path) -> list[tuple[str, ...]]:
-    """The contents of the shards of the store's latest index; one that is not there any more is built again like any other."""
+def _latest_segments(store: Path) -> list[tuple[str, ...]]:
+    """Return the contents of the segments of the store's latest index; a deleted segment will be built again."""
     listings = sorted((store / "indexes").glob(f"*/{LISTING}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     if not listings:
         return []
     try:
-        return [tuple(entry["content"]) for entry in json.loads(listings[-1].read_bytes())["shards"]]
+        return [tuple(entry["content"]) for entry in json.loads(listings[-1].read_bytes())["segments"]]
     except (ValueError, KeyError, TypeError):
         return []
 
@@ -240,9 +239,9 @@ def _listing(artifact: Artifact) -> dict[str, Any]:
     try:
         with environment_faults(path):
             listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
-        sums = {name: sum(entry[name] for entry in listing["shards"]) for name in SUMS}
+        sums = {name: sum(entry[name] for entry in listing["segments"]) for name in SUMS}
         if any(listing["sums"][name] != value for name, value in sums.items()):
-            raise ValueError("the sums do not fit the shards")
+            raise ValueError("the sums do not fit the segments")
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
     return listing

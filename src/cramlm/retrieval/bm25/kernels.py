@@ -1,7 +1,10 @@
-"""Scoring a batch of queries block by block, compiled. bm25.py explains the search, Blocks the arrays.
+"""Compiled kernels of BM25: building a block's postings (segment.py) and scoring a batch of queries block by block (search.py).
 
-Scores are whole numbers: what a term adds to a passage is rounded once, to a unit of about 2e-7, and everything after that is integer
-addition, so that neither the order of the terms nor the cut of the corpus into blocks, shards and processes can change a score.
+Scores are fixed-point integers: an impact (what a term adds to a passage) is rounded once, and everything after that is integer addition.
+So a score does not depend on the order of the terms or on the split of the corpus into blocks, segments and processes.
+
+The steps over 64 passages at once are written in LLVM's vector types, because numba's loops are 3 to 10 times as slow. LLVM maps the
+vectors to the processor's registers (4 with AVX-512, 8 with AVX2, 16 with NEON). Offsets are counted in elements.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, disable-error-code="call-arg, var-annotated"
@@ -21,56 +24,55 @@ from cramlm.records import BoolArray, Int32Array, IntArray
 from cramlm.storage.compiled import jit
 
 BLOCK = 4096  # passages
-PLACE = np.uint16(BLOCK - 1)  # low bits of a posting: the passage's place in its block; the high 4 bits are the term frequency
-MANY = 15  # a frequency of this or more is spelt out in `large_frequencies` only
-MOST_ENTRY_BYTES = 8  # of a dictionary: the step to the next term in up to 5 bytes, its postings in up to 2
+SLOT_MASK = np.uint16(BLOCK - 1)  # low 12 bits of a posting: the passage's slot in its block; the high 4 bits: the term frequency
+MANY = 15  # this term frequency or more is stored in `large_frequencies`
+assert (BLOCK - 1) + (MANY << 12) < 2**16
+MAX_ENTRY_BYTES = 8  # of a dictionary entry: the step to the next term in up to 5 bytes, its number of postings in up to 2
 
 
 class Blocks(NamedTuple):
-    """A shard's postings, within blocks of BLOCK documents.
+    """A segment's postings, in blocks of BLOCK documents.
 
-    Block i's dictionary is dictionary[dictionary_offsets[i]:dictionary_offsets[i + 1]]: for each of its terms, ascending, the step from
-    the term before (the first: from -1) and the number of postings, as variable-length integers (7 bits a byte, lowest first, the high
-    bit: goes on). Its postings begin at posting_offsets[i], in the order of the dictionary, each term's by document: uint16, see PLACE
-    and MANY. Where a posting says MANY, `large_places` (ascending) holds its place in `postings`, `large_frequencies` the frequency.
+    Block i's dictionary is dictionary[dictionary_offsets[i]:dictionary_offsets[i + 1]]: for each of its terms, ascending, the difference
+    from the previous term (-1 before the first) and the number of postings, as variable-length integers (7 bits a byte, lowest first, high
+    bit set if another byte follows). Its postings (uint16, see SLOT_MASK and MANY) start at posting_offsets[i], in the order of the
+    dictionary, each term's by document. For a posting with MANY, `large_positions` (ascending) holds its index in `postings`,
+    `large_frequencies` its frequency.
     """
 
     dictionary_offsets: IntArray
     dictionary: npt.NDArray[np.uint8]
     posting_offsets: IntArray
     postings: npt.NDArray[np.uint16]
-    large_places: IntArray
+    large_positions: IntArray
     large_frequencies: Int32Array
 
 
 @jit
-def count_rows(tokens, starts, seen, row_term, row_frequency, row_offsets):
-    """Distinct terms of each document with their frequency, in order of occurrence; returns how many.
-
-    `seen` (terms,) is -1 throughout, before and after.
-    """
+def count_rows(tokens, starts, row_of, row_term, row_frequency, row_offsets):
+    """Count each document's distinct terms, in order of occurrence; return the number of rows. row_of (terms,): -1 before and after."""
     size = 0
     for document in range(len(starts) - 1):
         first = size
         for i in range(starts[document], starts[document + 1]):
             term = tokens[i]
-            place = seen[term]
-            if place < 0:
-                seen[term] = size
+            row = row_of[term]
+            if row < 0:
+                row_of[term] = size
                 row_term[size] = term
                 row_frequency[size] = 1
                 size += 1
             else:
-                row_frequency[place] += 1
+                row_frequency[row] += 1
         for i in range(first, size):
-            seen[row_term[i]] = -1
+            row_of[row_term[i]] = -1
         row_offsets[document + 1] = size
     return size
 
 
 @jit
 def collect_terms(row_term, counts, terms):
-    """Count postings per term in `counts` (all 0 before), list the distinct terms; returns how many."""
+    """Count postings per term in `counts` (0 before), list the distinct terms in `terms`; return their number."""
     size = 0
     for i in range(len(row_term)):
         term = row_term[i]
@@ -82,12 +84,12 @@ def collect_terms(row_term, counts, terms):
 
 
 @jit
-def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictionary, large_places, large_frequencies):
-    """Postings of a block by (term, document), and its dictionary; returns (bytes of the dictionary, how many large frequencies, unsorted).
+def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictionary, large_positions, large_frequencies):
+    """Write a block's postings by (term, document) and its dictionary; return (bytes of the dictionary, number of large frequencies).
 
-    terms: ascending. `counts` (all terms,) is as `collect_terms` left it, and 0 afterwards.
+    terms: ascending. counts (all terms,): as left by `collect_terms`; 0 afterwards. large_positions: unsorted.
     """
-    place = 0
+    position = 0
     size = 0
     before = -1
     for i in range(len(terms)):
@@ -95,16 +97,16 @@ def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictio
         size = _write_number(dictionary, size, terms[i] - before)
         size = _write_number(dictionary, size, count)
         before = terms[i]
-        counts[terms[i]] = place
-        place += count
+        counts[terms[i]] = position
+        position += count
     large = 0
     for document in range(len(row_offsets) - 1):
         for i in range(row_offsets[document], row_offsets[document + 1]):
-            place = counts[row_term[i]]
-            counts[row_term[i]] = place + 1
-            postings[place] = document | (min(row_frequency[i], MANY) << 12)
+            position = counts[row_term[i]]
+            counts[row_term[i]] = position + 1
+            postings[position] = document | (min(row_frequency[i], MANY) << 12)
             if row_frequency[i] >= MANY:
-                large_places[large] = place
+                large_positions[large] = position
                 large_frequencies[large] = row_frequency[i]
                 large += 1
     for i in range(len(terms)):
@@ -113,98 +115,95 @@ def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictio
 
 
 @jit
-def _write_number(target, place, value):
+def _write_number(target, cursor, value):
     while value >= 128:
-        target[place] = (value & 127) | 128
+        target[cursor] = (value & 127) | 128
         value >>= 7
-        place += 1
-    target[place] = value
-    return place + 1
+        cursor += 1
+    target[cursor] = value
+    return cursor + 1
 
 
 @jit
-def read_number(source, place):
-    """(the variable-length integer at `place`, the place after it)."""
-    value = np.int64(source[place])
-    place += 1
+def read_number(source, cursor):
+    """Return (the variable-length integer at `cursor`, the cursor after it)."""
+    value = np.int64(source[cursor])
+    cursor += 1
     if value < 128:
-        return value, place
+        return value, cursor
     value &= 127
     shift = 7
     while True:
-        byte = np.int64(source[place])
-        place += 1
+        byte = np.int64(source[cursor])
+        cursor += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, cursor
         shift += 7
 
 
 @jit
-def large_frequency(place, large_places, large_frequencies):
-    """Frequency of the posting at `place`, which says MANY."""
-    return np.int64(large_frequencies[np.searchsorted(large_places, place)])
+def large_frequency(position, large_positions, large_frequencies):
+    """Return the frequency of the posting at `position`, which has MANY."""
+    return np.int64(large_frequencies[np.searchsorted(large_positions, position)])
 
 
 @jit
-def frequencies_in(block, document, terms, blocks, found):
-    """How often each of `terms` (ascending) stands in the document at a place of a block, into `found`."""
-    found[:] = 0
-    place, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
+def frequencies_in(block, document, terms, blocks, frequencies):
+    """Write the frequency of each of `terms` (ascending) in the document in a slot of a block to `frequencies`."""
+    frequencies[:] = 0
+    cursor, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
     start = blocks.posting_offsets[block]
     term = -1
     i = 0
-    while place < end and i < len(terms):
-        step, place = read_number(blocks.dictionary, place)
-        count, place = read_number(blocks.dictionary, place)
+    while cursor < end and i < len(terms):
+        step, cursor = read_number(blocks.dictionary, cursor)
+        count, cursor = read_number(blocks.dictionary, cursor)
         term += step
         while i < len(terms) and terms[i] < term:
             i += 1
         if i < len(terms) and terms[i] == term:
             for j in range(start, start + count):
-                if np.int64(blocks.postings[j] & PLACE) == document:
+                if np.int64(blocks.postings[j] & SLOT_MASK) == document:
                     frequency = np.int64(blocks.postings[j] >> 12)
-                    found[i] = frequency if frequency < MANY else large_frequency(j, blocks.large_places, blocks.large_frequencies)
+                    frequencies[i] = frequency if frequency < MANY else large_frequency(j, blocks.large_positions, blocks.large_frequencies)
         start += count
 
 
 @jit
 def find_keys(keys, ids, term_offsets, term_bytes, wanted_keys, wanted_offsets, wanted_bytes, result):
-    """For each wanted term its number in `ids`, -1 if it is not there. keys: ascending, equal ones next to each other.
-
-    Terms are compared byte by byte, so that a shared key is never an error.
-    """
+    """Write the number of each wanted term to `result`, -1 if it is missing. keys: ascending. Terms of equal keys are compared by bytes."""
     for i in range(len(wanted_keys)):
         result[i] = -1
-        place = np.searchsorted(keys, wanted_keys[i])
+        index = np.searchsorted(keys, wanted_keys[i])
         size = wanted_offsets[i + 1] - wanted_offsets[i]
-        while place < len(keys) and keys[place] == wanted_keys[i]:
-            start = term_offsets[ids[place]]
-            if term_offsets[ids[place] + 1] - start == size:
+        while index < len(keys) and keys[index] == wanted_keys[i]:
+            start = term_offsets[ids[index]]
+            if term_offsets[ids[index] + 1] - start == size:
                 same = True
                 for j in range(size):
                     if term_bytes[start + j] != wanted_bytes[wanted_offsets[i] + j]:
                         same = False
                         break
                 if same:
-                    result[i] = ids[place]
+                    result[i] = ids[index]
                     break
-            place += 1
+            index += 1
 
 
 CHUNK = 64
-GROUP = 256  # rows whose sum fits 16 bits
-assert GROUP * (2**8 - 1) < 2**16
+GROUP = 256  # rows added in 16 bits before they are added to 32-bit sums
+assert GROUP * (2**8 - 1) < 2**16  # a row holds 8 bits
 
 _MASK = ir.IntType(CHUNK)
-_WORD, _BYTE, _PLACE = ir.IntType(32), ir.IntType(8), ir.IntType(64)
+_WORD, _BYTE, _INDEX = ir.IntType(32), ir.IntType(8), ir.IntType(64)
 _HALVES = ir.VectorType(ir.IntType(16), CHUNK)
 _WORDS, _BYTES = ir.VectorType(_WORD, CHUNK), ir.VectorType(_BYTE, CHUNK)
 
 
 @intrinsic
-def reaching(typing, sums, place, least):
-    """Bit i of the result (uint64): whether sums[place + i] >= least, for 64 of them (uint32)."""
+def reaching(typing, sums, offset, least):
+    """Return a uint64 whose bit i is set if sums[offset + i] >= least, for 64 sums (uint32)."""
 
     def build(context, builder, signature, arguments):
         pointer = _at(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -214,10 +213,10 @@ def reaching(typing, sums, place, least):
 
 
 @intrinsic
-def reaching_with(typing, sums, place, coarse, first_row, rows, start, end, shift, least):
-    """As `reaching`, for the sums plus rows of `coarse` (uint8, 64 a row, counted from first_row), each sum of rows shifted left.
+def reaching_with(typing, sums, offset, coarse, first_row, rows, start, end, shift, least):
+    """As `reaching`, for sums plus the shifted sum of rows of `coarse` (uint8, 64 per row, counted from first_row).
 
-    The rows are rows[start:end]. Where their sum leaves 8 bits the bit is set, whatever it is. The sums stay as they are.
+    The rows are rows[start:end]. Where their sum saturates 8 bits, the bit is set (a superset of the exact result). `sums` is unchanged.
     """
 
     def build(context, builder, signature, arguments):
@@ -231,15 +230,15 @@ def reaching_with(typing, sums, place, coarse, first_row, rows, start, end, shif
 
 
 @intrinsic
-def reaching_with_many(typing, sums, place, coarse, first_row, rows, start, end, shift, least):
-    """As `reaching_with`, for any number of rows: GROUP rows are added in 16 bits, groups in 32; half as fast.
+def reaching_with_many(typing, sums, offset, coarse, first_row, rows, start, end, shift, least):
+    """As `reaching_with` for any number of rows, exact, half as fast: GROUP rows are added in 16 bits, the groups in 32.
 
-    sums[place + i] plus the shifted sum of the rows must be under 2 ** 32.
+    Requires sums[offset + i] plus the shifted sum of the rows to be under 2 ** 32 (asserted by search.SearchBatch).
     """
 
     def build(context, builder, signature, arguments):
         *_, start, end, _, _ = arguments
-        group = ir.Constant(_PLACE, GROUP)
+        group = ir.Constant(_INDEX, GROUP)
         total = alloca_once_value(builder, ir.Constant(_WORDS, None))
         with for_range_slice(builder, start, end, group) as (first, _):
             last = builder.add(first, group)
@@ -261,23 +260,23 @@ def _with_rows(sums, coarse, rows):
 def _sum_rows(context, builder, signature, arguments, vector, add):
     _, _, coarse, first_row, row_numbers, start, end, _, _ = arguments
     total = alloca_once_value(builder, ir.Constant(vector, None))
-    with for_range_slice(builder, start, end, ir.Constant(_PLACE, 1)) as (j, _):
+    with for_range_slice(builder, start, end, ir.Constant(_INDEX, 1)) as (j, _):
         row = builder.load(_at(context, builder, signature.args[4], row_numbers, j))
-        where = builder.mul(builder.add(first_row, row), ir.Constant(_PLACE, CHUNK))
+        where = builder.mul(builder.add(first_row, row), ir.Constant(_INDEX, CHUNK))
         addend = _load(builder, _at(context, builder, signature.args[2], coarse, where), _BYTES)
         builder.store(add(builder.load(total), addend), total)
     return builder.load(total)
 
 
 def _reaching_with(context, builder, signature, arguments, total):
-    sums, place, *_, shift, least = arguments
-    pointer = _at(context, builder, signature.args[0], sums, place)
+    sums, offset, *_, shift, least = arguments
+    pointer = _at(context, builder, signature.args[0], sums, offset)
     units = builder.shl(total, _spread(builder, shift))
     return _compare(builder, builder.add(_load(builder, pointer, _WORDS), units), least)
 
 
 @intrinsic
-def clear(typing, sums, place):
+def clear(typing, sums, offset):
     """Set 64 sums to 0."""
 
     def build(context, builder, signature, arguments):
@@ -291,7 +290,7 @@ def clear(typing, sums, place):
 
 @intrinsic
 def lowest_bit(typing, mask):
-    """Number of the lowest bit that is set; undefined for 0."""
+    """Return the index of the lowest bit that is set; undefined for 0."""
 
     def build(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -299,9 +298,9 @@ def lowest_bit(typing, mask):
     return types.uint64(types.uint64), build
 
 
-def _at(context, builder, array_type, array, place):
-    """Pointer to an element of a C-contiguous array."""
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [place])
+def _at(context, builder, array_type, array, offset):
+    """Return a pointer to an element of a C-contiguous array."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
 
 
 def _load(builder, pointer, vector):
@@ -311,7 +310,7 @@ def _load(builder, pointer, vector):
 
 
 def _spread(builder, word):
-    """A 32-bit number in every lane."""
+    """Return a vector with a 32-bit number in every lane."""
     lane = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), word, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(lane, ir.Constant(_WORDS, ir.Undefined), ir.Constant(_WORDS, None))
 
@@ -320,16 +319,16 @@ def _compare(builder, values, least):
     return builder.bitcast(builder.icmp_unsigned(">=", values, _spread(builder, least)), _MASK)
 
 
-UNROLLED = 4  # postings added per turn
-_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)  # places of unsigned type, so that numba does not ask whether they count from the end
+UNROLLED = 4  # postings added per iteration
+_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)  # unsigned: numba then omits the check for negative indices
 
 
-class Plan(NamedTuple):
-    """A batch of queries as the kernels read it; terms are numbered within the batch.
+class QueryTerms(NamedTuple):
+    """The terms of a batch of queries; terms are numbered within the batch.
 
-    Query q's sparse terms: sparse_term[sparse_offsets[q]:sparse_offsets[q + 1]], from repeated[q] on those with a count above 1.
-    Rows of its dense ones: dense_row[dense_offsets[q]:dense_offsets[q + 1]], repeated by their count; many_dense[q] if their coarse impacts
-    may add up to more than 8 bits.
+    Sparse terms of query q: sparse_term[sparse_offsets[q]:sparse_offsets[q + 1]]; those from repeated[q] on have a count above 1. Rows of
+    its dense terms: dense_row[dense_offsets[q]:dense_offsets[q + 1]], repeated by their count. many_dense[q]: their coarse impacts may sum
+    to more than 8 bits.
     """
 
     sparse_offsets: IntArray
@@ -341,17 +340,17 @@ class Plan(NamedTuple):
     many_dense: BoolArray
 
 
-class Room(NamedTuple):
-    """Where a block's weighed postings lie; made once, filled anew for every block.
+class BlockBuffers(NamedTuple):
+    """The impacts of a block's postings; allocated once and filled for every block.
 
-    A sparse term is a run begin, length of `places` and `impacts`, padded to a multiple of UNROLLED with impacts of 0 at place BLOCK. A
-    dense one is a row of `exact` (rows, BLOCK) and, in coarse units rounded up, of `coarse` (chunks, rows, CHUNK); `bound` (rows,) is its
-    largest coarse impact. sums (BLOCK + CHUNK,) are 0 between queries.
+    A sparse term has `length` entries from `begin` in `slots` and `impacts`, padded to a multiple of UNROLLED with impacts of 0 in slot
+    BLOCK. A dense term has a row in `exact` (rows, BLOCK) and, in coarse units rounded up, in `coarse` (chunks, rows, CHUNK); `bound`
+    (rows,) is its largest coarse impact. sums (BLOCK + CHUNK,): 0 between queries.
     """
 
     begin: npt.NDArray[np.uint64]
     length: npt.NDArray[np.uint64]
-    places: npt.NDArray[np.uint16]
+    slots: npt.NDArray[np.uint16]
     impacts: npt.NDArray[np.uint32]
     exact: npt.NDArray[np.uint32]
     coarse: npt.NDArray[np.uint8]
@@ -359,37 +358,37 @@ class Room(NamedTuple):
     sums: npt.NDArray[np.uint32]
 
 
-class Found(NamedTuple):
-    """What a batch has found so far. candidates (queries, capacity): score << 32 | ~position, unsorted, sizes[q] of them; threshold: the
-    least score that still counts.
+class Candidates(NamedTuple):
+    """Candidates of each query. keys (queries, capacity): score << 32 | ~position, unsorted, the first sizes[q] valid. threshold: minimum
+    score of a candidate.
     """
 
-    candidates: npt.NDArray[np.uint64]
+    keys: npt.NDArray[np.uint64]
     sizes: IntArray
     threshold: npt.NDArray[np.uint32]
 
 
 @jit
-def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
-    """Impact of every posting of the batch's terms in this block, computed once for all queries.
+def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, buffers):
+    """Compute the impact of every posting of the batch's terms in this block, once for all queries.
 
-    number (terms of the shard,): the term's number in the batch, or -1. weight: idf in units, float64 (terms of the batch,). norm: k1 *
-    (1 - b + b * length / average), float64, for the block's places. shift: a coarse unit is 2 ** shift units.
+    number (terms of the segment,): the term's number in the batch, or -1. weight: fixed-point idf, float64 (terms of the batch,). norm: k1
+    * (1 - b + b * length / average), float64, for the block's slots. shift: a coarse unit is 2 ** shift.
     """
-    exact, coarse, bound = room.exact, room.coarse, room.bound  # named once: reaching into a tuple in a loop costs more than the loop
-    begin, length, places, impacts = room.begin, room.length, room.places, room.impacts
+    exact, coarse, bound = buffers.exact, buffers.coarse, buffers.bound  # local names: attribute access in a loop is slow in numba
+    begin, length, slots, impacts = buffers.begin, buffers.length, buffers.slots, buffers.impacts
     postings, dictionary = blocks.postings, blocks.dictionary
     exact[:] = 0
     coarse[:] = 0
     bound[:] = 0
     length[:] = 0
-    place, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
+    cursor, end = blocks.dictionary_offsets[block], blocks.dictionary_offsets[block + 1]
     start = blocks.posting_offsets[block]
     size = np.uint64(0)
     term = -1
-    while place < end:
-        step, place = read_number(dictionary, place)
-        count, place = read_number(dictionary, place)
+    while cursor < end:
+        step, cursor = read_number(dictionary, cursor)
+        count, cursor = read_number(dictionary, cursor)
         term += step
         i = number[term]
         if i >= 0:
@@ -401,19 +400,19 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
                 posting = postings[first + j]
                 highest = max(highest, posting)
                 tf = np.float64(posting >> 12)
-                at = posting & PLACE
-                places[size + j] = at
+                at = posting & SLOT_MASK
+                slots[size + j] = at
                 impacts[size + j] = np.uint32(unit * (tf / (tf + norm[at])) + 0.5)
             if highest >> 12 == MANY:
                 for j in range(np.uint64(count)):
                     if postings[first + j] >> 12 == MANY:
-                        tf = np.float64(large_frequency(first + j, blocks.large_places, blocks.large_frequencies))
-                        impacts[size + j] = np.uint32(unit * (tf / (tf + norm[places[size + j]])) + 0.5)
+                        tf = np.float64(large_frequency(first + j, blocks.large_positions, blocks.large_frequencies))
+                        impacts[size + j] = np.uint32(unit * (tf / (tf + norm[slots[size + j]])) + 0.5)
             row = row_of_term[i]
             if row >= 0:
                 most = np.uint32(0)
                 for j in range(size, after):
-                    at = np.uint64(places[j])
+                    at = np.uint64(slots[j])
                     exact[row, at] = impacts[j]
                     coarse[at >> np.uint64(6), row, at & np.uint64(63)] = (impacts[j] >> shift) + np.uint32(1)
                     most = max(most, impacts[j])
@@ -422,7 +421,7 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
                 begin[i] = size
                 size = after
                 while size & _3:
-                    places[size] = BLOCK
+                    slots[size] = BLOCK
                     impacts[size] = 0
                     size += _1
                 length[i] = size - begin[i]
@@ -430,36 +429,37 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, room):
 
 
 @jit
-def score_block(first_query, last_query, plan, shift, limit, position, room, found):
-    """Add up a block for queries first_query..last_query and append to the candidates what reaches their thresholds.
+def score_block(first_query, last_query, query_terms, shift, limit, position, buffers, candidates):
+    """Score a block for queries first_query..last_query and append documents that reach their thresholds to the candidates.
 
-    position: int64, the place in the corpus of each of the block's documents, or of the first of them only: the others are left out.
+    position: int64, corpus positions of the block's documents, or of the first of them: the others are ignored.
     """
-    candidates, sizes, threshold = found.candidates, found.sizes, found.threshold
-    sums, places, impacts, begin, length = room.sums, room.places, room.impacts, room.begin, room.length
-    exact, coarse, bound = room.exact, room.coarse, room.bound
-    sparse_offsets, repeated, sparse_term, sparse_count = plan.sparse_offsets, plan.repeated, plan.sparse_term, plan.sparse_count
-    dense_offsets, dense_row = plan.dense_offsets, plan.dense_row
+    keys, sizes, threshold = candidates.keys, candidates.sizes, candidates.threshold
+    sums, slots, impacts, begin, length = buffers.sums, buffers.slots, buffers.impacts, buffers.begin, buffers.length
+    exact, coarse, bound = buffers.exact, buffers.coarse, buffers.bound
+    sparse_offsets, repeated = query_terms.sparse_offsets, query_terms.repeated
+    sparse_term, sparse_count = query_terms.sparse_term, query_terms.sparse_count
+    dense_offsets, dense_row = query_terms.dense_offsets, query_terms.dense_row
     chunks = (len(position) + CHUNK - 1) // CHUNK
-    capacity, rows = candidates.shape[1], coarse.shape[1]
+    capacity, rows = keys.shape[1], coarse.shape[1]
     for query in range(first_query, last_query):
         for j in range(sparse_offsets[query], repeated[query]):
             first = begin[sparse_term[j]]
             for i in range(first, first + length[sparse_term[j]], np.uint64(UNROLLED)):
-                sums[places[i]] += impacts[i]
-                sums[places[i + _1]] += impacts[i + _1]
-                sums[places[i + _2]] += impacts[i + _2]
-                sums[places[i + _3]] += impacts[i + _3]
+                sums[slots[i]] += impacts[i]
+                sums[slots[i + _1]] += impacts[i + _1]
+                sums[slots[i + _2]] += impacts[i + _2]
+                sums[slots[i + _3]] += impacts[i + _3]
         for j in range(repeated[query], sparse_offsets[query + 1]):
             first = begin[sparse_term[j]]
             for i in range(first, first + length[sparse_term[j]]):
-                sums[places[i]] += impacts[i] * np.uint32(sparse_count[j])
+                sums[slots[i]] += impacts[i] * np.uint32(sparse_count[j])
         start, end = dense_offsets[query], dense_offsets[query + 1]
         most = np.int64(0)
         for j in range(start, end):
             most += bound[dense_row[j]]
         least = threshold[query]
-        many = plan.many_dense[query]
+        many = query_terms.many_dense[query]
         size = sizes[query]
         for chunk in range(chunks):
             left = chunk * CHUNK
@@ -471,7 +471,7 @@ def score_block(first_query, last_query, plan, shift, limit, position, room, fou
                     reached = reaching_with(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
             if reached != 0:
                 if size + CHUNK > capacity:
-                    size = _keep_best(candidates[query], size, limit, threshold, query)
+                    size = _keep_best(keys[query], size, limit, threshold, query)
                     least = threshold[query]
                 while reached != 0:
                     i = left + np.int64(lowest_bit(reached))
@@ -480,7 +480,7 @@ def score_block(first_query, last_query, plan, shift, limit, position, room, fou
                     for j in range(start, end):
                         score += exact[dense_row[j], i]
                     if score >= least:
-                        candidates[query, size] = (np.uint64(score) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
+                        keys[query, size] = (np.uint64(score) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
                         size += 1
             clear(sums, left)
         for chunk in range(chunks, BLOCK // CHUNK):
@@ -489,30 +489,30 @@ def score_block(first_query, last_query, plan, shift, limit, position, room, fou
 
 
 @jit
-def score_block_wide(plan, drop, limit, position, room, found):
-    """As `score_block` for queries of any length, all of whose terms are sparse: sums of 64 bits, of which scores leave out `drop`."""
-    capacity = found.candidates.shape[1]
+def score_block_wide(query_terms, drop, limit, position, buffers, candidates):
+    """As `score_block`, for queries of any length whose terms are all sparse: sums of 64 bits, shifted right by `drop` bits at the end."""
+    capacity = candidates.keys.shape[1]
     sums = np.zeros(BLOCK + 1, np.uint64)
-    for query in range(len(found.sizes)):
-        for j in range(plan.sparse_offsets[query], plan.sparse_offsets[query + 1]):
-            first = room.begin[plan.sparse_term[j]]
-            for i in range(first, first + room.length[plan.sparse_term[j]]):
-                sums[room.places[i]] += np.uint64(room.impacts[i]) * np.uint64(plan.sparse_count[j])
-        size = found.sizes[query]
+    for query in range(len(candidates.sizes)):
+        for j in range(query_terms.sparse_offsets[query], query_terms.sparse_offsets[query + 1]):
+            first = buffers.begin[query_terms.sparse_term[j]]
+            for i in range(first, first + buffers.length[query_terms.sparse_term[j]]):
+                sums[buffers.slots[i]] += np.uint64(buffers.impacts[i]) * np.uint64(query_terms.sparse_count[j])
+        size = candidates.sizes[query]
         for i in range(len(position)):
             score = sums[i] >> np.uint64(drop)
-            if score >= found.threshold[query]:
+            if score >= candidates.threshold[query]:
                 if size == capacity:
-                    size = _keep_best(found.candidates[query], size, limit, found.threshold, query)
-                found.candidates[query, size] = (score << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
+                    size = _keep_best(candidates.keys[query], size, limit, candidates.threshold, query)
+                candidates.keys[query, size] = (score << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
                 size += 1
-        found.sizes[query] = size
+        candidates.sizes[query] = size
         sums[:] = 0
 
 
 @jit
 def _keep_best(keys, size, limit, threshold, query):
-    """Keep the query's `limit` best candidates, raise its threshold to the last of them; returns how many are left."""
+    """Keep the query's `limit` best candidates and raise its threshold to the last of them; return how many are left."""
     if size < limit:
         return size
     threshold[query] = max(threshold[query], np.uint32(nth_largest(keys, size, limit) >> np.uint64(32)))
@@ -520,26 +520,26 @@ def _keep_best(keys, size, limit, threshold, query):
 
 
 @jit
-def raise_thresholds(rank, found):
-    """Guess thresholds from the blocks seen so far: the score at `rank` among them."""
-    for query in range(len(found.sizes)):
-        size = found.sizes[query]
+def raise_thresholds(rank, candidates):
+    """Raise thresholds to the score at `rank` among the candidates so far."""
+    for query in range(len(candidates.sizes)):
+        size = candidates.sizes[query]
         if size >= rank:
-            keys = found.candidates[query]
-            least = max(found.threshold[query], np.uint32(nth_largest(keys, size, rank) >> np.uint64(32)))
-            found.threshold[query] = least
+            keys = candidates.keys[query]
+            least = max(candidates.threshold[query], np.uint32(nth_largest(keys, size, rank) >> np.uint64(32)))
+            candidates.threshold[query] = least
             kept = 0
             for i in range(size):
                 if np.uint32(keys[i] >> np.uint64(32)) >= least:
                     keys[kept] = keys[i]
                     kept += 1
-            found.sizes[query] = kept
+            candidates.sizes[query] = kept
 
 
 @jit
 def nth_largest(keys, size, n):
-    """The n-th largest (from 1) of keys[:size]; puts larger ones before it."""
-    low, high, place = 0, size - 1, n - 1
+    """Return the n-th largest (from 1) of keys[:size]; moves larger ones before it."""
+    low, high, index = 0, size - 1, n - 1
     while low < high:
         pivot = keys[(low + high) >> 1]
         i, j = low, high
@@ -552,10 +552,10 @@ def nth_largest(keys, size, n):
                 keys[i], keys[j] = keys[j], keys[i]
                 i += 1
                 j -= 1
-        if place <= j:
+        if index <= j:
             high = j
-        elif place >= i:
+        elif index >= i:
             low = i
         else:
             break
-    return keys[place]
+    return keys[index]

@@ -1,21 +1,18 @@
-"""A shard of an index: the postings of a run of passages, on disk and opened.
+"""A segment of a BM25 index: the postings of consecutive passages. Planning, building and opening segments.
 
-A published shard folder (N passages, arrays as .npy):
-    order.npy         int32 (N,), which passage of the run lies in each slot: they are shuffled, so that every block is a fair sample
-    lengths.npy       int32 (N,), terms of the passage in each slot
-    dictionary_offsets, dictionary, posting_offsets, postings, large_places, large_frequencies    see kernels.Blocks
+    passages in a fixed shuffled order ─► blocks of 4,096, tokenized ─► rows (term, frequency) ─► postings by (term, slot) ─► files
+
+A published segment folder (N passages, arrays as .npy):
+    order.npy         int32 (N,), index in the segment of the passage in each slot; shuffled, so that every block is a random sample
+    lengths.npy       int32 (N,), number of terms of the passage in each slot
+    dictionary_offsets, dictionary, posting_offsets, postings, large_positions, large_frequencies    see kernels.Blocks
     document_frequencies.npy          int32 (terms,)
     term_keys, term_ids, term_sizes, term_bytes    the terms by hash key; sizes and bytes in the order of their numbers
-    statistics.json   how many documents, terms, postings, tokens; the analyzer
+    statistics.json   numbers of documents, terms, postings and tokens; the analyzer
 
-Everything in it depends on the run's text alone: not on the corpus around it, the other shards, or k1 and b.
-
-Building shards: a run of passages in, a shard folder out.
-
-    passages in a fixed shuffled order ─► a block of 4,096 tokenised ─► rows (term, frequency) ─► postings by (term, passage) ─► files
-
-Building holds the vocabulary of the run and one block in memory. A run is a number of whole parts of the corpus, or a piece of one large
-part, and has at most SHARD passages; so what a shard costs is bounded, and a corpus that grew keeps its shards.
+A segment depends only on the text of its passages: not on the rest of the corpus, the other segments, k1 or b. It covers whole parts of
+the corpus or a piece of one large part, at most SEGMENT_PASSAGES passages, so that its memory is bounded and a corpus that grows keeps its
+segments. Building holds the vocabulary of the segment and one block in memory.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import ANALYZER, Vocabulary
-from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MOST_ENTRY_BYTES, Blocks
+from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, environment_faults, hash_json, open_artifact, stage, wait_while_locked
 
-KIND: Final = "shard"
+KIND: Final = "segment"
 STATISTICS: Final = "statistics.json"
 TYPES: Final[dict[str, type[np.generic]]] = {
     "lengths": np.int32,
@@ -49,7 +46,7 @@ TYPES: Final[dict[str, type[np.generic]]] = {
     "dictionary": np.uint8,
     "posting_offsets": np.int64,
     "postings": np.uint16,
-    "large_places": np.int64,
+    "large_positions": np.int64,
     "large_frequencies": np.int32,
     "order": np.int32,
     "document_frequencies": np.int32,
@@ -58,12 +55,15 @@ TYPES: Final[dict[str, type[np.generic]]] = {
     "term_sizes": np.uint8,
     "term_bytes": np.uint8,
 }
-APPENDED: Final = tuple(TYPES)[:7]  # these grow by a block at a time, the others are written once
+_APPENDED: Final = tuple(TYPES)[:7]  # written block by block, the others at once
+CODE_FORMAT: Final = 3  # increase when the same passages give other files
+SEGMENT_PASSAGES: Final = 1 << 18  # larger segments save memory for terms, smaller ones give more work to several processes
+_PROGRESS_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """An opened shard folder. Slots are counted within it; `order` turns them into places within its run of passages."""
+class Segment:
+    """An opened segment. Slots are numbered within it; `order` maps a slot to the index of its passage in the segment."""
 
     path: Path
     fingerprint: str
@@ -78,8 +78,12 @@ class Shard:
     term_bytes: npt.NDArray[np.uint8]
 
     @staticmethod
-    def open(path: Path) -> Shard:
-        """Raises ArtifactError if the folder is not a whole shard, or was made by another analyzer."""
+    def open(path: Path) -> Segment:
+        """Open a segment.
+
+        Raises:
+            ArtifactError: the folder is incomplete or damaged, or was made by another analyzer.
+        """
         artifact = open_artifact(path, kind=KIND)
         if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
             raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
@@ -91,9 +95,9 @@ class Shard:
             raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
         blocks = Blocks(*(arrays.pop(name) for name in Blocks._fields))
         offsets = np.concatenate(([0], np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)))
-        shard = Shard(path, artifact.fingerprint, statistics, blocks, term_offsets=offsets, **arrays)
-        shard._check()
-        return shard
+        segment = Segment(path, artifact.fingerprint, statistics, blocks, term_offsets=offsets, **arrays)
+        segment._check()
+        return segment
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -104,18 +108,18 @@ class Shard:
 
     @property
     def mapped_bytes(self) -> int:
-        """Size of the postings and their dictionary."""
+        """Bytes of the postings and their dictionary."""
         return self.blocks.postings.nbytes + self.blocks.dictionary.nbytes
 
     def release(self) -> None:
-        """Forget the pages of the postings that were read: they count as this process's memory as long as it maps them."""
+        """Drop the resident pages of the memory-mapped postings."""
         for array in (self.blocks.postings, self.blocks.dictionary):
             mapped = getattr(array.base, "_mmap", array.base)  # small arrays are not mapped
             if isinstance(mapped, mmap.mmap):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def find_terms(self, vocabulary: Vocabulary) -> Int32Array:
-        """This shard's number of every term of another vocabulary; -1 where the shard does not know it."""
+        """Return this segment's number of every term of a vocabulary, int32 (terms,); -1 if the term is not in the segment."""
         result = np.empty(len(vocabulary), np.int32)
         kernels.find_keys(
             self.term_keys, self.term_ids, self.term_offsets, self.term_bytes,
@@ -124,30 +128,30 @@ class Shard:
         return result
 
     def frequencies(self, slot: int, terms: Int32Array) -> IntArray:
-        """How often each of `terms` (this shard's numbers, -1 for none) stands in the passage in a slot."""
+        """Return the frequency of each of `terms` (this segment's numbers, -1 = none) in the passage in a slot."""
         order = np.argsort(terms, kind="stable")
-        found = np.zeros(len(terms), np.int64)
-        kernels.frequencies_in(slot // BLOCK, slot % BLOCK, terms[order], self.blocks, found)
-        result = np.empty_like(found)
-        result[order] = found
+        frequencies = np.zeros(len(terms), np.int64)
+        kernels.frequencies_in(slot // BLOCK, slot % BLOCK, terms[order], self.blocks, frequencies)
+        result = np.empty_like(frequencies)
+        result[order] = frequencies
         return result
 
     def _check(self) -> None:
-        """Raises ArtifactError if the arrays' sizes do not fit together, so that the kernels never read outside of them."""
+        """Raise ArtifactError if the sizes of the arrays do not fit together: the kernels must not read out of bounds."""
         documents, terms = len(self), self.terms
         numbers = -(-documents // BLOCK) + 1
         sizes = {
             "order": (len(self.order), documents),
             "dictionary_offsets": (len(self.blocks.dictionary_offsets), numbers),
             "posting_offsets": (len(self.blocks.posting_offsets), numbers),
-            "large_frequencies": (len(self.blocks.large_frequencies), len(self.blocks.large_places)),
+            "large_frequencies": (len(self.blocks.large_frequencies), len(self.blocks.large_positions)),
             "term_sizes": (len(self.term_offsets), terms + 1),
             "term_keys": (len(self.term_keys), terms),
             "term_ids": (len(self.term_ids), terms),
         }
-        for name, (found, expected) in sizes.items():
-            if found != expected:
-                raise ArtifactError(f"{self.path / name}.npy: damaged, {found} values instead of {expected}; build the index again")
+        for name, (size, expected) in sizes.items():
+            if size != expected:
+                raise ArtifactError(f"{self.path / name}.npy: damaged, {size} values instead of {expected}; build the index again")
         ends = {
             "dictionary_offsets": (self.blocks.dictionary_offsets, len(self.blocks.dictionary)),
             "posting_offsets": (self.blocks.posting_offsets, len(self.blocks.postings)),
@@ -168,7 +172,7 @@ class ArrayFile:
         self._header()
 
     def append(self, values: npt.NDArray[Any]) -> None:
-        """Write more values; they must have the file's type."""
+        """Write values of the file's dtype."""
         assert values.dtype == self._dtype
         self._file.write(np.ascontiguousarray(values).data)
         self._length += len(values)
@@ -186,10 +190,10 @@ class ArrayFile:
 
 
 def load_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Of one dimension, not writable: mapped if large; small ones are read (an empty file cannot be mapped).
+    """Open a read-only array of one dimension: memory-mapped if it is large, read if it is small (an empty file cannot be mapped).
 
     Raises:
-        ValueError: if it is no such array.
+        ValueError: the file holds another dtype or number of dimensions.
     """
     mapped = path.stat().st_size > SMALL_FILE
     array = np.load(path, mmap_mode="r", allow_pickle=False) if mapped else read_array(path)
@@ -199,14 +203,9 @@ def load_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
-CODE_FORMAT: Final = 2  # raise it when the same run would give another folder
-SHARD: Final = 1 << 18  # passages; larger shards save memory of terms, smaller ones more work for several processes
-_TELL_SECONDS = 0.2
-
-
 @dataclass(frozen=True, slots=True)
-class Run:
-    """The passages first..first + count of a corpus; `content` identifies their text: the parts' and which piece of them it is."""
+class SegmentPlan:
+    """Passages first..first + count of a corpus. content: identifies their text by parts, or by a piece of a part."""
 
     first: int
     count: int
@@ -214,108 +213,112 @@ class Run:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a shard of it depends on."""
+        """Stage key of the segment."""
         return {"code": CODE_FORMAT, "analyzer": ANALYZER, "content": list(self.content)}
 
     @property
     def name(self) -> str:
-        """Its shard's folder, within the folder of shards."""
+        """Name of the segment's folder."""
         return hash_json(self.key)[:16]
 
 
-def plan_runs(corpus: Corpus, kept: Sequence[tuple[str, ...]] = ()) -> list[Run]:
-    """The corpus cut into runs. `kept`: the contents of earlier runs, in order; as many as still fit the beginning of the corpus stay."""
+def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = ()) -> list[SegmentPlan]:
+    """Cut a corpus into segments. earlier: `content` of an earlier index's segments, in order; those that cover the beginning of the corpus
+    are kept.
+    """
     parts = [(part.content, len(part)) for part in corpus.parts if len(part)]
-    runs: list[Run] = []
+    plans: list[SegmentPlan] = []
     number = 0
-    while runs_left := kept[len(runs) :]:
-        content = runs_left[0]
-        taken = parts[number : number + len(content)]
-        is_piece = bool(taken) and content[0].startswith(f"{taken[0][0]}:")  # of a large part, which is cut alike again
-        if not is_piece and tuple(name for name, _ in taken) != content:
+    while remaining := earlier[len(plans) :]:
+        content = remaining[0]
+        covered = parts[number : number + len(content)]
+        is_piece = bool(covered) and content[0].startswith(f"{covered[0][0]}:")  # of a large part, which is cut in the same way again
+        if not is_piece and tuple(name for name, _ in covered) != content:
             break
-        runs += _cut(_end(runs), taken)
+        plans += _cut(_end(plans), covered)
         number += len(content)
-    held: list[tuple[str, int]] = []
+    group: list[tuple[str, int]] = []
     for part in parts[number:]:
-        if held and sum(size for _, size in held) + part[1] > SHARD:
-            runs += _cut(_end(runs), held)
-            held = []
-        held.append(part)
-    return runs + (_cut(_end(runs), held) if held else [])
+        if group and sum(size for _, size in group) + part[1] > SEGMENT_PASSAGES:
+            plans += _cut(_end(plans), group)
+            group = []
+        group.append(part)
+    return plans + (_cut(_end(plans), group) if group else [])
 
 
-def _end(runs: list[Run]) -> int:
-    return runs[-1].first + runs[-1].count if runs else 0
+def _end(plans: list[SegmentPlan]) -> int:
+    return plans[-1].first + plans[-1].count if plans else 0
 
 
-def _cut(first: int, parts: Sequence[tuple[str, int]]) -> list[Run]:
-    """One run, or equal pieces of a part that is too large for one."""
+def _cut(first: int, parts: Sequence[tuple[str, int]]) -> list[SegmentPlan]:
+    """Return one plan, or plans of equal size for a part that is too large for one segment."""
     count = sum(size for _, size in parts)
-    if count <= SHARD:
-        return [Run(first, count, tuple(name for name, _ in parts))]
+    if count <= SEGMENT_PASSAGES:
+        return [SegmentPlan(first, count, tuple(name for name, _ in parts))]
     ((name, _),) = parts
-    pieces = -(-count // SHARD)
+    pieces = -(-count // SEGMENT_PASSAGES)
     bounds = [count * piece // pieces for piece in range(pieces + 1)]
-    return [Run(first + start, end - start, (f"{name}:{number}/{pieces}",)) for number, (start, end) in enumerate(pairwise(bounds), 1)]
+    return [
+        SegmentPlan(first + start, end - start, (f"{name}:{number}/{pieces}",)) for number, (start, end) in enumerate(pairwise(bounds), 1)
+    ]
 
 
-def build_shard(corpus: Corpus, run: Run, shards: Path, *, emit: Emit = silent) -> Path:
-    """The shard of a run, in the folder `shards`: the one that is there, else built now.
+def build_segment(corpus: Corpus, plan: SegmentPlan, segments: Path, *, emit: Emit = silent) -> Path:
+    """Build a segment in the folder `segments` unless it is there; return its path.
 
     Raises:
-        ArtifactError: if the one that is there is damaged. EnvironmentFault: if the disk refuses.
+        ArtifactError: the existing segment is damaged. EnvironmentFault: the disk cannot be written.
     """
-    target = shards / run.name
+    target = segments / plan.name
 
     def write(folder: Path) -> None:
-        _Builder(corpus, run, folder, emit).build()
+        _Builder(corpus, plan, folder, emit).build()
 
-    stage(target, kind=KIND, key=run.key, write=write, emit=emit)
+    stage(target, kind=KIND, key=plan.key, write=write, emit=emit)
     corpus.release()
     return target
 
 
-def shard_task(task: dict[str, Any], emit: Emit) -> None:
-    """`build_shard` for plain JSON: {"corpus": folder, "shards": folder, "first": ..., "count": ..., "content": [...]}. What another
-    process builds just now is waited for.
+def segment_job(task: dict[str, Any], emit: Emit) -> None:
+    """Run `build_segment` on plain JSON: {"corpus": folder, "segments": folder, "first": ..., "count": ..., "content": [...]}. Waits while
+    another process builds the same segment.
     """
     corpus = Corpus.open(Path(task["corpus"]))
-    run = Run(task["first"], task["count"], tuple(task["content"]))
-    wait_while_locked(lambda: build_shard(corpus, run, Path(task["shards"]), emit=emit), stage="index", emit=emit)
+    plan = SegmentPlan(task["first"], task["count"], tuple(task["content"]))
+    wait_while_locked(lambda: build_segment(corpus, plan, Path(task["segments"]), emit=emit), stage="index", emit=emit)
 
 
 class _Builder:
-    """Writes one shard folder; used once."""
+    """Writes one segment folder; used once."""
 
-    def __init__(self, corpus: Corpus, run: Run, folder: Path, emit: Emit) -> None:
-        self._corpus, self._run, self._folder, self._emit = corpus, run, folder, emit
+    def __init__(self, corpus: Corpus, plan: SegmentPlan, folder: Path, emit: Emit) -> None:
+        self._corpus, self._plan, self._folder, self._emit = corpus, plan, folder, emit
         self._vocabulary = Vocabulary()
         self._document_frequencies = np.zeros(0, np.int32)
         self._counts = np.zeros(0, np.int32)  # per term; 0 between blocks
-        self._seen = np.zeros(0, np.int32)  # per term; -1 between blocks
+        self._row_of = np.zeros(0, np.int32)  # per term; -1 between blocks
         self._postings = self._tokens = self._dictionary = 0
 
     def build(self) -> None:
-        run = self._run
-        order = np.random.default_rng(0).permutation(run.count).astype(np.int32)
-        files = {name: ArrayFile(self._folder / f"{name}.npy", TYPES[name]) for name in APPENDED}
+        plan = self._plan
+        order = np.random.default_rng(0).permutation(plan.count).astype(np.int32)
+        files = {name: ArrayFile(self._folder / f"{name}.npy", TYPES[name]) for name in _APPENDED}
         for name in ("dictionary_offsets", "posting_offsets"):
             files[name].append(np.zeros(1, np.int64))
-        told = time.monotonic()
-        for first in range(0, run.count, BLOCK):
+        reported = time.monotonic()
+        for first in range(0, plan.count, BLOCK):
             slots = order[first : first + BLOCK]
-            self._add_block(run.first + slots.astype(np.int64), files)
-            if (now := time.monotonic()) - told >= _TELL_SECONDS:
-                told = now
+            self._add_block(plan.first + slots.astype(np.int64), files)
+            if (now := time.monotonic()) - reported >= _PROGRESS_SECONDS:
+                reported = now
                 done = first + len(slots)
-                self._emit(Event("progress", KIND, f"{len(self._vocabulary):,} terms", done=done, total=run.count, unit="passages"))
+                self._emit(Event("progress", KIND, f"{len(self._vocabulary):,} terms", done=done, total=plan.count, unit="passages"))
         for file in files.values():
             file.close()
         save_array(self._folder / "order.npy", order)
         self._save_terms()
         statistics = {
-            "documents": run.count,
+            "documents": plan.count,
             "terms": len(self._vocabulary),
             "postings": self._postings,
             "tokens": self._tokens,
@@ -325,22 +328,24 @@ class _Builder:
 
     def _add_block(self, positions: npt.NDArray[np.int64], files: dict[str, ArrayFile]) -> None:
         text, offsets = self._corpus.gather(positions)
-        tokens, starts = self._vocabulary.tokenise(text, offsets)
+        tokens, starts = self._vocabulary.tokenize(text, offsets)
         self._grow()
         row_terms, row_frequencies = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.int32)
         row_offsets = np.zeros(len(positions) + 1, np.int64)
-        size = kernels.count_rows(tokens, starts, self._seen, row_terms, row_frequencies, row_offsets)
+        size = kernels.count_rows(tokens, starts, self._row_of, row_terms, row_frequencies, row_offsets)
         row_terms, row_frequencies = row_terms[:size], row_frequencies[:size]
         terms = np.empty(size, np.int32)
         terms = np.sort(terms[: kernels.collect_terms(row_terms, self._counts, terms)])
         self._document_frequencies[terms] += self._counts[terms]
-        postings, dictionary = np.empty(size, np.uint16), np.empty(MOST_ENTRY_BYTES * len(terms), np.uint8)
-        room = int((row_frequencies >= MANY).sum())
-        places, frequencies = np.empty(room, np.int64), np.empty(room, np.int32)
-        written, _ = kernels.invert(row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, places, frequencies)
-        by_place = np.argsort(places)
-        files["large_places"].append(self._postings + places[by_place])
-        files["large_frequencies"].append(frequencies[by_place])
+        postings, dictionary = np.empty(size, np.uint16), np.empty(MAX_ENTRY_BYTES * len(terms), np.uint8)
+        large = int((row_frequencies >= MANY).sum())
+        large_positions, large_frequencies = np.empty(large, np.int64), np.empty(large, np.int32)
+        written, _ = kernels.invert(
+            row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, large_positions, large_frequencies
+        )
+        by_position = np.argsort(large_positions)
+        files["large_positions"].append(self._postings + large_positions[by_position])
+        files["large_frequencies"].append(large_frequencies[by_position])
         files["dictionary"].append(dictionary[:written])
         files["postings"].append(postings)
         files["lengths"].append(np.diff(starts).astype(np.int32))
@@ -354,7 +359,7 @@ class _Builder:
         if (missing := len(self._vocabulary) - len(self._counts)) > 0:
             extra = missing + len(self._counts) // 2
             self._counts = np.concatenate([self._counts, np.zeros(extra, np.int32)])
-            self._seen = np.concatenate([self._seen, np.full(extra, -1, np.int32)])
+            self._row_of = np.concatenate([self._row_of, np.full(extra, -1, np.int32)])
             self._document_frequencies = np.concatenate([self._document_frequencies, np.zeros(extra, np.int32)])
 
     def _save_terms(self) -> None:
