@@ -87,7 +87,7 @@ def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer
     (lines,) = requests(server, "_msearch")
     assert [clause["term"]["text"]["value"] for clause in lines[1]["query"]["bool"]["should"]] == ["bank", "river", "unknown"]
     assert [event.message for event in told if event.kind == "note"] == [
-        "1 texts have over 3 terms each, the server's bound; their most frequent ones were left out"
+        "1 texts have over 3 terms each (retriever.max_clauses); their most frequent terms were dropped"
     ]
 
 
@@ -128,20 +128,20 @@ def test_only_the_queries_that_were_refused_are_asked_again(server: SearchServer
 def test_half_an_answer_is_none(server: SearchServer, pauses: list[float], partial: dict[str, Any]) -> None:
     server.spoil = lambda question, answer: answer | partial if "river" in str(question.get("query")) else answer
     answers = search(server, ["river", "aspirin"], pauses)
-    assert answers == {0: "only some of the shards answered, asked 4 times", 1: ["c"]}
+    assert answers == {0: "only some of the shards responded, tried 4 times", 1: ["c"]}
     assert pauses == [0.5, 1.0, 2.0]
 
 
 def test_queries_of_a_batch_that_is_never_answered_fail_and_the_others_are_answered(server: SearchServer, pauses: list[float]) -> None:
     server.interrupt = lambda path, body: BUSY if path.endswith("_msearch") and "river" in str(body) else None
     answers = search(server, ["river", "bank", "aspirin"], pauses)
-    assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), asked 4 times"
+    assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), tried 4 times"
     assert answers[2] == ["c"]
 
 
 def test_texts_that_the_server_cannot_analyse_fail(server: SearchServer, pauses: list[float]) -> None:
     server.spoil = lambda question, answer: {"_index": "articles", "error": {"reason": "immense"}} if "river" in str(question) else answer
-    assert search(server, ["river", "aspirin"], pauses) == {0: "failed (no status: None: immense), asked 4 times", 1: ["c"]}
+    assert search(server, ["river", "aspirin"], pauses) == {0: "failed (no status: None: immense), tried 4 times", 1: ["c"]}
 
 
 def test_documents_come_in_order_with_their_own_ids_and_sources(server: SearchServer) -> None:
@@ -152,7 +152,7 @@ def test_documents_come_in_order_with_their_own_ids_and_sources(server: SearchSe
     assert [document for _, document in found] == [
         Document("c", "aspirin reduces pain\nthe dose of aspirin", "articles"),
         Document("10/b", "the river bank", "atlas"),
-        Failure("gone: deleted since it was found"),
+        Failure("gone: deleted since the search"),
         Failure("e: no text in _source.text"),
     ]
 
@@ -168,7 +168,7 @@ def test_fields_may_be_nested_or_dotted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text_field": "body"}, "text_field 'body' .* must be of type text, is not there"),
+        ({"text_field": "body"}, "text_field 'body' .* must be of type text, is missing"),
         ({"index": "missing"}, "404: index_not_found_exception: no such index.*check retriever.index"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_wrong_name_is_refused_before_anything_is_asked(
 
 def test_an_index_must_be_one_and_its_field_text(server: SearchServer, pauses: list[float]) -> None:
     server.indices = ("articles-1", "articles-2")
-    with pytest.raises(UsageError, match=r"must name one index .*stands for articles-1, articles-2"):
+    with pytest.raises(UsageError, match=r"must name one index .*matches articles-1, articles-2"):
         search(server, ["river"], pauses)
     server.indices, server.field_type = (), "keyword"
     with pytest.raises(UsageError, match="must be of type text, is keyword"):

@@ -95,7 +95,7 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
 
 
 def test_a_field_without_text_and_an_index_without_a_hit_are_said(server: SearchServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training text finds a document in 'articles'"):
+    with pytest.raises(DataError, match="no training text retrieves a document in 'articles'"):
         server_corpus(settings(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
         source["abstract"] = source.pop("text")
@@ -113,7 +113,7 @@ def test_of_a_long_text_its_first_words_may_ask(server: SearchServer, tmp_path: 
 def test_another_corpus_is_refused(server: SearchServer, tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "another text", "id": "x"}) + "\n", "utf-8")
     other = build_corpus(CorpusConfig(files=(str(tmp_path / "other.jsonl"),)), tmp_path)
-    with pytest.raises(ArtifactError, match=r"holds .*, which is not among what http://127.0.0.1:\d+ found"):
+    with pytest.raises(ArtifactError, match=r"holds .*, which is not among the hits of http://127.0.0.1"):
         build_retriever(settings(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
 
 

@@ -26,7 +26,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.runs import run_of
 from cramlm.records import FloatArray, TaskKind
-from cramlm.retrieval.catalog import CATALOG, Found, build_catalog, search_catalog
+from cramlm.retrieval.catalog import CATALOG, SearchResult, build_catalog, search_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
@@ -69,7 +69,7 @@ class Explanation:
     probability: float
     read: int
     words: tuple[Word, ...]
-    passages: tuple[Found, ...] = ()
+    passages: tuple[SearchResult, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -108,7 +108,7 @@ def log_odds(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return odds
 
 
-def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[Found, ...]:
+def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult, ...]:
     """The passages of a run's selection that BM25 finds for a text, best first; none if the run retrieved nothing.
 
     The first call for a selection indexes it, in the run's folder, under its fingerprint, so that a moved run has it already; passages

@@ -1,6 +1,6 @@
-"""A corpus and its index in one folder, as `cramlm index` writes it and `select` and `search` read it.
+"""A corpus and its BM25 index in one folder: written by `cramlm index`, read by `select` and `search`.
 
-The folder is a store (corpora/<key>, indexes/<key>) with `catalog.json` naming the pair in use; `fit --store FOLDER` shares it.
+The folder is a store (corpora/<key>, indexes/<key>); `catalog.json` names the corpus and the index. `fit --store FOLDER` can use it too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CATALOG = "catalog.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One passage that a query retrieves; `terms` are the words both share with what each adds to the score, heaviest first."""
+class SearchResult:
+    """A passage retrieved by a query. terms: shared terms with what each adds to the score, largest first."""
 
     rank: int
     score: float
@@ -34,14 +34,14 @@ class Found:
     terms: tuple[tuple[str, float], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return JSON data."""
         return asdict(self)
 
 
 def build_catalog(
     config: CorpusConfig, folder: Path, *, workers: int | None = None, executor: Executor | None = None, emit: Emit = silent
 ) -> tuple[Corpus, Index]:
-    """Read and index the corpus in `folder`, by `workers` processes (None = one per core) or by `executor`; what is fresh is kept."""
+    """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused."""
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, workers=workers or available_cores(), executor=executor, emit=emit)
     names = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
@@ -50,10 +50,10 @@ def build_catalog(
 
 
 def open_catalog(folder: Path) -> tuple[Corpus, Index]:
-    """The corpus and index of a folder.
+    """Open the corpus and index of a folder.
 
     Raises:
-        ArtifactError: if `cramlm index` did not write it, or a part is damaged.
+        ArtifactError: the folder was not written by `cramlm index`, or is damaged.
     """
     try:
         with environment_faults(folder):
@@ -67,13 +67,13 @@ def open_catalog(folder: Path) -> tuple[Corpus, Index]:
     return Corpus.open(corpus), Index.open(index)
 
 
-def search_catalog(folder: Path, query: str, *, limit: int) -> list[Found]:
-    """The best `limit` passages for one text, best first; empty if it shares no word with the corpus."""
+def search_catalog(folder: Path, query: str, *, limit: int) -> list[SearchResult]:
+    """Return the best `limit` passages for a text, best first; empty if it shares no term with the corpus."""
     corpus, index = open_catalog(folder)
     hits = index.search([query], limit=limit)
-    found = []
+    results = []
     for rank, (position, score) in enumerate(zip(hits.position.tolist(), hits.score.tolist(), strict=True)):
         document = corpus.document(position)
         terms = tuple(index.explain(query, position))
-        found.append(Found(rank, float(score), position, document.id, document.source, document.text, terms))
-    return found
+        results.append(SearchResult(rank, float(score), position, document.id, document.source, document.text, terms))
+    return results

@@ -1,11 +1,11 @@
-"""Retrieval by sentence embeddings: the passages whose vectors point most nearly where a training text's does.
+"""Dense retrieval: the passages whose sentence embeddings have the largest cosine similarity to a training text's.
 
     passages ─► encoder, in blocks ─► <store>/embeddings/<key>/vectors.npy, one per part of the corpus ─┐
     training texts ─► encoder ─► vectors ──────────────────────► inner products, block by block ─► best top_k of each ─► union
 
-The encoder comes from above (retrieval imports no torch): a function from texts to vectors of length 1, and a fingerprint of all that
-they depend on. The search is exact. It holds the best `top_k` of `_QUERIES` texts and one block of vectors, and reads the vectors once
-for as many texts; 421,140 passages of 384 numbers are 650 MB on disk.
+The encoder is passed in (retrieval imports no torch): a function from texts to vectors of length 1, with a fingerprint of everything they
+depend on. The search is exact. It holds the best `top_k` of `_QUERIES` texts and one block of vectors, and reads the vectors once per
+`_QUERIES` texts; 421,140 passages of 384 numbers are 650 MB on disk.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits,
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
 
-CODE_FORMAT: Final = 1  # raise it when the same encoder would give other vectors
+CODE_FORMAT: Final = 1  # increase when the same encoder gives other vectors
 _PASSAGES: Final = 4096  # vectors multiplied at a time
 _QUERIES: Final = 1024
-_ENCODED: Final = 512  # passages handed to the encoder at a time
+_ENCODED: Final = 512  # passages encoded at a time
 
-Keys: TypeAlias = npt.NDArray[np.uint64]
+PackedScores: TypeAlias = npt.NDArray[np.uint64]
 
 
 class TextEncoder(Protocol):
@@ -45,7 +45,7 @@ class TextEncoder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """float32 (n, d), each of length 1; n >= 1."""
+        """Return float32 (n, d), each row of length 1; n >= 1."""
         ...
 
 
@@ -54,7 +54,7 @@ OpenEncoder: TypeAlias = Callable[[DenseConfig], TextEncoder]
 
 @dataclass(frozen=True, slots=True)
 class DenseRetriever:
-    """The union of the passages nearest to every training text, `top_k` of each or as many as fill the slice; the score is the cosine."""
+    """The union of the passages nearest to each training text: `top_k` of each, or as many as fill the selection. Score: the cosine."""
 
     config: DenseConfig
     encoder: TextEncoder
@@ -66,13 +66,13 @@ class DenseRetriever:
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         config = self.config
-        asked = query_texts(texts, corpus, source=config.queries, max_words=config.query_words)
+        query_of = query_texts(texts, corpus, source=config.queries, max_words=config.query_words)
         first_text: dict[str, int] = {}
-        for number, text in enumerate(asked):
+        for number, text in enumerate(query_of):
             if text.strip():
                 first_text.setdefault(text, number)
         distinct = list(first_text)
-        answered = sum(1 for text in asked if text in first_text)
+        answered = sum(1 for text in query_of if text in first_text)
         counts = QueryCounts(len(texts), len(distinct), answered, len(texts) - answered, 0)
         if not distinct:
             return Proposal(best_of_hits(len(corpus), ()), counts)
@@ -81,19 +81,19 @@ class DenseRetriever:
         queries = self.encoder.encode([config.query_prefix + text for text in distinct])
         numbers = list(first_text.values())
 
-        def ask(depth: int) -> Proposal:
+        def search(depth: int) -> Proposal:
             hits = ((numbers[query], *unpack(keys)) for query, keys in nearest(queries, parts, limit=depth, emit=emit))
             ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
             return Proposal(ranking, counts, capped)
 
-        return search_deeper(ask, config, corpus, emit=emit)
+        return search_deeper(search, config, corpus, emit=emit)
 
 
 def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:
-    """Vectors of a part's passages, float32 (n, d), memory-mapped: from the store, or encoded now.
+    """Return the vectors of a part's passages, float32 (n, d), memory-mapped; encode them unless they are in the store.
 
     Raises:
-        ArtifactError: if those in the store are damaged.
+        ArtifactError: stored vectors are damaged.
     """
     key = {"code": CODE_FORMAT, "content": part.content, "encoder": encoder.fingerprint, "prefix": prefix}
 
@@ -110,11 +110,11 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
         if vectors is None:
             save_array(folder / "vectors.npy", np.zeros((0, 0), np.float32))
 
-    def tell(event: Event) -> None:
-        if event.kind != "up_to_date":  # parts may be many: that one is there already is no news
+    def forward(event: Event) -> None:
+        if event.kind != "up_to_date":  # there may be many parts
             emit(replace(event, stage=STAGE))
 
-    path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=tell).path
+    path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=forward).path
     try:
         vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
     except (ValueError, OSError) as error:
@@ -123,8 +123,8 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
     return vectors
 
 
-def nearest(queries: FloatArray, parts: Sequence[tuple[int, FloatArray]], *, limit: int, emit: Emit) -> Iterator[tuple[int, Keys]]:
-    """(query, keys of its `limit` passages with the largest inner products, best first; ties by position) for every query in order.
+def nearest(queries: FloatArray, parts: Sequence[tuple[int, FloatArray]], *, limit: int, emit: Emit) -> Iterator[tuple[int, PackedScores]]:
+    """Yield (query, packed scores of the `limit` passages with the largest inner products, best first; ties by position) in order.
 
     queries: float32 (q, d). parts: (position of the first passage, vectors (n, d)).
     """
@@ -132,27 +132,27 @@ def nearest(queries: FloatArray, parts: Sequence[tuple[int, FloatArray]], *, lim
         block = queries[start : start + _QUERIES]
         best = np.zeros((len(block), 0), np.uint64)
         for first, vectors in parts:
-            for place in range(0, len(vectors), _PASSAGES):
-                scores = block @ vectors[place : place + _PASSAGES].T
-                best = _largest(np.concatenate([best, pack(scores, first + place)], axis=1), limit)
+            for start_of_block in range(0, len(vectors), _PASSAGES):
+                scores = block @ vectors[start_of_block : start_of_block + _PASSAGES].T
+                best = _largest(np.concatenate([best, pack(scores, first + start_of_block)], axis=1), limit)
         emit(Event("progress", STAGE, "queries compared", done=start + len(block), total=len(queries), unit="queries"))
         yield from enumerate(np.sort(best, axis=1)[:, ::-1], start)
 
 
-def pack(scores: FloatArray, first: int) -> Keys:
-    """Scores of passages first, first + 1, ... as numbers that sort by (score, then the smaller position): uint64, shape as given."""
+def pack(scores: FloatArray, first: int) -> PackedScores:
+    """Pack the scores of passages first, first + 1, ... into uint64 that sort by (score, then smaller position); same shape."""
     bits = np.ascontiguousarray(scores, np.float32).view(np.uint32)
-    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # the order of floats as that of whole numbers
+    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # integers in the order of the floats
     positions = np.arange(first, first + scores.shape[-1], dtype=np.uint64)
     return np.asarray((ordered.astype(np.uint64) << np.uint64(32)) | (np.uint64(0xFFFFFFFF) - positions), np.uint64)
 
 
-def unpack(keys: Keys) -> tuple[IntArray, FloatArray]:
-    """(positions, scores) of keys."""
+def unpack(keys: PackedScores) -> tuple[IntArray, FloatArray]:
+    """Return (positions, scores) of packed scores."""
     ordered = (keys >> np.uint64(32)).astype(np.uint32)
     bits = np.where(ordered >> 31, ordered & np.uint32((1 << 31) - 1), ~ordered)
     return (np.uint64(0xFFFFFFFF) - (keys & np.uint64(0xFFFFFFFF))).astype(np.int64), bits.view(np.float32)
 
 
-def _largest(keys: Keys, limit: int) -> Keys:
+def _largest(keys: PackedScores, limit: int) -> PackedScores:
     return keys if keys.shape[1] <= limit else np.partition(keys, keys.shape[1] - limit, axis=1)[:, -limit:]

@@ -1,15 +1,20 @@
 """DSIR: data selection by importance resampling (Xie, Santurkar, Ma, Liang 2023), as its released code computes it.
 
-With p the share of every bucket of hashed n-grams (text/ngrams.py) among the training texts, q the same over the whole corpus, and c(x) the
-counts of a passage x:
+With p the share of every bucket of hashed n-grams (text/ngrams.py) among the training texts, q the same over the whole corpus, and c(x)
+the counts of a passage x:
 
-    w(x) = sum over buckets of c(x) * (ln(p + 1e-8) - ln(q + 1e-8))        k passages are drawn without replacement, in proportion to exp w
-                                                                          the k largest of w(x) + g, g from Gumbel(0, 1)
+    w(x) = sum over buckets of c(x) * (ln(p + 1e-8) - ln(q + 1e-8))        k passages are sampled without replacement, in proportion to
+                                                                          exp w: the k largest of w(x) + g, g from Gumbel(0, 1)
 
-So all passages are ranked by w + g at once, and a smaller slice is the beginning of a larger one. Weights of whole passages differ by
-hundreds, Gumbel noise by a few: the draw is nearly the order of w. As w is a sum, it depends on the length: where the task is narrow, w
-is negative for most passages and short ones win whatever they are about (docs/retrieval.md has figures). `normalise = "length"`
-scales w to the average length, which the released code does not.
+All passages are ranked by w + g, so that a smaller selection is the beginning of a larger one. Weights differ by hundreds, Gumbel noise by
+a few: the sample is nearly the order of w. As w is a sum, it depends on the length: for a narrow task w is negative for most passages and
+short ones win whatever their topic (figures in docs/retrieval.md). `normalise = "length"` scales w to the average length, unlike the
+released code.
+
+The hashed n-grams are stored per part of the corpus, for all corpora with the part and all tasks:
+
+    <store>/ngrams/<key>/     buckets.bin: uint16, the n-grams of passage i are buckets[offsets[i]:offsets[i + 1]], words first, then pairs
+                              offsets.npy: int64 (n + 1,); counts.npy: int64 (buckets,), n-grams of the part per bucket
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from cramlm.text.ngrams import BLOCK, BUCKETS, Doubles, Ngrams, count, hash_bloc
 
 @dataclass(frozen=True, slots=True)
 class DsirRetriever:
-    """All passages of the corpus in the order drawn; the score is the log of the importance weight."""
+    """All passages of the corpus in sampled order; the score is the log importance weight."""
 
     config: DsirConfig
     store: Path
@@ -52,7 +57,7 @@ class DsirRetriever:
         buckets = self.config.buckets
         target = count(hash_texts(texts, buckets=buckets), buckets=buckets)
         if not target.any():
-            raise DataError("0 n-grams in the training texts: they hold no characters; DSIR has nothing to aim at")
+            raise DataError("0 n-grams in the training texts: they have no characters, and DSIR has no target distribution")
         parts = list(corpus_ngrams(corpus, self.store, buckets=buckets, threads=self.threads, emit=emit))
         raw = np.sum([counts for _, counts in parts], axis=0)
         gain = log_probabilities(target) - log_probabilities(raw)
@@ -65,12 +70,12 @@ class DsirRetriever:
 
 
 def resample(log_weights: Doubles, *, seed: int) -> IntArray:
-    """All places in the order of a draw without replacement in proportion to exp(log_weights); ties by place."""
-    noise = np.random.default_rng([seed, 0x44534952]).gumbel(size=len(log_weights))  # the stream is this purpose's own
+    """Return all indices in the order of sampling without replacement in proportion to exp(log_weights); ties by index."""
+    noise = np.random.default_rng([seed, 0x44534952]).gumbel(size=len(log_weights))  # this purpose's own stream
     return np.argsort(-(log_weights + noise), kind="stable").astype(np.int64)
 
 
-CODE_FORMAT: Final = 2  # raise it when the same text would give other buckets
+CODE_FORMAT: Final = 2  # increase when the same text gives other buckets
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -79,10 +84,10 @@ Result = TypeVar("Result")
 def corpus_ngrams(
     corpus: Corpus, store: Path, *, buckets: int = BUCKETS, threads: int = 1, emit: Emit = silent
 ) -> Iterator[tuple[Ngrams, IntArray]]:
-    """(n-grams, their counts per bucket) of every part of the corpus in order, from the store or hashed now; memory-mapped.
+    """Yield (n-grams, counts per bucket) of every part of the corpus in order, memory-mapped; parts that are not in the store are hashed.
 
     Raises:
-        ArtifactError: if what the store holds is damaged.
+        ArtifactError: stored n-grams are damaged.
     """
     for part in corpus.parts:
         yield _part_ngrams(corpus, part, store, buckets, threads, emit)
@@ -111,7 +116,7 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
         save_array(folder / "offsets.npy", offsets)
         save_array(folder / "counts.npy", counts)
 
-    path = shared_stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=_quiet_when_fresh(emit)).path
+    path = shared_stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=_without_up_to_date(emit)).path
     try:
         offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
         found = np.memmap(path / "buckets.bin", dtype="<u2", mode="r") if offsets[-1] else np.zeros(0, np.uint16)
@@ -122,13 +127,13 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
     return Ngrams(found, offsets), counts
 
 
-def _quiet_when_fresh(emit: Emit) -> Emit:
-    """Parts may be many: that one is there already is no news."""
+def _without_up_to_date(emit: Emit) -> Emit:
+    """Forward all events but "up_to_date": there may be many parts."""
     return lambda event: None if event.kind == "up_to_date" else emit(replace(event, stage=STAGE))
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
-    """function(item) of every item in order, several at a time; at most twice as many results as threads wait."""
+    """Yield function(item) of every item in order, computed by threads; at most 2 * threads results wait."""
     if threads == 1:
         yield from map(function, items)
         return

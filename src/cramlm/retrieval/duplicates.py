@@ -24,7 +24,7 @@ _RECALL: Final = 0.999
 def require_datasketch() -> None:
     """Raise EnvironmentFault with the remedy if the package is missing."""
     if importlib.util.find_spec("datasketch") is None:
-        raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset the setting")
+        raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset near_duplicates")
 
 
 class NearDuplicates:
@@ -55,7 +55,7 @@ class NearDuplicates:
 
 
 def shingles(text: str) -> set[str]:
-    """Return the set of runs of 5 normalised words; a shorter text is one run. Text without words (symbols only) is split at white space."""
+    """Return the set of runs of 5 normalised words; a shorter text is one run. A text of symbols only is split at white space."""
     words = segment(text) or text.split()
     return {" ".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))}
 

@@ -1,18 +1,22 @@
-"""Hits and documents from an Elasticsearch or OpenSearch server, for a corpus that lives there.
+"""Retrieval from an Elasticsearch or OpenSearch server: the hits of the training texts are fetched once and become a corpus.
 
-    texts ─► _mtermvectors: terms as the index analyses them, and how many documents hold each
-      ─► the rarest `max_clauses` terms of each text; texts with equal terms made one query
-      ─► _msearch, `batch` queries at a time, scored with statistics of all shards ─► keys of documents, or why there are none
-    keys ─► _mget ─► documents
+    training texts ─► _mtermvectors: terms as the index analyses them, with their document frequencies
+      ─► the rarest `max_clauses` terms of each text; texts with equal terms become one query
+      ─► _msearch, `batch` queries at a time, scored with statistics of all shards ─► document keys, or a `Failure`
+      ─► _mget ─► documents ─► <store>/server/<key>/ ─► a corpus (passages, duplicates) ─► a ranking of its passages
 
-Servers bound the clauses of a query (1,024 by default), and a long training text has more terms than that. The most frequent ones go:
-they add least to a score. How frequent a term is, one shard tells, always the same one; a term that it does not know counts as rare and
-stays. A query with fewer terms is not changed.
+    documents.jsonl   id, source, text of every document, best rank first (equal ranks: by name)
+    rank.npy, query.npy, score.npy   int32, int32, float32 (documents,): best rank over all queries, the first query that gave it, its score
+    report.json       queries: texts = answered + empty + failed; documents found and missing (deleted, or without text); failure reasons
 
-What is busy or half answered (429, 5xx, no connection, a shard that failed, a search that timed out) is asked again, after 0.5, 1, 2, ...
-30 s or as long as the server says. A query that still has no whole answer is a `Failure`, never an empty result.
+Servers limit the clauses of a query (1,024 by default), and long training texts have more terms. The terms of the highest document
+frequency are dropped: they add least to a score. The frequency is that of one fixed shard; a term that is not in it counts as rare.
 
-Requests go through the transport of Elastic's official client, without the client: that one refuses servers which are not Elastic's.
+Failed requests (429, 5xx, no connection, a failed shard, a search that timed out) are repeated after 0.5, 1, 2, ... 30 s or the delay that
+the server sends. A query without a complete response is a `Failure`, never an empty result. The published folder is used until settings or
+training texts change or the folder is deleted, even if the server's documents change.
+
+Requests use the transport of Elastic's official client, without the client, which refuses servers that are not Elastic's.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from cramlm.records import Document, Emit, Event, FloatArray, silent
 from cramlm.retrieval.phrases import first_words
 from cramlm.retrieval.ranking import MOST_FAILED, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
+from cramlm.storage.artifacts import hash_json, shared_stage
 
 if TYPE_CHECKING:
     from elastic_transport import Transport
@@ -56,7 +60,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class ServerHits:
-    """Documents of one query, best first; none if no document of the index has a term of it. score: float32, > 0."""
+    """Documents of one query, best first; empty if no document has a term of it. score: float32, > 0."""
 
     documents: tuple[DocumentKey, ...]
     score: FloatArray
@@ -64,17 +68,17 @@ class ServerHits:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no (whole) answer."""
+    """Reason why there is no complete response."""
 
     reason: str
 
 
-class _NoAnswer(Exception):  # noqa: N818 - not for users: it is asked again, or becomes a Failure
-    """pause: seconds that the server asks for. lasting: the same question will not be answered later either."""
+class _RequestFailed(Exception):  # noqa: N818 - internal: leads to a retry or a Failure
+    """pause: delay in seconds that the server sent. permanent: a retry would fail too."""
 
-    def __init__(self, reason: str, *, pause: float | None = None, lasting: bool = False) -> None:
+    def __init__(self, reason: str, *, pause: float | None = None, permanent: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.pause, self.lasting = reason, pause, lasting
+        self.reason, self.pause, self.permanent = reason, pause, permanent
 
 
 def search_elasticsearch(
@@ -85,12 +89,12 @@ def search_elasticsearch(
     emit: Emit = silent,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[int, ServerHits | Failure]]:
-    """(number of the query, its `limit` best documents or why not), once for every query; those with equal terms follow one another, and
-    groups come in the order of their first query. Memory is bounded by one batch of hits.
+    """Yield (number of the query, its `limit` best documents or a Failure) for every query. Queries with equal terms are adjacent; groups
+    are in the order of their first query. Memory is bounded by one batch of hits.
 
     Raises:
-        UsageError: if the server refuses (index, field, key, size of a request). EnvironmentFault: if it cannot be reached, a key is not
-        in the environment, or the package is missing.
+        UsageError: the server refuses the request (index, field, key, size). EnvironmentFault: it cannot be reached, an environment
+        variable is not set, or the package is missing.
     """
     server = _Server(settings, pause)
     server.check_field()
@@ -106,23 +110,27 @@ def search_elasticsearch(
             cut += len(kept) < len(terms)
             groups.setdefault(kept, []).append(number)
     if cut:
-        message = f"{cut:,} texts have over {settings.max_clauses:,} terms each, the server's bound; their most frequent ones were left out"
+        message = (
+            f"{cut:,} texts have over {settings.max_clauses:,} terms each (retriever.max_clauses); their most frequent terms were dropped"
+        )
         emit(Event("note", STAGE, message))
     for number in groups.pop((), []):
         yield number, ServerHits((), np.zeros(0, np.float32))
-    asked = list(groups.items())
-    for first in range(0, len(asked), settings.batch):
-        part = asked[first : first + settings.batch]
+    distinct = list(groups.items())
+    for first in range(0, len(distinct), settings.batch):
+        part = distinct[first : first + settings.batch]
         for (_, numbers), hits in zip(part, server.search([terms for terms, _ in part], limit), strict=True):
             yield from ((number, hits) for number in numbers)
         done += len(part)
-        emit(Event("progress", STAGE, "distinct queries asked", done=done, total=len(asked), unit="queries"))
+        emit(Event("progress", STAGE, "distinct queries searched", done=done, total=len(distinct), unit="queries"))
 
 
 def fetch_documents(
     settings: ElasticsearchConfig, keys: Sequence[DocumentKey], *, emit: Emit = silent, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[DocumentKey, Document | Failure]]:
-    """The documents of some hits in the order given; a Failure where one is gone or has no text. Raises as `search_elasticsearch`."""
+    """Yield the documents of some hits in the given order; a Failure where one was deleted or has no text. Raises as
+    `search_elasticsearch`.
+    """
     server = _Server(settings, pause)
     for first in range(0, len(keys), _DOCUMENTS):
         part = keys[first : first + _DOCUMENTS]
@@ -139,110 +147,110 @@ class _Server:
         self._index = quote(settings.index, safe="")
 
     def check_field(self) -> None:
-        """Raises UsageError unless the text field is there, in one index: asking for terms of an unknown field would create it."""
+        """Raise UsageError unless the text field exists in exactly one index: requesting terms of an unknown field would create it."""
         field = self._settings.text_field
 
-        def ask(_: Sequence[str]) -> list[Any]:
-            return [self._ask("GET", f"/{self._index}/_mapping/field/{quote(field, safe='')}")]
+        def request(_: Sequence[str]) -> list[Any]:
+            return [self._send("GET", f"/{self._index}/_mapping/field/{quote(field, safe='')}")]
 
-        (mappings,) = self._answers([field], ask, lambda answer: answer)
+        (mappings,) = self._request_all([field], request, lambda response: response)
         if isinstance(mappings, Failure):
             raise EnvironmentFault(f"{self._settings.url}: {mappings.reason}; check retriever.url and that the server runs")
         if len(mappings) != 1:
             names = ", ".join(sorted(mappings)[:5]) or "none"
-            raise UsageError(f"retriever.index {self._settings.index!r} must name one index (or its alias), and stands for {names}")
+            raise UsageError(f"retriever.index {self._settings.index!r} must name one index (or its alias), but matches {names}")
         types = {kind["type"] for entry in mappings.values() for kind in entry["mappings"].get(field, {}).get("mapping", {}).values()}
         if types != {"text"}:
-            found = ", ".join(sorted(types)) or "not there"
+            actual = ", ".join(sorted(types)) or "missing"
             raise UsageError(
-                f"retriever.text_field {field!r} of index {self._settings.index!r} must be of type text, is {found}; name another field"
+                f"retriever.text_field {field!r} of index {self._settings.index!r} must be of type text, is {actual}; set another field"
             )
 
     def analyse(self, texts: Sequence[str]) -> list[dict[str, tuple[int, int]] | Failure]:
-        """Term -> how often it is in the text, and how many documents have it, of each text."""
+        """Return for each text: term -> (frequency in the text, document frequency)."""
         field = self._settings.text_field
         options = {"fields": [field], "term_statistics": True, "field_statistics": False, "positions": False, "offsets": False}
 
-        def ask(part: Sequence[str]) -> list[Any]:
-            # A text that is not in the index is sent to a shard by its routing; with a fixed one, counts are always those of one shard.
+        def request(part: Sequence[str]) -> list[Any]:
+            # A text that is not in the index goes to a shard by its routing; with a fixed one, frequencies are always those of one shard.
             documents = [{"doc": {field: text}, **options, "routing": "0"} for text in part]
-            return list(self._ask("POST", f"/{self._index}/_mtermvectors", {"docs": documents})["docs"])
+            return list(self._send("POST", f"/{self._index}/_mtermvectors", {"docs": documents})["docs"])
 
-        def read(answer: Any) -> dict[str, tuple[int, int]]:
-            _raise_if_failed(answer)
-            terms = answer.get("term_vectors", {}).get(field, {}).get("terms", {})
+        def read(response: Any) -> dict[str, tuple[int, int]]:
+            _raise_if_failed(response)
+            terms = response.get("term_vectors", {}).get(field, {}).get("terms", {})
             return {term: (counts["term_freq"], counts.get("doc_freq", 0)) for term, counts in terms.items()}
 
-        return self._answers(texts, ask, read)
+        return self._request_all(texts, request, read)
 
     def search(self, queries: Sequence[Terms], limit: int) -> list[ServerHits | Failure]:
-        """The best documents of each query; statistics are those of all shards, whatever shard a document is in."""
+        """Return the best documents of each query, scored with the statistics of all shards."""
         header = {"search_type": "dfs_query_then_fetch"}
 
-        def ask(part: Sequence[Terms]) -> list[Any]:
+        def request(part: Sequence[Terms]) -> list[Any]:
             lines: list[Any] = []
             for terms in part:
                 query = {"bool": {"should": [self._clause(term, count) for term, count in terms]}}
                 lines += [header, {"query": query, "size": limit, "_source": False, "track_total_hits": False}]
-            return list(self._ask("POST", f"/{self._index}/_msearch", lines)["responses"])
+            return list(self._send("POST", f"/{self._index}/_msearch", lines)["responses"])
 
-        def read(answer: Any) -> ServerHits:
-            _raise_if_failed(answer)
-            if answer.get("timed_out") or answer["_shards"].get("failed"):
-                raise _NoAnswer("only some of the shards answered")
-            hits = answer["hits"]["hits"]
+        def read(response: Any) -> ServerHits:
+            _raise_if_failed(response)
+            if response.get("timed_out") or response["_shards"].get("failed"):
+                raise _RequestFailed("only some of the shards responded")
+            hits = response["hits"]["hits"]
             return ServerHits(tuple((hit["_index"], hit["_id"]) for hit in hits), np.array([hit["_score"] for hit in hits], np.float32))
 
-        return self._answers(queries, ask, read)
+        return self._request_all(queries, request, read)
 
     def fetch(self, keys: Sequence[DocumentKey]) -> list[Document | Failure]:
-        """The documents that stand behind some hits."""
+        """Return the documents of some hits."""
         settings = self._settings
         fields = [field for field in (settings.text_field, settings.id_field, settings.source_field) if field]
 
-        def ask(part: Sequence[DocumentKey]) -> list[Any]:
+        def request(part: Sequence[DocumentKey]) -> list[Any]:
             documents = [{"_index": index, "_id": name, "_source": fields} for index, name in part]
-            return list(self._ask("POST", "/_mget", {"docs": documents})["docs"])
+            return list(self._send("POST", "/_mget", {"docs": documents})["docs"])
 
-        def read(answer: Any) -> Document | Failure:
-            _raise_if_failed(answer)
-            if not answer.get("found"):
-                return Failure(f"{answer['_id']}: deleted since it was found")
-            content = answer.get("_source", {})
+        def read(response: Any) -> Document | Failure:
+            _raise_if_failed(response)
+            if not response.get("found"):
+                return Failure(f"{response['_id']}: deleted since the search")
+            content = response.get("_source", {})
             text, name, source = (_value(content, field) for field in (settings.text_field, settings.id_field, settings.source_field))
             if not text:
-                return Failure(f"{answer['_id']}: no text in _source.{settings.text_field}")
-            return Document(name or answer["_id"], text, source or answer["_index"])
+                return Failure(f"{response['_id']}: no text in _source.{settings.text_field}")
+            return Document(name or response["_id"], text, source or response["_index"])
 
-        return self._answers(keys, ask, read)
+        return self._request_all(keys, request, read)
 
     def _clause(self, term: str, count: int) -> dict[str, Any]:
         return {"term": {self._settings.text_field: {"value": term, "boost": count}}}
 
-    def _answers(
-        self, items: Sequence[_Item], ask: Callable[[Sequence[_Item]], list[Any]], read: Callable[[Any], _Result | Failure]
+    def _request_all(
+        self, items: Sequence[_Item], request: Callable[[Sequence[_Item]], list[Any]], read: Callable[[Any], _Result | Failure]
     ) -> list[_Result | Failure]:
-        """`read` of the server's answer to every item. Those for which it is busy are asked again, without the ones that have theirs."""
-        results: list[_Result | Failure] = [Failure("not asked")] * len(items)
+        """Return `read` of the response to every item; failed items are requested again, without the others."""
+        results: list[_Result | Failure] = [Failure("not requested")] * len(items)
         waiting = list(range(len(items)))
         for attempt in range(self._settings.retries + 1):
             again = []
             delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt)
             try:
-                answers = ask([items[place] for place in waiting])
-                if len(answers) != len(waiting):
-                    raise _NoAnswer(f"{len(answers)} answers to {len(waiting)} questions")
-            except _NoAnswer as error:
+                responses = request([items[index] for index in waiting])
+                if len(responses) != len(waiting):
+                    raise _RequestFailed(f"{len(responses)} responses to {len(waiting)} requests")
+            except _RequestFailed as error:
                 delay, again = error.pause or delay, waiting
-                for place in waiting:
-                    results[place] = Failure(f"{error.reason}, asked {attempt + 1} times")
+                for index in waiting:
+                    results[index] = Failure(f"{error.reason}, tried {attempt + 1} times")
             else:
-                for place, answer in zip(waiting, answers, strict=True):
+                for index, response in zip(waiting, responses, strict=True):
                     try:
-                        results[place] = read(answer)
-                    except _NoAnswer as error:
-                        results[place] = Failure(error.reason if error.lasting else f"{error.reason}, asked {attempt + 1} times")
-                        again += [] if error.lasting else [place]
+                        results[index] = read(response)
+                    except _RequestFailed as error:
+                        results[index] = Failure(error.reason if error.permanent else f"{error.reason}, tried {attempt + 1} times")
+                        again += [] if error.permanent else [index]
             waiting = again
             if not waiting:
                 break
@@ -250,28 +258,28 @@ class _Server:
                 self._pause(delay)
         return results
 
-    def _ask(self, method: str, target: str, body: Any = None) -> Any:
-        """One request. Raises _NoAnswer if it may do better later, UsageError if the server refuses."""
+    def _send(self, method: str, target: str, body: Any = None) -> Any:
+        """Send one request. Raise _RequestFailed if a retry may succeed, UsageError if the server refuses it."""
         from elastic_transport import TransportError
 
         headers = {"accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/x-ndjson" if isinstance(body, list) else "application/json"
         try:
-            answer = self._transport.perform_request(method, target, body=body, headers={**headers, **self._headers}, max_retries=0)
+            response = self._transport.perform_request(method, target, body=body, headers={**headers, **self._headers}, max_retries=0)
         except TransportError as error:
-            raise _NoAnswer(f"no answer ({type(error).__name__}: {error.message})") from error
-        status, content = answer.meta.status, answer.body
+            raise _RequestFailed(f"no response ({type(error).__name__}: {error.message})") from error
+        status, content = response.meta.status, response.body
         if status < 300 and isinstance(content, dict):
             return content
         if status in _BUSY or status < 300:
-            wait = answer.meta.headers.get("retry-after") or ""
-            raise _NoAnswer(f"busy ({status}: {_reason(content)})", pause=min(float(wait), 600.0) if wait.isdigit() else None)
+            wait = response.meta.headers.get("retry-after") or ""
+            raise _RequestFailed(f"busy ({status}: {_reason(content)})", pause=min(float(wait), 600.0) if wait.isdigit() else None)
         raise UsageError(f"{self._settings.url}{target} refused ({status}: {_reason(content)}); {_remedy(status)}")
 
 
 def _connect(settings: ElasticsearchConfig) -> tuple[Transport, dict[str, str]]:
-    """The transport, and the header that proves who asks."""
+    """Return the transport and the authentication header."""
     try:
         from elastic_transport import NodeConfig, Transport
         from elastic_transport.client_utils import url_to_node_config
@@ -299,20 +307,20 @@ def _secret(name: str, setting: str) -> str:
 
 
 def _rarest(terms: Mapping[str, tuple[int, int]], most: int) -> Terms:
-    """At most so many terms, those in the fewest documents (on ties by spelling), sorted by spelling, each with its count in the text."""
+    """Return the `most` terms of the lowest document frequency (ties: by spelling), sorted by spelling, with their counts in the text."""
     kept = sorted(terms, key=lambda term: (terms[term][1], term))[:most]
     return tuple((term, terms[term][0]) for term in sorted(kept))
 
 
-def _raise_if_failed(answer: Any) -> None:
-    """Raises _NoAnswer for an item that has an error: a queue is full, a shard moves, or the query itself is refused."""
-    if "error" in answer:
-        status = answer.get("status")  # _mtermvectors and _mget give none
-        raise _NoAnswer(f"failed ({status or 'no status'}: {_reason(answer)})", lasting=status is not None and status not in _BUSY)
+def _raise_if_failed(response: Any) -> None:
+    """Raise _RequestFailed for an item with an error: a full queue, a moving shard, or a refused query."""
+    if "error" in response:
+        status = response.get("status")  # _mtermvectors and _mget give none
+        raise _RequestFailed(f"failed ({status or 'no status'}: {_reason(response)})", permanent=status is not None and status not in _BUSY)
 
 
 def _reason(content: Any) -> str:
-    """What the server says, on one line."""
+    """Return the server's error message on one line."""
     error = content.get("error", content) if isinstance(content, dict) else content
     causes = error.get("root_cause") or [error] if isinstance(error, dict) else [error]
     parts = [f"{cause.get('type')}: {cause.get('reason')}" if isinstance(cause, dict) else str(cause) for cause in causes[:1]]
@@ -332,7 +340,7 @@ def _remedy(status: int) -> str:
 
 
 def _value(content: Any, field: str | None) -> str | None:
-    """A field of a document's source, dotted or nested; several values are joined by line breaks."""
+    """Return a field of a document's source, dotted or nested; several values are joined by line breaks."""
     if field is None:
         return None
     if field not in content:
@@ -344,27 +352,26 @@ def _value(content: Any, field: str | None) -> str | None:
 
 
 KIND: Final = STAGE
-CODE_FORMAT: Final = 1  # raise it when the same answers would give another folder
-_WAYS: Final = {"batch", "timeout", "retries", "api_key_env", "login_env", "ca_certs"}  # how to ask, not what
-_BOUNDS: Final = {"max_documents", "max_tokens", "per_query", "near_duplicates", "rank_decay"}  # what is kept of the answer, later
+CODE_FORMAT: Final = 1  # increase when the same responses give other files
+_CONNECTION: Final = {"batch", "timeout", "retries", "api_key_env", "login_env", "ca_certs"}  # does not change the hits
+_BOUNDS: Final = {"max_documents", "max_tokens", "per_query", "near_duplicates", "rank_decay"}  # applied to the hits later
 _ARRAYS: Final = {"rank": np.int32, "query": np.int32, "score": np.float32}
 
 
 def server_corpus(settings: ElasticsearchConfig, texts: Sequence[str], store: Path, *, emit: Emit = silent) -> Corpus:
-    """Everything that the texts find, as a corpus; asked of the server unless the store has it.
+    """Build a corpus of everything that the texts retrieve; the server is queried unless the store has the hits.
 
     Raises:
-        DataError: if more than 1 % of the queries failed, or nothing is found. Otherwise as elasticsearch.py.
+        DataError: more than 1 % of the queries failed, or nothing was found. Otherwise as `search_elasticsearch`.
     """
-    answers = _answers(settings, texts, store, emit)
-    return build_corpus(CorpusConfig(files=(str(answers.path / "documents.jsonl"),)), store, emit=emit)
+    hits = _hits_folder(settings, texts, store, emit)
+    return build_corpus(CorpusConfig(files=(str(hits / "documents.jsonl"),)), store, emit=emit)
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticsearchRetriever:
-    """The union of the best `top_k` documents of every training text, as a server scores them; for the corpus of `server_corpus`.
-
-    The passages of a long document share its rank.
+    """The union of the best `top_k` documents of every training text, scored by the server; for the corpus of `server_corpus`. The passages
+    of a long document share its rank.
     """
 
     settings: ElasticsearchConfig
@@ -375,43 +382,43 @@ class ElasticsearchRetriever:
         return {}
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
-        """See `Retriever`. Raises ArtifactError if the corpus is another one."""
-        answers = _answers(self.settings, texts, self.store, emit)
-        report = json.loads((answers.path / "report.json").read_bytes())
-        rank, query, score = (read_array(answers.path / f"{name}.npy") for name in _ARRAYS)
-        with (answers.path / "documents.jsonl").open(encoding="utf-8") as lines:
-            places = {json.loads(line)["id"]: place for place, line in enumerate(lines)}
-        names = [name if (name := document.id) in places else name.rpartition("#")[0] for document in corpus]  # x#0: a passage of x
-        if unknown := set(names) - set(places):
-            raise ArtifactError(f"{corpus.path}: holds {min(unknown)!r}, which is not among what {self.settings.url} found; run again")
-        place = np.array([places[name] for name in names], np.int64)
-        order = np.lexsort((np.arange(len(place)), rank[place]))
-        place = place[order]
-        ranking = Ranking(order, rank[place], query[place], score[place], np.zeros(len(place), np.int32))
+        """See `Retriever`. Raises ArtifactError for any corpus but that of `server_corpus`."""
+        folder = _hits_folder(self.settings, texts, self.store, emit)
+        report = json.loads((folder / "report.json").read_bytes())
+        rank, query, score = (read_array(folder / f"{name}.npy") for name in _ARRAYS)
+        with (folder / "documents.jsonl").open(encoding="utf-8") as lines:
+            number_of = {json.loads(line)["id"]: number for number, line in enumerate(lines)}
+        names = [name if (name := document.id) in number_of else name.rpartition("#")[0] for document in corpus]  # x#0: a passage of x
+        if unknown := set(names) - set(number_of):
+            raise ArtifactError(f"{corpus.path}: holds {min(unknown)!r}, which is not among the hits of {self.settings.url}; run again")
+        document = np.array([number_of[name] for name in names], np.int64)
+        order = np.lexsort((np.arange(len(document)), rank[document]))
+        document = document[order]
+        ranking = Ranking(order, rank[document], query[document], score[document], np.zeros(len(document), np.int32))
         counts = QueryCounts(**report["queries"])
         counts.check()
         ranking, capped = cap_per_query(ranking, self.settings.per_query)
         return Proposal(ranking, counts, capped)
 
 
-def _answers(settings: ElasticsearchConfig, texts: Sequence[str], store: Path, emit: Emit) -> Artifact:
-    """The published folder: the one in the store, or made now."""
-    asked = settings.model_dump(mode="json", exclude=_WAYS | _BOUNDS)
-    key = {"code": CODE_FORMAT, "settings": asked, "texts": hash_json(list(texts))}
+def _hits_folder(settings: ElasticsearchConfig, texts: Sequence[str], store: Path, emit: Emit) -> Path:
+    """Return the published folder of hits; query the server unless it is in the store."""
+    relevant = settings.model_dump(mode="json", exclude=_CONNECTION | _BOUNDS)
+    key = {"code": CODE_FORMAT, "settings": relevant, "texts": hash_json(list(texts))}
 
     def write(folder: Path) -> None:
-        emit(Event("start", STAGE, f"asking {settings.url} with {len(texts):,} training texts, top {settings.top_k}"))
+        emit(Event("start", STAGE, f"searching {settings.url} with {len(texts):,} training texts, top {settings.top_k}"))
         most = settings.query_words
         best, counts, reasons = _search(settings, texts if most is None else [first_words(text, most) for text in texts], emit)
         _write(settings, best, counts, reasons, folder, emit)
 
-    return shared_stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
+    return shared_stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit).path
 
 
 def _search(
     settings: ElasticsearchConfig, texts: Sequence[str], emit: Emit
 ) -> tuple[dict[DocumentKey, tuple[int, int, float]], QueryCounts, Counter[str]]:
-    """Best (rank, query, score) of every document found, the smallest query on equal ranks; what became of the queries; why some failed."""
+    """Return the best (rank, query, score) of every document (ties: the smallest query), the query counts, and the failure reasons."""
     best: dict[DocumentKey, tuple[int, int, float]] = {}
     reasons: Counter[str] = Counter()
     answered = empty = distinct = 0
@@ -422,7 +429,7 @@ def _search(
             if reasons.total() > MOST_FAILED * len(texts):
                 raise DataError(
                     f"{settings.url}: {reasons.total()} of {len(texts)} queries failed (more than {MOST_FAILED:.0%}): "
-                    f"{reasons.most_common(1)[0][0]}; see that the server is well, lower retriever.batch, then run again"
+                    f"{reasons.most_common(1)[0][0]}; check the server, lower retriever.batch, then run again"
                 )
             continue
         if not hits.documents:
@@ -462,7 +469,7 @@ def _write(
             f"{missing.most_common(1)[0][0]}; check retriever.text_field"
         )
     if not kept:
-        raise DataError(f"{settings.url}: no training text finds a document in {settings.index!r}; use an index in the task's language")
+        raise DataError(f"{settings.url}: no training text retrieves a document of {settings.index!r}; use an index in the task's language")
     for column, (name, dtype) in enumerate(_ARRAYS.items()):
         save_array(folder / f"{name}.npy", np.array([best[key][column] for key in kept], dtype))
     report = {

@@ -1,14 +1,14 @@
-"""The slice of the corpus that a task asks for, published as a folder.
+"""The selection: the part of the corpus that a task retrieves, published as a folder.
 
-    training texts ─► a retriever's ranking of documents (ranking.py) ─► without passages that hold dev or test text and, if asked, without
-      near-duplicates, up to the bound (filters.py) ─► selection.arrow
+    training texts ─► a retriever's ranking of documents ─► without held-out text and near-duplicates, up to the bound ─► selection.arrow
 
-    selection.arrow     position, id, source, rank, score, query, weight, text; a row per document, in order (selection_table.py)
+    selection.arrow     a row per passage in order of (rank, position), memory-mapped: position int64 · rank int32 · score float32 · query
+                        int32 · weight float32 (see records.Selection) · id · source (dictionary) · text; in a union also retriever
     dropped.jsonl       position, id, source, reason; with match and example, or twin (a position) and similarity
-    report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; dropped by reason;
-                        documents and words of the largest sources; rank and score profile; comparison with the corpus (report.py)
+    report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; drops by reason;
+                        documents and words of the largest sources; rank and score profile; comparison with random text (report.py)
 
-The order is that of (rank, position), best first. Training draws passages in proportion to their weights.
+Training samples passages in proportion to their weights. The text is copied from the corpus without decoding; JSON lines are an export.
 """
 
 from __future__ import annotations
@@ -48,38 +48,42 @@ class SelectionTable:
     """A published selection. Opening it reads no text."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises ArtifactError if the table is damaged."""
+        """Raise ArtifactError if the table is damaged."""
         self.artifact = artifact
         self.path = artifact.path / SELECTION_FILE
         self._table = open_table(self.path, _schema(union=False), _schema(union=True))
 
     @staticmethod
     def open(folder: Path) -> SelectionTable:
-        """Raises ArtifactError if the folder holds no selection, or a damaged one."""
+        """Open a selection.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
         return SelectionTable(open_artifact(folder, kind=KIND))
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def numbers(self) -> Selection:
-        """Everything but the text, as arrays."""
+        """Return the columns of numbers, without reading the text."""
         return Selection(**{name: self._array(name) for name in _NUMBERS})
 
     def texts(self) -> list[str]:
-        """The passages."""
+        """Return the texts of all passages."""
         texts: list[str] = check_column(self.path, self._table.column("text")).to_pylist()
         count("decoded", texts)
         return texts
 
     def text_characters(self) -> int:
-        """Characters of all passages together."""
+        """Return the number of characters of all passages together."""
         import pyarrow.compute
 
         total: int = pyarrow.compute.sum(pyarrow.compute.utf8_length(check_column(self.path, self._table.column("text")))).as_py()
         return total
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:
-        """The first `most` passages as plain values, by column without the weight; scores have seven digits."""
+        """Yield the first `most` passages as dictionaries of all columns but the weight; scores have seven digits."""
         names = [name for name in self._table.schema.names if name != "weight"]
         for batch in self._table.select(names).slice(0, most).to_batches(max_chunksize=_ROWS):
             for column in batch.columns:
@@ -88,11 +92,11 @@ class SelectionTable:
                 yield row | {"score": float(f"{row['score']:.7g}")}
 
     def json_lines(self) -> Iterator[str]:
-        """A JSON object and a line end per passage."""
+        """Yield a line with a JSON object for every passage."""
         return (json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows())
 
     def write_parquet(self, path: Path) -> None:
-        """Write id, source and text of the passages as a file that a corpus can be read from."""
+        """Write id, source and text of the passages as a Parquet file that `build_corpus` can read."""
         import pyarrow.parquet as pq
 
         table = self._table.select(["id", "source", "text"])
@@ -109,19 +113,19 @@ class SelectionTable:
 def save_selection(
     folder: Path, corpus: Corpus, kept: Ranking, weight: FloatArray, *, sources: Sequence[int], retrievers: Sequence[str]
 ) -> None:
-    """Write the table of these passages of a corpus. sources: numbers of the sources that occur, in the order of the dictionary.
-    retrievers: the names of those that `kept.member` counts.
+    """Write selection.arrow. sources: numbers of the passages' sources, in the order of the Arrow dictionary. retrievers: names of a
+    union's members.
 
     Raises:
-        ArtifactError: if the corpus is damaged.
+        ArtifactError: the corpus is damaged.
     """
     import pyarrow as pa
 
     schema = _schema(union=len(retrievers) > 1)
     numbers = Selection(kept.position, kept.rank, kept.query, kept.score, weight)
     names = pa.array([corpus.sources[number] for number in sources], pa.string())
-    place = np.empty(len(corpus.sources), np.int32)
-    place[list(sources)] = np.arange(len(sources), dtype=np.int32)
+    index = np.empty(len(corpus.sources), np.int32)
+    index[list(sources)] = np.arange(len(sources), dtype=np.int32)
 
     def batches() -> Iterator[Any]:
         for start in range(0, len(numbers), _ROWS):
@@ -130,12 +134,12 @@ def save_selection(
             text, offsets = corpus.gather(positions)
             columns = {name: pa.array(getattr(numbers, name)[chosen]) for name in _NUMBERS}
             columns["id"] = pa.array(corpus.ids(positions), pa.large_string())
-            columns["source"] = pa.DictionaryArray.from_arrays(pa.array(place[corpus.source[positions]]), names)
+            columns["source"] = pa.DictionaryArray.from_arrays(pa.array(index[corpus.source[positions]]), names)
             columns["text"] = pa.LargeStringArray.from_buffers(len(positions), pa.py_buffer(offsets), pa.py_buffer(text))
             check_column(corpus.path, columns["text"])
             if len(retrievers) > 1:
-                found_by = pa.array(kept.member[chosen].astype(np.int32))
-                columns["retriever"] = pa.DictionaryArray.from_arrays(found_by, pa.array(retrievers, pa.string()))
+                retriever_of = pa.array(kept.member[chosen].astype(np.int32))
+                columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, pa.array(retrievers, pa.string()))
             corpus.release()
             yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
@@ -152,7 +156,7 @@ def _schema(*, union: bool) -> Any:
     return pa.schema([*columns, *([("retriever", words)] if union else []), ("text", pa.large_string())])
 
 
-CODE_FORMAT: Final = 7  # raise it when the same input would give another folder
+CODE_FORMAT: Final = 7  # increase when the same input gives other files
 _PERCENTILES: Final = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 
 
@@ -198,24 +202,24 @@ def select_documents(
 
 
 def read_selection(path: Path) -> Selection:
-    """A published selection.
+    """Return the columns of numbers of a published selection.
 
     Raises:
-        ArtifactError: if it is damaged, or the folder holds something else.
+        ArtifactError: it is missing or damaged.
     """
     return SelectionTable.open(path).numbers()
 
 
 def rank_weights(rank: Int32Array, decay: float) -> FloatArray:
-    """1 / (rank + 1)^decay, scaled to a mean of 1, float32."""
+    """Return 1 / (rank + 1)^decay, scaled to a mean of 1, float32."""
     weights = (rank + 1.0) ** -decay
     return np.asarray(weights / weights.mean(), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """The sources of chosen passages in the order of their first: numbers in the corpus, and by name, passages and words of the chosen,
-    passages of the whole corpus.
+    """Sources of selected passages in order of first occurrence: their numbers in the corpus; by name the selected passages and words, and
+    the passages in the corpus.
     """
 
     numbers: tuple[int, ...]
@@ -252,25 +256,25 @@ class _Writer:
                 f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {self._corpus.path}; "
                 "use a corpus in the task's language"
             )
-        places, tokens = array("q"), 0.0
+        indices, tokens = array("q"), 0.0
         with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
             held_out = [*self._task.dev, *self._task.test]
             for item in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
                 match item:
                     case Kept():
-                        places.append(item.index)
+                        indices.append(item.index)
                         tokens += item.tokens
                     case Dropped():
                         self._drop(item, ranking, dropped)
-        if not places:
+        if not indices:
             raise DataError(
-                f"0 documents selected: all {self._dropped.total()} found hold text of the dev or test set; use a larger corpus"
+                f"0 documents selected: all {self._dropped.total()} hits contain text of the dev or test set; use a larger corpus"
             )
-        kept = ranking.take(np.array(places))
+        kept = ranking.take(np.array(indices))
         weight = rank_weights(kept.rank, self._decay)
         sources = _Sources.of(self._corpus, kept.position)
         save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)
-        self._tell(self._report(proposal, kept, sources, tokens))
+        self._emit_summary(self._report(proposal, kept, sources, tokens))
 
     def _drop(self, dropped: Dropped, ranking: Ranking, file: TextIO) -> None:
         position = int(ranking.position[dropped.index])
@@ -282,7 +286,7 @@ class _Writer:
     def _report(self, proposal: Proposal, kept: Ranking, sources: _Sources, tokens: float) -> dict[str, Any]:
         found, dropped = len(proposal.ranking) + proposal.capped, self._dropped.total()
         cut = found - proposal.capped - dropped - len(kept)
-        shown = largest_sources(sources.passages)
+        named = largest_sources(sources.passages)
         report = {
             "queries": asdict(proposal.queries),
             "documents": {"found": found, "dropped": dropped, "capped": proposal.capped, "cut": cut, "selected": len(kept)},
@@ -290,9 +294,9 @@ class _Writer:
             "bytes": int(self._corpus.sizes(kept.position).sum()),
             "tokens": {"estimated": round(tokens), "characters_per_token": CHARACTERS_PER_TOKEN},
             "dropped": dict(self._dropped.most_common()),
-            **shown,
-            "source_words": {source: sources.words[source] for source in shown["sources"]},
-            "corpus_sources": {source: sources.corpus_passages[source] for source in shown["sources"]},
+            **named,
+            "source_words": {source: sources.words[source] for source in named["sources"]},
+            "corpus_sources": {source: sources.corpus_passages[source] for source in named["sources"]},
             "corpus_documents": len(self._corpus),
             **_profile(kept),
             **compare_with_corpus(self._corpus, kept.position, [example.whole_text for example in self._task.train]),
@@ -310,7 +314,7 @@ class _Writer:
         (self._folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return report
 
-    def _tell(self, report: dict[str, Any]) -> None:
+    def _emit_summary(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
         reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
         summary = (
@@ -320,9 +324,9 @@ class _Writer:
         if queries["texts"]:
             summary += f"; {queries['answered']:,} queries answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
             summary += f"{queries['failed']} failed"
-        summary += f"; KL(task || selection) {report['task_likeness']['kl_reduction']:.3f} below a blind draw's"
-        shown = {name: report[name] for name in ("queries", "documents", "words", "tokens", "task_likeness")}
-        self._emit(Event("done", KIND, summary, data=shown))
+        summary += f"; KL(task || selection) {report['task_likeness']['kl_reduction']:.3f} below that of random text"
+        figures = {name: report[name] for name in ("queries", "documents", "words", "tokens", "task_likeness")}
+        self._emit(Event("done", KIND, summary, data=figures))
         if queries["empty"]:
             self._emit(Event("warning", KIND, f"{queries['empty']} training texts share no word with the corpus and retrieved nothing"))
 

@@ -1,15 +1,13 @@
-"""Text -> terms, the same for documents and queries.
+"""Analysis for BM25: from a text to its terms, the same for documents and queries.
 
-A text is folded by NFKC and casefold; then runs of letters, digits and marks are its words. Runs of scripts written without spaces become
-overlapping n-grams of characters: pairs for Han, kana, hangul and their neighbours, triples for Thai, Lao, Khmer, Myanmar and theirs (a
-run shorter than that stays whole). So a copied passage shares every term with its source in any script, and markup like `<<` or `[[`
-vanishes. Invisible characters (joiners, variation selectors, soft hyphens) are taken out without ending a word; a zero-width space ends
-it. No stop words, no stemming: rare words carry the weight. A term is cut before the first character that starts at its 64th byte or
-later, so that one endless "word" stays bounded.
+A text is normalised by NFKC and casefold; its words are runs of letters, digits and marks. Runs of scripts without spaces become
+overlapping character n-grams: pairs for Han, kana, hangul and related scripts, triples for Thai, Lao, Khmer, Myanmar and related ones (a
+shorter run is one term). Invisible characters (joiners, variation selectors, soft hyphens) are removed without ending a word; a zero-width
+space ends it. There are no stop words and no stemming. A term is cut before the first character that starts at its 64th byte or later,
+which bounds its size.
 
-`analyze` is this definition in plain Python. `Vocabulary.tokenize` gives the same terms as numbers, from bytes: ASCII documents go
-straight through a byte table; others are rewritten by a table over code points; only where characters combine or reorder does Python's
-unicodedata fold the document first.
+`analyze` is this definition in plain Python. `Vocabulary.tokenize` gives the same terms as numbers, from bytes: ASCII documents use a byte
+table, others a table over code points; documents in which characters combine or reorder are first normalised by Python's unicodedata.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Table: TypeAlias = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]
 
-# Large blocks without compatibility forms or combining characters, which the table takes without asking unicodedata for each.
+# Large blocks without compatibility forms or combining characters: the table needs no look-up in unicodedata for them.
 _PLAIN = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFC), (0xAC00, 0xD7A3), (0x17000, 0x187F7), (0x20000, 0x2A6DD), (0x2A700, 0x2B734), (0x2B740, 0x2B81D),
     (0x2B820, 0x2CEA1), (0x2CEB0, 0x2EBE0), (0x30000, 0x3134A),
@@ -41,7 +39,7 @@ _PLAIN = (
 
 
 def analyze(text: str) -> list[str]:
-    """The terms of a text in order, repeated ones repeated."""
+    """Return the terms of a text in order, with repeats."""
     terms: list[str] = []
     run: list[str] = []
     kind = kernels.SEPARATOR
@@ -60,10 +58,9 @@ def analyze(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Terms numbered in the order of their first occurrence; grows with every text tokenized.
+    """Terms numbered in the order of their first occurrence; grows with every tokenized text.
 
-    Exact: terms of up to 7 bytes are their own hash key, longer ones are compared byte by byte with the stored term when their 64-bit keys
-    agree, so that a collision costs one more probe and is never an error.
+    Exact: a term of up to 7 bytes is its own hash key; longer ones with equal 64-bit keys are compared by bytes.
     """
 
     def __init__(self) -> None:
@@ -80,20 +77,20 @@ class Vocabulary:
 
     @property
     def term_offsets(self) -> IntArray:
-        """(terms + 1,) where each term starts in `term_bytes`."""
+        """Offsets of the terms in `term_bytes`, int64 (terms + 1,)."""
         return self._offsets[: len(self) + 1]
 
     @property
     def term_bytes(self) -> ByteArray:
-        """The terms' UTF-8, one after the other."""
+        """UTF-8 of all terms, concatenated."""
         return self._bytes[: self._offsets[len(self)]]
 
     def term(self, number: int) -> str:
-        """The term as text."""
+        """Return a term as a string."""
         return self._bytes[self._offsets[number] : self._offsets[number + 1]].tobytes().decode()
 
     def tokenize(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
-        """Term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and where each document's start (documents + 1,)."""
+        """Return the term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and their offsets (documents + 1,)."""
         documents = len(offsets) - 1
         starts = np.zeros(documents + 1, np.int64)
         table = _no_table() if kernels.is_ascii(text) else character_table()
@@ -137,7 +134,7 @@ class Vocabulary:
         return int(document), int(reason)
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """(terms,) the hash key of each term; equal for equal terms, and nearly always different for different ones."""
+        """Return the hash key of each term, uint64 (terms,); equal for equal terms, nearly always distinct for different ones."""
         result = np.empty(len(self), np.uint64)
         used = self._keys != 0
         result[self._ids[used]] = self._keys[used]
@@ -146,11 +143,11 @@ class Vocabulary:
 
 @functools.cache
 def character_table() -> _Table:
-    """What the kernel knows of each code point, uint32 (0x110000,): kind, flags, and where its folded form stands in the second array.
+    """Return the kernel's table of code points, uint32 (0x110000,): kind, flags and the index of the folded form in the second array.
 
-    Flags say when folding a character alone is not enough: it may join with the one before (NEEDS_CONTEXT), or it begins or ends in a
-    combining class other than 0, so that two such neighbours may change places (STARTS_COMBINED, ENDS_COMBINED). Folded forms: length,
-    then code points.
+    Flags mark characters that cannot be folded alone: those that may join with the previous one (NEEDS_CONTEXT), and those that start or
+    end in a combining class other than 0, since two such neighbours may be reordered (STARTS_COMBINED, ENDS_COMBINED). Folded forms:
+    length, then code points.
     """
     codes = np.zeros(0x110000, np.uint32)
     expansions: list[int] = []
@@ -184,7 +181,7 @@ def character_table() -> _Table:
 
 
 def _kind(character: str) -> int:
-    """What a character of a folded text does: separate, vanish, or belong to a word or to a run that is cut into n-grams."""
+    """Return the kind of a character of a folded text: separator, ignored, or part of a word or of a run that is cut into n-grams."""
     if is_invisible(character):
         return kernels.IGNORED
     if not (is_letter(character) or is_mark(character)):
@@ -213,7 +210,7 @@ def _terms_of_run(run: Sequence[str], kind: int) -> list[str]:
 
 
 def _second_characters() -> frozenset[int]:
-    """Every code point that may join with a character before it under NFC."""
+    """Return all code points that may join with a previous character under NFC."""
     canonical = (unicodedata.decomposition(chr(code)).split() for code in range(0xC0, 0x30000))
     pairs = {int(parts[1], 16) for parts in canonical if len(parts) == 2 and not parts[0].startswith("<")}
     return frozenset(pairs | set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3)))

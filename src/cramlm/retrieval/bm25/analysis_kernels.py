@@ -1,9 +1,8 @@
-"""Bytes -> term numbers, compiled. The definition of a term is `analysis.analyze`; these are its fast twins.
+"""Compiled tokenizer of BM25: from bytes to term numbers. `analysis.analyze` defines the terms.
 
-`_canonicalise` rewrites a non-ASCII document as UTF-8 in which a byte belongs to a term if it is [a-z0-9] or >= 0x80 and everything else
-separates; n-grams stand there already written out. `_tokenize_bytes` cuts such bytes (or ASCII as it comes) at the separators and numbers
-the terms by an open hash table. A document is done whole or not at all, so that the caller can enlarge an array and go on with the same
-document.
+`_canonicalise` rewrites a non-ASCII document as UTF-8 in which the bytes of terms are [a-z0-9] and >= 0x80 and all others are separators;
+n-grams are written out. `_tokenize_bytes` splits such bytes (or ASCII text) at separators and numbers the terms by an open hash table. A
+document is processed completely or not at all, so that the caller can enlarge an array and continue with the same document.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, disable-error-code="assignment"
@@ -14,17 +13,17 @@ import numpy as np
 
 from cramlm.storage.compiled import jit
 
-# What a code point does (the low 3 bits of its entry in the table) ...
+# Kinds of code points (the low 3 bits of an entry in the table) ...
 SEPARATOR, WORD, PAIRS, TRIPLES, MARK, IGNORED = range(6)
-# ... and what else is known of it.
+# ... and flags.
 STARTS_COMBINED, ENDS_COMBINED, NEEDS_CONTEXT, FOLDS = 8, 16, 32, 64
 EXPANSION_SHIFT = 7
 
 DONE, TOKENS_FULL, SCRATCH_FULL, VOCABULARY_FULL, NEEDS_NORMALISING = range(5)
 
 MAX_TERM_BYTES = 64  # a term ends before the first character that starts at this byte or later
-CANONICAL_GROWTH = 16  # bytes written per byte read, at most: U+3300 and its like fold to several kana, each pair of which is written out
-_EXACT_BYTES = 7  # terms up to here are their own key: their bytes, and their length in the top byte
+CANONICAL_GROWTH = 16  # maximum of bytes written per byte read: characters such as U+3300 fold to several kana, written out as pairs
+_EXACT_BYTES = 7  # terms up to this size are their own key: their bytes, and their length in the top byte
 
 _KIND = np.uint32(7)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -35,7 +34,7 @@ _LONG = np.uint64(1 << 63)
 
 @jit
 def is_ascii(text):
-    """Whether no byte is above 127."""
+    """Return True if all bytes are below 128."""
     seen = np.uint8(0)
     for i in range(len(text)):
         seen |= text[i]
@@ -46,7 +45,7 @@ def is_ascii(text):
 def tokenize(
     text, offsets, first, last, normalised, codes, expansions, fold, keys, ids, term_bytes, term_offsets, state, tokens, starts, scratch
 ):
-    """Documents `first` to `last` as term numbers in `tokens`, ends in `starts`; returns (first document not done, why)."""
+    """Write the term numbers of documents `first` to `last` to `tokens`, their ends to `starts`; return (first document left, reason)."""
     for document in range(first, last):
         start, end = offsets[document], offsets[document + 1]
         seen = np.uint8(0)
@@ -118,7 +117,7 @@ def _tokenize_bytes(source, start, end, fold, keys, ids, term_bytes, term_offset
             size = 0
             packed = np.uint64(0)
             mixed = np.uint64(0)
-        if byte != 0:  # the character that the limit pushed out begins the next term
+        if byte != 0:  # the first character beyond the limit starts the next term
             term[0] = byte
             size = 1
             packed = np.uint64(byte)
@@ -159,7 +158,7 @@ def rehash(keys, ids, new_keys, new_ids):
 
 @jit
 def _canonicalise(text, start, end, normalised, codes, expansions, fold, out):
-    """Rewrite text[start:end] into `out`; returns the bytes written, or -1 if unicodedata has to fold it first, see NEEDS_CONTEXT."""
+    """Rewrite text[start:end] into `out`; return the bytes written, or -1 if unicodedata must normalise it first (see NEEDS_CONTEXT)."""
     written, run, length, before, earlier = 0, SEPARATOR, 0, np.int64(0), np.int64(0)
     ends_combined = False
     i = start
@@ -203,7 +202,7 @@ def _canonicalise(text, start, end, normalised, codes, expansions, fold, out):
 
 @jit
 def _step(out, written, run, length, before, earlier, code, kind):
-    """Take one folded character into the run. `before` and `earlier` are the run's last two characters, `length` how many it has."""
+    """Add one folded character to the run. before, earlier: the run's last two characters. length: of the run."""
     if kind == IGNORED:
         return written, run, length, before, earlier
     if kind == MARK:
@@ -232,7 +231,7 @@ def _step(out, written, run, length, before, earlier, code, kind):
 
 @jit
 def _close(out, written, run, length, before, earlier):
-    """End a run: a run of n-grams too short for one stays whole."""
+    """End a run; a run too short for an n-gram is one term."""
     if run == SEPARATOR:
         return written
     if run == TRIPLES and length == 2:
