@@ -190,7 +190,7 @@ def test_an_index_must_be_one_and_its_field_text(server: SearchServer, pauses: l
 
 
 def test_a_server_that_is_not_there_is_named(pauses: list[float]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"http://127.0.0.1:9: no answer \(ConnectionError.*check retriever.url"):
+    with pytest.raises(EnvironmentFault, match=r"http://127.0.0.1:9: no response \(ConnectionError.*check retriever.url"):
         list(search_elasticsearch(ElasticsearchConfig(url="http://127.0.0.1:9", index="a", retries=1), ["x"], limit=1, pause=pauses.append))
     assert pauses == [0.5]
 

@@ -95,7 +95,7 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
 
 
 def test_a_field_without_text_and_an_index_without_a_hit_are_said(server: SearchServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training text retrieves a document in 'articles'"):
+    with pytest.raises(DataError, match="no training text retrieves a document of 'articles'"):
         server_corpus(settings(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
         source["abstract"] = source.pop("text")
