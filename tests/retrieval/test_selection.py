@@ -208,7 +208,7 @@ def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tupl
 def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [HELD_OUT])
     task = make_task(["owls"], dev=(HELD_OUT,))
-    with pytest.raises(DataError, match="all 1 found hold text of the dev or test set"):
+    with pytest.raises(DataError, match="all 1 hits contain text of the dev or test set"):
         select_documents(RandomConfig(max_documents=100), corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
 
 
