@@ -1,4 +1,4 @@
-"""What a run will cost, held against what there is."""
+"""The forecast cost of a run, compared with the resources of the machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from cramlm.config.base import Budget
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.planning.budget import Sizes
-from cramlm.planning.cost import Machine, Outlook, Texts, foresee, refuse_hopeless
+from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, forecast_cost
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import tlm
 
-FORESEEN = Outlook((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
+FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -21,24 +21,24 @@ FORESEEN = Outlook((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_
         (None, 1_900_000_000, "runs/x: this run needs about 2.0 GB of disk and 1.9 GB are free; free space, or pass"),
     ],
 )
-def test_a_run_that_needs_more_than_there_is_is_refused_with_both_figures(memory: int | None, disk: int, line: str) -> None:
+def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers(memory: int | None, disk: int, line: str) -> None:
     with pytest.raises(EnvironmentFault, match=line):
-        refuse_hopeless(FORESEEN, memory=memory, disk=disk, folder="runs/x")
+        check_resources(FORECAST, memory=memory, disk=disk, folder="runs/x")
 
 
 def test_a_run_that_just_fits_is_not_refused() -> None:
-    refuse_hopeless(FORESEEN, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
+    check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
 
 
-def test_a_busy_machine_excuses_a_short_time_but_not_too_few_operations() -> None:
+def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never() -> None:
     busy = Measurement(100.0, 2, 0.2, 1e7, None)
-    texts = Texts(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0)
+    texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0)
     config = tlm(train="", corpus=["corpus.txt"])
 
-    def foreseen(budget: Budget) -> Outlook:
-        return foresee(config, budget, texts, Machine(busy, busy, 1000))
+    def forecast(budget: Budget) -> CostForecast:
+        return forecast_cost(config, budget, texts, Machine(busy, busy, 1000))
 
-    assert all(phase.steps for phase in foreseen(Budget(seconds=20.0)).phases)
-    assert all(phase.steps for phase in foreseen(Budget(flops=1e13)).phases)
-    with pytest.raises(UsageError, match="fewer than 20 teach nothing"):
-        foreseen(Budget(flops=1e10))
+    assert all(phase.steps for phase in forecast(Budget(seconds=20.0)).phases)
+    assert all(phase.steps for phase in forecast(Budget(flops=1e13)).phases)
+    with pytest.raises(UsageError, match="at least 20 are needed"):
+        forecast(Budget(flops=1e10))

@@ -15,16 +15,16 @@ from cramlm.errors import UsageError
 from cramlm.planning.budget import (
     DROPOUT,
     EVALUATION_SPEEDUP,
-    FEWEST_STEPS,
-    FEWEST_TOKENS,
-    LARGEST_DRIFT,
+    MAX_DRIFT,
+    MIN_STEPS,
+    MIN_TOKENS,
     PASSES_OVER_SELECTION,
     UNPLANNED_DOCUMENTS,
     Sizes,
     Speed,
     drift,
     finetune_passes,
-    least_amount,
+    minimum_amount,
     passes_over_selection,
     phase_amount,
     plan_phases,
@@ -116,7 +116,7 @@ def test_labels_that_a_small_share_of_the_budget_hardly_passes_over_get_more_of_
 def test_every_retriever_is_bounded_to_the_text_that_the_budget_can_read_once_and_a_half(retriever: RetrieverConfig) -> None:
     planned = plan_selection(retriever, amount=270, tokens_per_unit=10_000)
     assert (planned.max_tokens, planned.max_documents) == (1_800_000, None)
-    assert plan_selection(retriever, amount=1, tokens_per_unit=10_000).max_tokens == FEWEST_TOKENS
+    assert plan_selection(retriever, amount=1, tokens_per_unit=10_000).max_tokens == MIN_TOKENS
 
 
 @pytest.mark.parametrize("bound", [{"max_documents": 5}, {"max_tokens": 7_000}])
@@ -140,29 +140,29 @@ def test_rows_hold_nearly_every_training_text_whole() -> None:
 
 
 @given(st.floats(1_000, 100_000), st.booleans())
-def test_the_least_amount_is_one_that_can_be_planned(rate: float, only_labels: bool) -> None:
+def test_the_minimum_amount_is_one_that_can_be_planned(rate: float, only_labels: bool) -> None:
     phases = [finetune_phase()] if only_labels else [joint_phase(), finetune_phase()]
     speed = Speed(joint=rate, finetune=1.2 * rate)
-    least = least_amount(phases, SIZES, speed)
+    least = minimum_amount(phases, SIZES, speed)
     planned = plan_phases(phases, sizes=SIZES, speed=speed, amount=least, rows=128)
-    assert all((phase.steps or 0) >= FEWEST_STEPS for phase in planned)
+    assert all((phase.steps or 0) >= MIN_STEPS for phase in planned)
     with pytest.raises(UsageError):
         plan_phases(phases, sizes=SIZES, speed=speed, amount=least / 3, rows=128)
 
 
 def test_a_budget_of_operations_gives_the_steps_of_the_time_that_they_take() -> None:
     seconds, flops_per_second = 300.0, 2e11
-    economy = Speed(SPEED.joint / flops_per_second, SPEED.finetune / flops_per_second)
+    per_operation = Speed(SPEED.joint / flops_per_second, SPEED.finetune / flops_per_second)
     by_time = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=seconds, rows=128)
     by_operations = plan_phases(
-        [joint_phase(), finetune_phase()], sizes=SIZES, speed=economy, amount=seconds * flops_per_second * (1 + 1e-9), rows=128
+        [joint_phase(), finetune_phase()], sizes=SIZES, speed=per_operation, amount=seconds * flops_per_second * (1 + 1e-9), rows=128
     )
     assert by_operations == by_time
 
 
 def test_a_phase_that_took_twice_its_time_halves_the_speed_that_is_planned_with() -> None:
     assert drift(10.0, 20.0) == 0.5
-    assert drift(10.0, 10_000.0) == 1 / LARGEST_DRIFT
+    assert drift(10.0, 10_000.0) == 1 / MAX_DRIFT
     assert drift(0.0, 3.0) == 1.0
 
 
@@ -189,9 +189,9 @@ def test_the_planner_leaves_the_terms_as_they_are(texts: int) -> None:
         assert planned.terms == terms
 
 
-def test_the_least_amount_is_enough_however_dear_a_look_at_dev_is() -> None:
+def test_the_minimum_amount_is_enough_however_dear_a_look_at_dev_is() -> None:
     for dev_tokens in (10, 1_000, 100_000, 10_000_000):
         sizes = replace(SIZES, dev_tokens=dev_tokens)
         for phases in ([joint_phase(), finetune_phase()], [finetune_phase()], [joint_phase()]):
-            planned = plan_phases(phases, sizes=sizes, speed=SPEED, amount=least_amount(phases, sizes, SPEED), rows=128)
-            assert all(phase.steps is not None and phase.steps >= FEWEST_STEPS for phase in planned)
+            planned = plan_phases(phases, sizes=sizes, speed=SPEED, amount=minimum_amount(phases, sizes, SPEED), rows=128)
+            assert all(phase.steps is not None and phase.steps >= MIN_STEPS for phase in planned)

@@ -7,18 +7,22 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from training_fixtures import ENCODER, LABELS, VOCABULARY, make_batches, make_model, make_phase
 
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import PackedBatch
-from cramlm.planning.speed import Measurement, count_step, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
 from cramlm.training import memory
 from cramlm.training.flops import count_parameters, executed_flops, paper_flops
 from cramlm.training.objective import objective_of
 
 
+def setup(phase: PhaseConfig) -> TrainingSetup:
+    return TrainingSetup(ENCODER, HeadConfig(), phase, VOCABULARY, "fp32")
+
+
 @pytest.mark.parametrize("changes", [{}, {"external": 0, "text_weight": 0.0}])
 def test_speed_is_measured_on_real_updates_and_torch_keeps_its_settings(changes: dict[str, float]) -> None:
     phase, threads = make_phase(**changes), torch.get_num_threads()
-    measured = measure(ENCODER, HeadConfig(), phase, vocab_size=VOCABULARY, precision="fp32", threads=(1, 2), seconds=0.05)
+    measured = measure(setup(phase), threads=(1, 2), seconds=0.05)
     assert measured.tokens_per_second > 0
     assert measured.threads in (1, 2)
     assert torch.get_num_threads() == threads
@@ -31,9 +35,8 @@ def test_speed_is_measured_on_real_updates_and_torch_keeps_its_settings(changes:
 @pytest.mark.parametrize("changes", [{}, {"mixing": "interleaved"}])
 def test_operations_per_token_do_not_depend_on_the_duration_of_the_measurement(changes: dict[str, str]) -> None:
     phase = make_phase(**changes)
-    step = {"vocab_size": VOCABULARY, "precision": "fp32"}
-    short, long = (measure(ENCODER, HeadConfig(), phase, threads=(1,), seconds=seconds, **step) for seconds in (0.01, 0.1))
-    assert short.flops_per_token == long.flops_per_token == count_step(ENCODER, HeadConfig(), phase, **step)[0]
+    short, long = (measure(setup(phase), threads=(1,), seconds=seconds) for seconds in (0.01, 0.1))
+    assert short.flops_per_token == long.flops_per_token == count_step(setup(phase))[0]
 
 
 def test_a_measurement_with_little_cpu_time_is_starved() -> None:
@@ -47,7 +50,7 @@ def test_a_larger_model_needs_more_memory_in_training() -> None:
     needed = []
     for width in (64, 512):
         encoder = EncoderConfig(layers=2, hidden=width, heads=4, intermediate=width, max_positions=64)
-        needed.append(count_step(encoder, HeadConfig(), phase, vocab_size=1000, precision="fp32")[1] or 0)
+        needed.append(count_step(TrainingSetup(encoder, HeadConfig(), phase, 1000, "fp32"))[1] or 0)
     weights = 4 * 2 * (7 * 512 * 512)
     assert needed[1] > needed[0] + 2 * weights
 

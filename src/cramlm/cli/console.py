@@ -185,7 +185,7 @@ def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *
 
 
 def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each plan (`PlannedRun.as_dict`), never truncated to the width of the terminal."""
+    """Print a line for each plan (`RunForecast.as_dict`), never truncated to the width of the terminal."""
     header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
     lines: list[Sequence[str]] = [header]
     for plan in plans:

@@ -70,10 +70,10 @@ def plan(
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from cramlm.cli.console import console_events, show_plans
-    from cramlm.planning.plan import foresee_runs
+    from cramlm.planning.plan import forecast_runs
 
     with console_events() as emit:
-        plans = foresee_runs(runs, emit=emit)
+        plans = forecast_runs(runs, emit=emit)
     if as_json:
         for planned in plans:
             print(json.dumps(planned.as_dict(), ensure_ascii=False))

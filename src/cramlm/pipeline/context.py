@@ -45,14 +45,13 @@ class Clock:
 class Plan:
     """What is decided before anything is read: the bound of the selection, the number format, the threads, the speed of this machine.
 
-    speed: tokens per second. economy: tokens per operation. operations: whether the budget is counted in these.
+    speed: tokens per second. operations: True if the budget is a number of operations.
     """
 
     retriever: RetrieverConfig | None
     precision: Precision
     threads: int
     speed: Speed
-    economy: Speed
     operations: bool
 
 

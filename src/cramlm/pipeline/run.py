@@ -35,10 +35,10 @@ from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_reco
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.ranks import dismiss, follow
 from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach
-from cramlm.planning.machine import describe_machine
 from cramlm.planning.plan import available_cores
 from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.schedule import schedule
+from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, lock

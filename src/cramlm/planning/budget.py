@@ -1,12 +1,13 @@
-"""The planner: from a budget and the sizes of the data to the numbers a recipe leaves open.
+"""The planner: sets what a recipe leaves open from the budget and the sizes of the data.
 
-Three decisions, at three moments. Before anything is read (`plan_selection`): how much text to retrieve, from the speed of this
-machine, so that training passes over it a few times. After tokenizing, when the time left and the tokens are known
-(`plan_phases`): row length, steps of every phase and how often dev is evaluated. After each phase but the last (`drift`, and
-`plan_phases` again for the phases to come): the time that is really left, at the speed that was really reached. All are pure functions of
-what they are given; the pipeline publishes their answers in the run folder, so that a run that is started again keeps its plan.
+It decides three times. Before any text is read, `plan_selection` bounds the text to retrieve by the speed of this machine, so that training
+passes over it a few times. After tokenizing, when the remaining time and the tokens are known, `plan_phases` sets the row length, the steps
+of every phase and the number of dev evaluations. After each phase but the last, `plan_phases` plans the remaining phases again, from the
+time that is left at the speed that was reached (`drift`). All are pure functions; the pipeline stores their results in the run folder, so a
+run that is started again keeps its plan.
 
-A budget is an amount of seconds, or of floating-point operations; a `Speed` is then in tokens per operation, and nothing else differs.
+A budget is an amount of seconds or of floating-point operations. A `Speed` is in tokens per second or tokens per operation; nothing else
+differs.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from cramlm.errors import UsageError
 from cramlm.records import IntArray
 
 PASSES_OVER_SELECTION = 1.5  # of the whole budget; more text beats more passes (docs/log.md)
-FEWEST_TOKENS = 50_000  # of a selection, whatever the budget: a few hundred passages
+MIN_TOKENS = 50_000  # of a selection, with any budget: a few hundred passages
 UNPLANNED_DOCUMENTS = 10_000
 FINETUNE_SHARE = 0.3  # of the time for training, at most
-MOST_FINETUNE_SHARE, FEW_PASSES = 0.6, 2.0  # at most, where FINETUNE_SHARE does not hold so many passes over the labels (docs/log.md)
-EVALUATION_SHARE = 0.1  # of a phase's time, for looking at dev; more only where one look takes more
-MOST_LOOKS = 20
-LARGEST_DRIFT = 5.0  # a phase that went further from its planned speed tells of an accident, not of this machine
+MAX_FINETUNE_SHARE, FEW_PASSES = 0.6, 2.0  # at most, if FINETUNE_SHARE pays for fewer passes over the labels (docs/log.md)
+EVALUATION_SHARE = 0.1  # of a phase's time, for dev evaluations; at least one evaluation
+MAX_EVALUATIONS = 20
+MAX_DRIFT = 5.0  # a larger factor between planned and reached speed is an accident, not the speed of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
-FEWEST_STEPS = 20
+MIN_STEPS = 20
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Real tokens per unit of the budget (second, or operation) in training, with and without the vocabulary head."""
+    """Tokens, without padding, per unit of the budget (second or operation) in training with and without the vocabulary head."""
 
     joint: float
     finetune: float
@@ -46,7 +47,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the planner knows of the data: counts, and tokens with their [CLS] and [SEP]."""
+    """Sizes of the data: numbers of texts and labels, and tokens with [CLS] and [SEP]."""
 
     train_examples: int
     labels: int
@@ -57,48 +58,48 @@ class Sizes:
 
 
 TYPICAL = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=25_000, test_tokens=50_000, external_tokens=0)
-"""Sizes that are assumed where no files are named."""
+"""Sizes that are assumed if no files are given."""
 
 
 def plan_selection(
     retriever: RetrieverConfig, *, amount: float | None, tokens_per_unit: float, passes: float = PASSES_OVER_SELECTION
 ) -> RetrieverConfig:
-    """Bound the selection to what a budget of `amount` can read `passes` times; a bound set by hand stays.
+    """Bound the selection to the tokens that a budget of `amount` reads `passes` times; a bound from the config stays.
 
-    Without a budget (None) a retriever that finds documents by queries keeps all of them; one that lists the whole corpus gives
+    Without a budget (None) a retriever with queries keeps all passages that they find, and one that lists the whole corpus gets
     `UNPLANNED_DOCUMENTS`.
     """
     if retriever.bounded:
         return retriever
     if amount is not None:
-        affordable = max(FEWEST_TOKENS, int(amount * tokens_per_unit / passes))
+        affordable = max(MIN_TOKENS, int(amount * tokens_per_unit / passes))
         return retriever.model_copy(update={"max_tokens": affordable})
     return retriever.model_copy(update={"max_documents": UNPLANNED_DOCUMENTS}) if unbounded(retriever) else retriever
 
 
 def passes_over_selection(phases: Sequence[PhaseConfig]) -> float:
-    """How often the selection is to be read: what a phase that draws from it asks for at most, where one does."""
+    """Passes over the selection: the smallest `max_passes` of the phases on external text, if one is set."""
     return min((phase.max_passes for phase in phases if phase.external and phase.max_passes), default=PASSES_OVER_SELECTION)
 
 
 def row_length(lengths: IntArray, *, longest: int) -> int:
-    """The smallest of `ROW_LENGTHS` that holds 95 % of the training texts whole, else the largest; never over `longest`."""
+    """The smallest of `ROW_LENGTHS` that holds 95 % of the training texts without truncation, else the largest; at most `longest`."""
     needed = float(np.quantile(lengths, 0.95)) if len(lengths) else 0.0
     fitting = [length for length in ROW_LENGTHS if length >= needed]
     return min(fitting[0] if fitting else ROW_LENGTHS[-1], longest)
 
 
 def finetune_passes(examples: int) -> float:
-    """Passes over the labelled texts: many over few, at least 10 over many (about 1,000 to 1,900 updates of 32 in between)."""
+    """Passes over the labelled texts, 10 to 60: the more texts, the fewer passes (about 1,000 to 1,900 updates of 32 in between)."""
     return float(np.clip(40_000 / max(examples, 1), 10, 60))
 
 
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
-    """Steps, row length, dropout and evaluation interval for every phase that leaves them open.
+    """Set steps, row length, dropout and evaluation interval of every phase that leaves them open.
 
-    Phases on labels alone get `finetune_passes`, within their share of the budget (`_beside_text`) when other phases want the rest;
-    those others share what is left. `amount` is what training may still take, looks at dev included; None = no budget, and then open
-    steps must come from passes.
+    Phases on labels alone get `finetune_passes`, within their share of the budget (`_share_beside_text`) if there are phases over text,
+    which share the rest. amount: what training may still take, dev evaluations included; None = no budget, in which case open steps must
+    come from passes.
 
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
@@ -120,7 +121,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
         if left is not None:
             allowed = left / len(label_phases)
             if text_phases:
-                allowed = _beside_text(phase, allowed, sizes, speed)
+                allowed = _share_beside_text(phase, allowed, sizes, speed)
             planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
     if left is not None:
         left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
@@ -128,15 +129,15 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
         bounds = [_most_steps(phase, sizes), None if left is None else _affordable_steps(phase, left / len(text_phases), sizes, speed)]
         planned[phase.name] = min(bound for bound in bounds if bound is not None)
     for name, steps in planned.items():
-        if steps < FEWEST_STEPS:
+        if steps < MIN_STEPS:
             raise UsageError(
-                f"the budget leaves phase {name!r} only {max(steps, 0)} steps on this machine, fewer than {FEWEST_STEPS} teach nothing; "
+                f"the budget leaves phase {name!r} only {max(steps, 0)} steps on this machine, and at least {MIN_STEPS} are needed; "
                 "pass a longer --budget or a smaller --preset"
             )
     result = []
     for phase in phases:
         steps = planned[phase.name] if phase.name in planned else fixed[phase.name]
-        every = phase.evaluate_every or max(1, -(-steps // max(1, _looks(phase, steps, sizes, speed))))
+        every = phase.evaluate_every or max(1, -(-steps // max(1, _evaluations(phase, steps, sizes, speed))))
         dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
         dropout = dropout if phase.dropout is None else phase.dropout
         result.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
@@ -144,40 +145,40 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
 
 
 def is_open(phase: PhaseConfig) -> bool:
-    """Whether the planner decides how long the phase is."""
+    """Return True if the planner sets the length of the phase."""
     return phase.steps is None and phase.passes is None
 
 
-def least_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> float:
-    """The smallest amount for which `plan_phases` plans these phases: fixed ones whole, open ones with `FEWEST_STEPS`."""
-    steps = [FEWEST_STEPS if is_open(phase) else _fixed_steps(phase, sizes) for phase in phases]
+def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> float:
+    """The smallest amount with which `plan_phases` succeeds: fixed phases complete, open ones with `MIN_STEPS`."""
+    steps = [MIN_STEPS if is_open(phase) else _fixed_steps(phase, sizes) for phase in phases]
     fixed = sum(_cost(phase, count, sizes, speed) for phase, count in zip(phases, steps, strict=True) if not is_open(phase))
     label_phases = [phase for phase in phases if is_open(phase) and not phase.text_terms]
     text_phases = [phase for phase in phases if is_open(phase) and phase.text_terms]
     share = FINETUNE_SHARE if text_phases else 1.0  # its least, and 1 - its most for the text
-    room = 1.0 + 1e-6  # so that rounding does not take the last step away
-    for_labels = max((room * _dearest(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
-    for_text = sum(_dearest(phase, sizes, speed) for phase in text_phases)
-    return fixed + room * max(for_labels, for_text / (1 - MOST_FINETUNE_SHARE if label_phases else 1.0))
+    slack = 1.0 + 1e-6  # against rounding
+    for_labels = max((slack * _minimum_cost(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
+    for_text = sum(_minimum_cost(phase, sizes, speed) for phase in text_phases)
+    return fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
 
 
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """What a planned phase takes of the budget, its looks at dev included."""
+    """What a planned phase takes of the budget, dev evaluations included."""
     assert phase.steps is not None, "phase_amount comes after plan_phases"
     return _cost(phase, phase.steps, sizes, speed)
 
 
 def phase_tokens(phase: PhaseConfig, sizes: Sizes) -> float:
-    """Real tokens that a planned phase reads."""
+    """Tokens, without padding, that a planned phase reads."""
     assert phase.steps is not None, "phase_tokens comes after plan_phases"
     return phase.steps * _tokens_per_step(phase, sizes)
 
 
 def drift(planned: float, took: float) -> float:
-    """The factor on every speed after a phase that was planned to take one amount and took another; 1 where it was too short to tell."""
+    """The factor by which a phase was faster than planned; 1 if it took no measurable time."""
     if planned <= 0 or took <= 0:
         return 1.0
-    return float(np.clip(planned / took, 1 / LARGEST_DRIFT, LARGEST_DRIFT))
+    return float(np.clip(planned / took, 1 / MAX_DRIFT, MAX_DRIFT))
 
 
 def describe(phase: PhaseConfig, sizes: Sizes, *, seconds: float) -> str:
@@ -188,53 +189,53 @@ def describe(phase: PhaseConfig, sizes: Sizes, *, seconds: float) -> str:
 
 
 def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:
-    """How often a planned phase reads the task and the selection, those that it draws from."""
+    """Passes of a planned phase over the task's texts and over the selection, for the texts that it reads."""
     tokens, share = phase_tokens(phase, sizes), phase.task / (phase.external + phase.task)
     over = {"task": tokens * share / max(sizes.train_tokens, 1)} if phase.task else {}
     return over | ({"selection": tokens * (1 - share) / max(sizes.external_tokens, 1)} if phase.external else {})
 
 
 def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
-    """Updates and looks at dev."""
-    return steps * _amount_per_step(phase, sizes, speed) + _looks(phase, steps, sizes, speed) * _look(sizes, speed)
+    """Cost of the updates and of the dev evaluations."""
+    return steps * _amount_per_step(phase, sizes, speed) + _evaluations(phase, steps, sizes, speed) * _evaluation_cost(sizes, speed)
 
 
-def _beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
-    """How much of `amount` a phase on labels alone may take where phases over text want the rest."""
+def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
+    """How much of `amount` a phase on labels alone may take if there are phases over text."""
     few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
-    return min(max(few, FINETUNE_SHARE * amount), MOST_FINETUNE_SHARE * amount)
+    return min(max(few, FINETUNE_SHARE * amount), MAX_FINETUNE_SHARE * amount)
 
 
-def _dearest(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """What `FEWEST_STEPS` steps take at most, with as many looks as they may have."""
-    steps = (FEWEST_STEPS + 1) * _amount_per_step(phase, sizes, speed)
-    return steps + max(EVALUATION_SHARE * steps, _look(sizes, speed))
+def _minimum_cost(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
+    """What `MIN_STEPS` steps take at most, with the largest number of evaluations."""
+    steps = (MIN_STEPS + 1) * _amount_per_step(phase, sizes, speed)
+    return steps + max(EVALUATION_SHARE * steps, _evaluation_cost(sizes, speed))
 
 
 def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
-    """The most steps whose cost, which rises with them, is within `amount`; 0 where none is."""
+    """The largest number of steps whose cost, which rises with them, is within `amount`; 0 if there is none."""
     most = max(0, int(amount / _amount_per_step(phase, sizes, speed)))
     return bisect_right(range(1, most + 1), amount, key=lambda steps: _cost(phase, steps, sizes, speed))
 
 
-def _looks(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
-    """How often dev is looked at: what `EVALUATION_SHARE` pays for, once at least; once, at the end, where the last weights are kept."""
+def _evaluations(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
+    """Number of dev evaluations: what `EVALUATION_SHARE` pays for, at least one; one, at the end, if the last weights are kept."""
     if not phase.learns_labels or steps <= 0:
         return 0
     if phase.evaluate_every is not None:
         return -(-steps // phase.evaluate_every)
     if phase.keep == "last":
         return 1
-    affordable = EVALUATION_SHARE * steps * _amount_per_step(phase, sizes, speed) / max(_look(sizes, speed), 1e-30)
-    return int(np.clip(affordable, 1, MOST_LOOKS))
+    affordable = EVALUATION_SHARE * steps * _amount_per_step(phase, sizes, speed) / max(_evaluation_cost(sizes, speed), 1e-30)
+    return int(np.clip(affordable, 1, MAX_EVALUATIONS))
 
 
-def _look(sizes: Sizes, speed: Speed) -> float:
+def _evaluation_cost(sizes: Sizes, speed: Speed) -> float:
     return sizes.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
 
 
 def _passes_over_labels(phase: PhaseConfig, steps: int, sizes: Sizes) -> float:
-    """How often a phase that learns the labels alone reads each; text beside them (MLM) is regularisation enough."""
+    """Passes of a phase on labels alone over the labelled texts; 0 for phases over text, which need no further regularisation."""
     return 0.0 if phase.text_terms else steps * _tokens_per_step(phase, sizes) / max(sizes.train_tokens, 1)
 
 
@@ -245,7 +246,7 @@ def _fixed_steps(phase: PhaseConfig, sizes: Sizes) -> int:
 
 
 def _most_steps(phase: PhaseConfig, sizes: Sizes) -> int | None:
-    return None if phase.max_passes is None else max(FEWEST_STEPS, _steps_for_passes(phase, sizes, phase.max_passes))
+    return None if phase.max_passes is None else max(MIN_STEPS, _steps_for_passes(phase, sizes, phase.max_passes))
 
 
 def _tokens_per_step(phase: PhaseConfig, sizes: Sizes) -> float:

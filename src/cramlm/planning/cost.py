@@ -1,7 +1,7 @@
-"""What a run will cost, said before it starts: time, operations, memory, disk; and whether it can end well at all.
+"""Forecast the cost of a run before it starts (time, operations, memory, disk), and refuse one that the machine cannot complete.
 
-Everything here is arithmetic on counts: sizes of files, estimated tokens, the speed and the memory of a step as measuring.py found them.
-The schedule says the steps exactly once the texts are tokens.
+Computed from sizes of files, estimated tokens, and the measured speed and memory of a training step (speed.py). After tokenizing, the
+schedule has the exact steps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 
 GROWTH = {".zst": 3.0, ".gz": 3.0, ".parquet": 2.0}  # text in a compressed file, per byte of it
-_SECONDS_PER_BYTE = 5e-8  # to read, index and search raw text, one core: 24 s for 482 MB (README)
-_STORED_PER_TOKEN = 10.0  # of a passage: its id, and where it stands in the text
+_SECONDS_PER_BYTE = 5e-8  # to read, index and search raw text on one core: 24 s for 482 MB (README)
+_STORED_PER_TOKEN = 10.0  # of a passage: the ids and the position in the text
 _STORED_PER_BYTE = 2.2  # parts, corpus and index on disk, per byte of raw text
 _TOKENS_PER_PASSAGE = 270
 _LOADING = 3.0  # seconds to read the last weights, write the export, check it against the model, and draw the report
-_BYTES_PER_EXTERNAL_TOKEN = 36.0  # while texts become tokens: the text as str, its ids twice, places as int64 three times
-_SCATTER = 1.04  # what a heap scatters while a run goes on: 400 steps of mini held 12 % more than stated, 25 held 3 % less
+_BYTES_PER_EXTERNAL_TOKEN = 36.0  # while texts are tokenized: the text as str, its ids twice, positions as int64 three times
+_SCATTER = 1.04  # fragmentation of the heap: 400 steps of mini took 12 % more memory than forecast, 25 steps 3 % less
 _TEXT_STAGES = 250e6  # resident at the end of retrieval, beside what training takes: kernels, index pages, term statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A phase with the vocabulary head and one without, as they train here. parameters: of the model."""
+    """Measurements of a phase with the vocabulary head and of one without. parameters: of the model."""
 
     joint: Measurement
     finetune: Measurement
@@ -47,19 +47,19 @@ class Machine:
         return budget.Speed(self.joint.tokens_per_second, self.finetune.tokens_per_second)
 
     @property
-    def economy(self) -> budget.Speed:
+    def speed_per_flop(self) -> budget.Speed:
         """In tokens per floating-point operation."""
         return budget.Speed(1 / self.joint.flops_per_token, 1 / self.finetune.flops_per_token)
 
     def times(self, ranks: int) -> Machine:
-        """So many processes as fast as this one, if none slows another down and exchanges cost nothing."""
+        """The speed of `ranks` processes, if none slows another down and communication is free."""
         joint, finetune = (replace(each, tokens_per_second=ranks * each.tokens_per_second) for each in (self.joint, self.finetune))
         return Machine(joint, finetune, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """What is known before anything is tokenized: estimates of tokens, and bytes of raw text (decompressed)."""
+class TextSizes:
+    """Estimates before tokenizing. rows: the row length. corpus_bytes: of raw text, decompressed."""
 
     sizes: budget.Sizes
     rows: int
@@ -67,8 +67,8 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """A run as it is foreseen. seconds: wall clock, everything; memory: most bytes resident, None where the system does not tell."""
+class CostForecast:
+    """The forecast of a run. seconds: wall-clock time in all. memory: peak of resident bytes; None if the system does not report it."""
 
     phases: tuple[PhaseConfig, ...]
     retriever: RetrieverConfig | None
@@ -94,35 +94,35 @@ class Outlook:
         )
 
 
-def foresee(
+def forecast_cost(
     config: RunConfig,
-    given: Budget,
-    texts: Texts,
+    limit: Budget,
+    texts: TextSizes,
     machine: Machine,
     *,
     elapsed: float = 0.0,
     resident: int | None = None,
     peak: int | None = None,
-) -> Outlook:
-    """The run that this budget gives on this machine.
+) -> CostForecast:
+    """Forecast the run with this budget on this machine.
 
-    elapsed: seconds that are gone. resident, peak: bytes that this process holds, and the most that it held.
+    elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most.
 
     Raises:
         UsageError: as `budget.plan_phases`: the budget is too small to train at all.
     """
     speed = machine.speed
     preparing = texts.corpus_bytes * _SECONDS_PER_BYTE
-    units, amount = (speed, None) if given.flops is None else (machine.economy, given.flops)
-    if given.seconds is not None:
-        amount = given.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
+    units, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
+    if limit.seconds is not None:
+        amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
     retriever, passes = None, budget.passes_over_selection(config.phases)
     if config.retriever is not None:
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=units.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
-    if amount is not None and given.flops is None and (machine.joint.starved or machine.finetune.starved):
-        amount = max(amount, budget.least_amount(config.phases, sizes, units))  # says little about this machine: no reason to refuse
+    if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
+        amount = max(amount, budget.minimum_amount(config.phases, sizes, units))  # a busy machine is no reason to refuse
     phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
@@ -132,7 +132,7 @@ def foresee(
         tokens = external * _BYTES_PER_EXTERNAL_TOKEN + 12 * sizes.train_tokens
         weights = 4 * machine.parameters  # the best so far, beside those in training
         memory = max(peak or 0, round(_SCATTER * (resident + max(held) + tokens + weights + (_TEXT_STAGES if retriever else 0))))
-    return Outlook(
+    return CostForecast(
         phases,
         retriever,
         machine.parameters,
@@ -145,38 +145,38 @@ def foresee(
     )
 
 
-def refuse_hopeless(outlook: Outlook, *, memory: int | None, disk: int, folder: object) -> None:
+def check_resources(cost: CostForecast, *, memory: int | None, disk: int, folder: object) -> None:
     """Raises EnvironmentFault if the run needs more memory than is available, or more disk than is free where it is written."""
-    if memory is not None and outlook.memory is not None and outlook.memory > memory:
+    if memory is not None and cost.memory is not None and cost.memory > memory:
         raise EnvironmentFault(
-            f"this run needs about {outlook.memory / 1e9:.1f} GB of memory and {memory / 1e9:.1f} GB are available; pass a smaller "
+            f"this run needs about {cost.memory / 1e9:.1f} GB of memory and {memory / 1e9:.1f} GB are available; pass a smaller "
             "--preset, a smaller --set phases[0].batch_size=N, or close other programs"
         )
-    if outlook.disk > disk:
+    if cost.disk > disk:
         raise EnvironmentFault(
-            f"{folder}: this run needs about {outlook.disk / 1e9:.1f} GB of disk and {disk / 1e9:.1f} GB are free; free space, or pass "
+            f"{folder}: this run needs about {cost.disk / 1e9:.1f} GB of disk and {disk / 1e9:.1f} GB are free; free space, or pass "
             "--out and --store on another disk"
         )
 
 
 def finishing_seconds(sizes: budget.Sizes, speed: budget.Speed) -> float:
-    """What comes after training: the prior of the labels tried on dev, dev and test scored, the export written and checked, the report."""
+    """Seconds after training: logit adjustment, scores on dev and test, the export and its check, the report."""
     return _LOADING + 1.5 * (2 * sizes.dev_tokens + sizes.test_tokens) / (speed.finetune * budget.EVALUATION_SPEEDUP)
 
 
-def estimate_texts(task: Task, config: RunConfig, corpus_bytes: int) -> Texts:
-    """Tokens from characters, before there is a tokenizer."""
+def estimate_texts(task: Task, config: RunConfig, corpus_bytes: int) -> TextSizes:
+    """Estimate tokens from characters, before there is a tokenizer."""
     lengths = _estimated_lengths(task.train)
     rows = budget.row_length(lengths, longest=config.encoder.max_positions)
     longest = max(phase.max_length or rows for phase in config.phases)
     train, dev, test = (
         int(np.minimum(each, longest).sum()) for each in (lengths, _estimated_lengths(task.dev), _estimated_lengths(task.test))
     )
-    return Texts(budget.Sizes(len(task.train), len(task.labels), train, dev, test, 0), rows, corpus_bytes)
+    return TextSizes(budget.Sizes(len(task.train), len(task.labels), train, dev, test, 0), rows, corpus_bytes)
 
 
 def raw_bytes(files: Iterable[tuple[str, int]]) -> int:
-    """Bytes of text in files of these names and sizes, decompressed as compressed text usually is."""
+    """Estimate the bytes of text in files of these names and sizes, with the usual compression ratios."""
     return round(sum(size * next((factor for end, factor in GROWTH.items() if name.endswith(end)), 1.0) for name, size in files))
 
 
@@ -184,14 +184,13 @@ def _estimated_lengths(examples: Iterable[Example]) -> IntArray:
     return np.array([len(example.whole_text) / CHARACTERS_PER_TOKEN + 2 for example in examples]).astype(np.int64)
 
 
-def _external_tokens(retriever: RetrieverConfig | None, texts: Texts) -> int:
+def _external_tokens(retriever: RetrieverConfig | None, texts: TextSizes) -> int:
     if retriever is None:
         return 0
-    there = texts.corpus_bytes / CHARACTERS_PER_TOKEN if texts.corpus_bytes else math.inf
-    asked = math.inf if retriever.max_tokens is None else float(retriever.max_tokens)
-    found = _most_per_query(retriever) * texts.sizes.train_examples
-    passages = found if retriever.max_documents is None else retriever.max_documents
-    bound = min(there, asked, passages * _TOKENS_PER_PASSAGE)
+    available = texts.corpus_bytes / CHARACTERS_PER_TOKEN if texts.corpus_bytes else math.inf
+    max_tokens = math.inf if retriever.max_tokens is None else float(retriever.max_tokens)
+    passages = retriever.max_documents or _most_per_query(retriever) * texts.sizes.train_examples
+    bound = min(available, max_tokens, passages * _TOKENS_PER_PASSAGE)
     return 0 if bound == math.inf else int(bound)
 
 

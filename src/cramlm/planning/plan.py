@@ -1,4 +1,4 @@
-"""Before anything is read: what this machine can do, what the run will cost, how much text to retrieve, and whether to begin at all."""
+"""The plan stage: measure this machine, forecast the cost of the run, bound the text to retrieve; and `cramlm plan`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, empty_model
 from cramlm.pipeline.context import Context, Plan, phases_by_name, write_json
 from cramlm.planning import budget
-from cramlm.planning.cost import Machine, Outlook, Texts, estimate_texts, foresee, raw_bytes, refuse_hopeless
-from cramlm.planning.speed import Measurement, count_step, measure
+from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, estimate_texts, forecast_cost, raw_bytes
+from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
 from cramlm.records import Emit, Event
 from cramlm.training import memory
 from cramlm.training.flops import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
-MEASURED_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_LONGEST_MEASUREMENT` seconds
-_LONGEST_MEASUREMENT = 3.0
-_TRIED_FOR = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
-TYPICAL = Texts(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
-"""What is planned for where no files are named."""
+MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
+_MAX_SECONDS = 3.0
+_NOMINAL_SECONDS = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
+TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
+"""Assumed if no files are given."""
 
 
 def plan(run: Context) -> Plan:
-    """Measure this machine for a few seconds, say what the run will cost, and bound the selection by what the budget can train on.
+    """Measure this machine for a few seconds, forecast the cost of the run, and bound the selection by what the budget trains on.
 
-    ranks: processes that will train together; one is measured. A speed given in the config is that of all together.
+    With several ranks one process is measured. `tokens_per_second` of the config is the speed of all together.
 
     Raises:
-        UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk will not do.
+        UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk does not suffice.
     """
     cores = run.config.threads or available_cores()
     precision = resolve_precision(run.config.precision, TRAINING_DEVICE)
@@ -60,41 +60,40 @@ def plan(run: Context) -> Plan:
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
         texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
-        outlook = foresee(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
+        cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
         if run.clock.budget != Budget():
-            run.emit(Event("plan", "plan", outlook.describe(), data=outlook.as_dict()))
-            refuse_hopeless(outlook, memory=_room(), disk=_free(run.folder, run.store), folder=run.folder)
-        chosen = None if outlook.retriever is None else outlook.retriever.model_dump(mode="json")
-        rates_of = {"speed": asdict(machine.speed), "economy": asdict(machine.economy), "threads": machine.joint.threads}
-        write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": outlook.as_dict()})
+            run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
+            check_resources(cost, memory=_available_memory(), disk=_free_disk(run.folder, run.store), folder=run.folder)
+        chosen = None if cost.retriever is None else cost.retriever.model_dump(mode="json")
+        rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
+        write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
 
     sections = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
-    key = {"format": 3, **sections, "phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
+    key = {"format": 4, **sections, "phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
     key |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
     artifact = run.stage("plan", key=key, write=write)
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
-    speed, economy = budget.Speed(**data["speed"]), budget.Speed(**data["economy"])
-    return Plan(retriever, precision, data["threads"], speed, economy, run.clock.budget.flops is not None)
+    return Plan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """What `run(config)` would do: its outlook, or why it would be refused."""
+class RunForecast:
+    """The forecast of a run, or the reason why it would be refused."""
 
     config: RunConfig
-    texts: Texts
-    outlook: Outlook | None
+    texts: TextSizes
+    cost: CostForecast | None
     refused: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON for a table."""
-        encoder, outlook = self.config.encoder, self.outlook
+        encoder, cost = self.config.encoder, self.cost
         name = f"{'BERT ' if encoder.shape == 'bert' else ''}{encoder.layers} x {encoder.hidden}"
         common = {"budget": self.config.budget, "model": name, "vocab_size": self.config.tokenizer.vocab_size, "refused": self.refused}
-        if outlook is None:
+        if cost is None:
             return common
-        sizes = replace(self.texts.sizes, external_tokens=outlook.external_tokens)
+        sizes = replace(self.texts.sizes, external_tokens=cost.external_tokens)
         phases = [
             {
                 "name": phase.name,
@@ -104,53 +103,53 @@ class PlannedRun:
                 "passes": budget.passes(phase, sizes),
                 "seconds": seconds,
             }
-            for phase, seconds in zip(outlook.phases, outlook.phase_seconds, strict=True)
+            for phase, seconds in zip(cost.phases, cost.phase_seconds, strict=True)
         ]
-        return {**common, **outlook.as_dict(), "phases": phases}
+        return {**common, **cost.as_dict(), "phases": phases}
 
 
-def foresee_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[PlannedRun]:
-    """Each config as it would be planned on this machine now. Sizes of the same shape are measured once.
+def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForecast]:
+    """Forecast the run of each config on this machine. Equal models and phases are measured once.
 
-    A config whose training file is "" is planned for `TYPICAL` texts, one whose corpus is "" for a typical corpus.
+    `TYPICAL_TEXTS` are assumed for a training file or a corpus named "".
     """
     machines: dict[str, Machine] = {}
     planned = []
     for config in (start_from(each)[0] for each in configs):
-        given = Budget() if config.budget is None else parse_budget(config.budget)
+        limit = Budget() if config.budget is None else parse_budget(config.budget)
         size = config.model_dump_json(include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision"})
         if size not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             machines[size] = machine = measure_machine(
-                config, Budget(seconds=_TRIED_FOR), resolve_precision(config.precision, TRAINING_DEVICE)
+                config, Budget(seconds=_NOMINAL_SECONDS), resolve_precision(config.precision, TRAINING_DEVICE)
             )
             emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {machine.joint.threads} threads"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
                 emit(Event("warning", "plan", _starved(starved)))
-        texts = TYPICAL
+        texts = TYPICAL_TEXTS
         if config.task.train:
             texts = estimate_texts(read_task(config.task, seed=config.seed), config, _corpus_bytes(config))
         elif config.corpus is None or config.corpus.files != ("",):
-            texts = replace(TYPICAL, corpus_bytes=_corpus_bytes(config))
+            texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
-            outlook = foresee(config, given, texts, machines[size], resident=memory.resident())
-            planned.append(PlannedRun(config, texts, outlook))
+            cost = forecast_cost(config, limit, texts, machines[size], resident=memory.resident())
+            planned.append(RunForecast(config, texts, cost))
         except UsageError as error:
-            planned.append(PlannedRun(config, texts, None, str(error)))
+            planned.append(RunForecast(config, texts, None, str(error)))
     return planned
 
 
-def measure_machine(config: RunConfig, given: Budget, precision: Precision) -> Machine:
-    """A phase with the vocabulary head and one without on this machine; with `config.tokens_per_second` one step of each, for its memory.
+def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> Machine:
+    """Measure a phase with the vocabulary head and one without; with `config.tokens_per_second` one step of each, for its memory.
 
-    The number of threads is chosen where it is open and a time is to be met: otherwise it is the number of cores, so that equal configs
-    give equal bits.
+    The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
+    equal configs give equal bits.
     """
     cores = config.threads or available_cores()
-    choice = (cores,) if config.threads or config.tokens_per_second or given.seconds is None or cores == 1 else (1, cores)
+    choice = (cores,) if config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 else (1, cores)
     with_head = next((phase for phase in config.phases if phase.text_terms), config.phases[0])
     without_head = next((phase for phase in config.phases if not phase.text_terms), config.phases[-1])
-    seconds = min(_LONGEST_MEASUREMENT, MEASURED_SHARE * given.nominal_seconds) if given != Budget() else 0.3
+    seconds = min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.nominal_seconds) if limit != Budget() else 0.3
     joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
     finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
     model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))
@@ -158,25 +157,25 @@ def measure_machine(config: RunConfig, given: Budget, precision: Precision) -> M
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
 
 
 def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
-    """A phase, at the row length that most tasks get where it is still open."""
+    """Measure a phase; if its row length is open, at the one that most tasks get."""
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
-    vocab_size = config.tokenizer.vocab_size
+    setup = TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision)
     if config.tokens_per_second is None:
-        return measure(config.encoder, config.head, fixed, vocab_size=vocab_size, precision=precision, threads=threads, seconds=seconds)
-    flops_per_token, held = count_step(config.encoder, config.head, fixed, vocab_size=vocab_size, precision=precision)
-    return Measurement(config.tokens_per_second, threads[0], 1.0, flops_per_token, held)
+        return measure(setup, threads=threads, seconds=seconds)
+    flops_per_token, step_bytes = count_step(setup)
+    return Measurement(config.tokens_per_second, threads[0], 1.0, flops_per_token, step_bytes)
 
 
 def _corpus_bytes(config: RunConfig) -> int:
     if config.corpus is None:
         return 0
     if config.corpus.files == ("",):
-        return TYPICAL.corpus_bytes
+        return TYPICAL_TEXTS.corpus_bytes
     return raw_bytes((str(stamp.path), stamp.bytes) for stamp in stamp_inputs(config.corpus.files))
 
 
@@ -187,13 +186,13 @@ def _starved(measured: Measurement) -> str:
     )
 
 
-def _room() -> int | None:
-    """Bytes that this process may grow to."""
+def _available_memory() -> int | None:
+    """Bytes that this process may have resident in all."""
     free, here = memory.available(), memory.resident()
     return None if free is None or here is None else free + here
 
 
-def _free(*places: Path) -> int:
-    """Free bytes where the run and the store lie: the smaller of the two."""
+def _free_disk(*places: Path) -> int:
+    """The smallest number of free bytes on the disks of these folders."""
     existing = [next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()) for place in places]
     return min(shutil.disk_usage(path).free for path in existing)

@@ -1,4 +1,4 @@
-"""From sizes and time to the steps of every phase; and, between phases, from what training really took to the steps of the next."""
+"""The schedule stage: the steps of every phase from tokens and remaining time; between phases, the steps of the remaining ones again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,22 +17,22 @@ from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import Context, Ended, Plan, Text, fingerprint, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import finishing_seconds
-from cramlm.planning.speed import count_step, measure
+from cramlm.planning.speed import TrainingSetup, count_step, measure
 from cramlm.records import Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, stage
 
-LATENESS = 0.05  # of the budget, that phases to come may take beyond it where earlier ones took too long
-MEASURED_SHARE = 0.01  # of the budget, for each phase, once the texts are there
+MAX_LATENESS = 0.05  # share of the budget by which remaining phases may exceed it after earlier ones took too long
+REMEASUREMENT_SHARE = 0.01  # of the budget, for each measurement after tokenizing
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The phases as planned.
+    """The planned phases.
 
-    amount: what of the budget (seconds, or operations) training had when this was planned; None without a budget. speed: in tokens per
-    unit of that. seconds_per_unit: 1 for a time. finishing: seconds for what comes after training. rows: places of a row, for phases that
-    leave them open.
+    amount: the part of the budget (seconds or operations) for training; None without a budget. speed: in tokens per unit of the budget.
+    seconds_per_unit: 1 if the budget is a time. finishing: seconds after training. rows: row length, in tokens, of phases that leave it
+    open.
     """
 
     artifact: Artifact
@@ -47,9 +46,9 @@ class Schedule:
 
 
 def schedule(run: Context, plan: Plan, text: Text) -> Schedule:
-    """Steps, row length and evaluation interval of every phase, from the time that is left and the tokens that are there.
+    """Set steps, row length and evaluation interval of every phase, from the remaining time and the tokens.
 
-    With a time as budget the speed is measured once more, on rows and a vocabulary as they are now known.
+    If the budget is a time, the speed is measured again with the final row length and vocabulary.
     """
 
     def write(target: Path) -> None:
@@ -62,22 +61,22 @@ def schedule(run: Context, plan: Plan, text: Text) -> Schedule:
         external = int(text.selection.table.text_characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
-        trial = _Trial(run.config, plan, rows, text.tokenizer.vocab_size, lengths)
+        trial = _Remeasurement(run.config, plan, rows, text.tokenizer.vocab_size, lengths)
         speed, units = plan.speed, plan.speed
         if plan.operations:
-            units = trial.economy()
+            units = trial.speed_per_flop()
         elif run.config.tokens_per_second is None and run.clock.budget.seconds is not None:
-            speed = units = trial.speed(min(2.0, MEASURED_SHARE * run.clock.budget.seconds))
+            speed = units = trial.speed(min(2.0, REMEASUREMENT_SHARE * run.clock.budget.seconds))
         seconds_per_unit = units.joint / speed.joint if plan.operations else 1.0
         finishing = finishing_seconds(sizes, speed)
         amount = run.clock.budget.flops if run.clock.left is None else run.clock.left - finishing
-        # The plan has refused what is hopeless: what is tight now, on a machine that became busy, ends late rather than not at all.
-        least = budget.least_amount(run.config.phases, sizes, units)
+        # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
+        least = budget.minimum_amount(run.config.phases, sizes, units)
         if amount is not None and least > amount:
-            told = f"training got slower than it was measured before: the run will end about {least - amount:.0f} s late"
+            message = f"training is slower than measured before: the run will end about {least - amount:.0f} s late"
             if plan.operations:
-                told = f"the texts are longer than was guessed: the least that teaches takes {least:.1e} operations, not {amount:.1e}"
-            run.emit(Event("warning", "schedule", told))
+                message = f"the texts are longer than estimated: the minimum is {least:.1e} operations, not {amount:.1e}"
+            run.emit(Event("warning", "schedule", message))
             amount = least
         phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
         facts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
@@ -94,11 +93,10 @@ def schedule(run: Context, plan: Plan, text: Text) -> Schedule:
 
 
 def replan(run: Context, planned: Schedule, ended: Sequence[Ended]) -> tuple[PhaseConfig, ...]:
-    """The phases again, those after the finished ones planned anew: from what is left, at the speed that the last one reached.
+    """Plan the phases after the finished ones again, from the rest of the budget at the speed that the last phase reached.
 
-    An artifact like every plan, so that a run that is started again keeps it; in a run
-    without a budget, or where nothing is open any more, the plan stays as it is. What is left is a pure function of what is published
-    (the amount that was planned with, less what the reports say), or less, where this process saw more time pass.
+    The result is an artifact, so that a run that is started again keeps it. Without a budget, or if no remaining phase is open, the plan
+    stays. The rest is the planned amount less what the phase reports say, or less if more time passed in this process.
     """
     number = len(ended)
     if planned.amount is None or not any(budget.is_open(phase) for phase in run.config.phases[number:]):
@@ -116,10 +114,10 @@ def replan(run: Context, planned: Schedule, ended: Sequence[Ended]) -> tuple[Pha
             factor = budget.drift(budget.phase_amount(planned.phases[number - 1], sizes, speed), reports[-1]["seconds"])
             speed = budget.Speed(speed.joint * factor, speed.finetune * factor)
         coming = run.config.phases[number:]
-        # A phase that was begun is worth its end, late or not; and a little lateness is worth more than a last phase cut to nothing.
+        # Exceeding the budget a little is better than a last phase of no use.
         was_planned = sum(budget.phase_amount(phase, sizes, speed) for phase in planned.phases[number:])
-        allowed = left + LATENESS * (run.clock.budget.flops or run.clock.budget.seconds or 0.0)
-        amount = max(left, min(was_planned, allowed), budget.least_amount(coming, sizes, speed))
+        allowed = left + MAX_LATENESS * (run.clock.budget.flops or run.clock.budget.seconds or 0.0)
+        amount = max(left, min(was_planned, allowed), budget.minimum_amount(coming, sizes, speed))
         phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
         data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
         facts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}
@@ -141,8 +139,8 @@ def _read(artifact: Artifact) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """Updates on sequences of the task's lengths, with its vocabulary and the threads of the plan."""
+class _Remeasurement:
+    """Measures updates on sequences of the task's lengths, with its vocabulary and the threads of the plan."""
 
     config: RunConfig
     plan: Plan
@@ -154,22 +152,20 @@ class _Trial:
         """Tokens per second."""
 
         def rate(phase: PhaseConfig) -> float:
-            measured = measure(**self._settings(phase), threads=(self.plan.threads,), seconds=seconds)
-            return measured.tokens_per_second
+            return measure(self._setup(phase), threads=(self.plan.threads,), seconds=seconds).tokens_per_second
 
         return self._both(rate)
 
-    def economy(self) -> budget.Speed:
+    def speed_per_flop(self) -> budget.Speed:
         """Tokens per operation."""
-        return self._both(lambda phase: 1 / count_step(**self._settings(phase))[0])
+        return self._both(lambda phase: 1 / count_step(self._setup(phase))[0])
 
-    def _settings(self, phase: PhaseConfig) -> dict[str, Any]:
+    def _setup(self, phase: PhaseConfig) -> TrainingSetup:
         fixed = phase if phase.max_length else phase.model_copy(update={"max_length": self.rows})
-        sizes = {"encoder": self.config.encoder, "head": self.config.head, "vocab_size": self.vocab_size}
-        return {**sizes, "phase": fixed, "precision": self.plan.precision, "lengths": self.lengths}
+        return TrainingSetup(self.config.encoder, self.config.head, fixed, self.vocab_size, self.plan.precision, self.lengths)
 
     def _both(self, rate: Callable[[PhaseConfig], float]) -> budget.Speed:
-        """With and without the vocabulary head; where there is one kind of phase only, its rate for both."""
+        """With and without the vocabulary head; if there is only one kind of phase, its rate for both."""
         phases = self.config.phases
         joint = next((phase for phase in phases if phase.text_terms), None)
         finetune = next((phase for phase in phases if not phase.text_terms), None)
@@ -178,5 +174,5 @@ class _Trial:
 
 
 def _lengths(tokenizer: Tokenizer, examples: Sequence[Example], prompt: Prompt | None) -> IntArray:
-    """Tokens per sequence with [CLS] and [SEP], uncut: of each example, or of each in each pattern."""
+    """Tokens per sequence with [CLS] and [SEP], not truncated: of each example, or of each example in each pattern."""
     return sequences_of(tokenizer, examples, max_length=UNCUT, prompt=prompt).lengths

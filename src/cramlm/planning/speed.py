@@ -1,20 +1,23 @@
-"""How fast this machine trains, from real updates before any text is read, and how much memory a step holds.
+"""The training speed of this machine and the memory of a training step, measured on real updates with random text.
 
-A busy machine is the usual one. Threads that wait for one another spin, so that a second process on the same cores can make two threads
-a hundred times slower than one (171 tokens a second where one thread made 13,000). Hence, in this order: a chain of small operations
-tells in a few tenths of a second whether more threads pay at all; real updates run in short windows with every thread count that is
-left; the best window of each counts, because what disturbs a window only ever makes it slower; the faster count wins.
+The machine may be busy. Waiting threads spin, so a second process on the same cores can make two threads a hundred times slower than one
+(171 tokens per second, where one thread reached 13,000). The number of threads is therefore chosen in two steps: a chain of small
+operations shows in a few tenths of a second whether more threads help at all; the remaining numbers run real updates in short windows. The
+fastest window of each is compared, because disturbances only make a window slower.
 
-What a step needs in memory is measured on the same updates, as the difference between the most that was resident while they ran and
-what stays when their model is gone: what the process keeps from its first step on (compiled kernels, libraries) is not counted in.
+The memory of a step is the peak of resident memory during these updates less what remains after the model is freed; what the process keeps
+from its first step on (compiled kernels, libraries) is not part of it.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,8 +33,8 @@ from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
 from cramlm.training.pools import TokenPool
 
-STARVED = 0.7  # share of the CPU time that the threads could have had; two undisturbed threads get 0.7 to 1
-_WORTH_IT = 1.15  # what more threads must gain in the chain of small operations to be tried on updates
+STARVED = 0.7  # share of the CPU time that the threads could use; two undisturbed threads get 0.7 to 1
+_WORTH_IT = 1.15  # speed-up of the small operations from which a number of threads is tried on updates
 _PROBE_SECONDS = 0.1
 _COUNTED = 20  # batches whose operations are counted
 _LABELS = 8
@@ -40,11 +43,11 @@ _FACTOR = 1e-3  # of the learning rates: too small to diverge
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A phase as it trains on this machine.
+    """The training speed of a phase on this machine.
 
-    tokens_per_second: real tokens, in the best window. threads: that were used. cpu_share: CPU time of that window over wall time x
-    threads. flops_per_token: executed operations per real token. bytes: memory of the model in training, the step with all it holds; None
-    where the system does not tell.
+    tokens_per_second: tokens without padding, in the fastest window. cpu_share: CPU time of that window over wall time x threads.
+    flops_per_token: executed operations per token. bytes: memory of a training step, model included; None if the system does not report
+    it.
     """
 
     tokens_per_second: float
@@ -55,29 +58,30 @@ class Measurement:
 
     @property
     def starved(self) -> bool:
-        """Whether other work took so much that the speed says little about this machine."""
+        """True if other processes took so much CPU time that the measured speed is not that of this machine."""
         return self.cpu_share < STARVED
 
 
-def measure(
-    encoder: EncoderConfig,
-    head: HeadConfig,
-    phase: PhaseConfig,
-    *,
-    vocab_size: int,
-    precision: Precision,
-    threads: Sequence[int],
-    seconds: float = 3.0,
-    lengths: IntArray | None = None,
-) -> Measurement:
-    """Run real updates of `phase`, on a model of that size and made-up sequences, for about `seconds`; more where a step takes that long.
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingSetup:
+    """A phase and a model to measure. lengths: tokens of the sequences; None = mixed, a quarter to a whole row."""
 
-    threads: the counts to choose among, fewest first. lengths: tokens of the sequences; None = mixed, a quarter to a whole row.
-    Seeds torch's global generator; the number of threads is as before afterwards.
+    encoder: EncoderConfig
+    head: HeadConfig
+    phase: PhaseConfig
+    vocab_size: int
+    precision: Precision
+    lengths: IntArray | None = None
+
+
+def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.0) -> Measurement:
+    """Run real updates on random sequences for about `seconds`, longer if a step takes longer.
+
+    threads: the numbers of threads to choose from, fewest first. Seeds torch's global generator; the number of threads is restored.
     """
     memory.reset_peak()
-    with deterministic(), _thread_count_kept():
-        trial = _Trial(encoder, head, phase, vocab_size=vocab_size, precision=precision, lengths=lengths)
+    with deterministic(), _thread_count_restored():
+        trial = _Trial(setup)
         candidates = _worthwhile(threads)
         torch.set_num_threads(candidates[0])
         first = trial.window(0.0)  # allocates, compiles kernels
@@ -87,36 +91,28 @@ def measure(
         while not best or time.perf_counter() < ends:
             for count in candidates:
                 torch.set_num_threads(count)
-                seen = trial.window(window)
-                best[count] = max(best.get(count, seen), seen, key=lambda each: each.rate)
+                current = trial.window(window)
+                best[count] = max(best.get(count, current), current, key=lambda each: each.rate)
         count = max(best, key=lambda each: best[each].rate)
         flops_per_token = trial.flops_per_token
     del trial
     share = best[count].cpu_seconds / (best[count].seconds * count)
-    return Measurement(best[count].rate, count, share, flops_per_token, _taken())
+    return Measurement(best[count].rate, count, share, flops_per_token, _step_memory())
 
 
-def count_step(
-    encoder: EncoderConfig,
-    head: HeadConfig,
-    phase: PhaseConfig,
-    *,
-    vocab_size: int,
-    precision: Precision,
-    lengths: IntArray | None = None,
-) -> tuple[float, int | None]:
+def count_step(setup: TrainingSetup) -> tuple[float, int | None]:
     """`flops_per_token` and `bytes` of a `Measurement`; one update is run."""
     memory.reset_peak()
     with deterministic():
-        trial = _Trial(encoder, head, phase, vocab_size=vocab_size, precision=precision, lengths=lengths)
+        trial = _Trial(setup)
         trial.window(0.0)
         flops_per_token = trial.flops_per_token
     del trial
-    return flops_per_token, _taken()
+    return flops_per_token, _step_memory()
 
 
-def _taken() -> int | None:
-    """The most that was resident since the peak was forgotten, less what stays."""
+def _step_memory() -> int | None:
+    """Peak of resident memory less what remains, in bytes."""
     most = memory.peak_resident()
     memory.trim()
     rest = memory.resident()
@@ -135,28 +131,20 @@ class _Window:
 
 
 class _Trial:
-    """A model under training on made-up text."""
+    """A model in training on random text."""
 
-    def __init__(
-        self,
-        encoder: EncoderConfig,
-        head: HeadConfig,
-        phase: PhaseConfig,
-        *,
-        vocab_size: int,
-        precision: Precision,
-        lengths: IntArray | None,
-    ) -> None:
-        special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=vocab_size)
-        pools = [_made_up_pool(phase, special, origin, lengths) for origin in ("external", "task")]
+    def __init__(self, setup: TrainingSetup) -> None:
+        phase = setup.phase
+        special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=setup.vocab_size)
+        external, task = (_random_pool(phase, special, origin, setup.lengths) for origin in ("external", "task"))
         self._phase = phase
-        self._model = build_model(ModelSpec(encoder, head, vocab_size=vocab_size, labels=_LABELS), seed=0)
-        self._batches = Batches(phase, pools[0], pools[1], seed=0, phase_index=0, special=special)
-        self._updater = Updater(self._model, phase, precision=precision)
+        self._model = build_model(ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS), seed=0)
+        self._batches = Batches(phase, external, task, seed=0, phase_index=0, special=special)
+        self._updater = Updater(self._model, phase, precision=setup.precision)
         self._step = 0
 
     def window(self, seconds: float) -> _Window:
-        """At least one update, until `seconds` are over."""
+        """Run updates until `seconds` are over, at least one."""
         wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
         while True:
             batch = self._batches.batch(self._step)
@@ -169,9 +157,9 @@ class _Trial:
 
     @property
     def flops_per_token(self) -> float:
-        """Over the same batches however many the windows held: a plan by operations does not depend on the speed of the moment."""
+        """Over a fixed number of batches, so that a plan by operations does not depend on the measured speed."""
         flops, tokens = 0.0, 0
-        for step in range(_COUNTED):  # one at a time: what is held here would be taken for what training needs
+        for step in range(_COUNTED):  # one at a time: batches held here would count as memory of training
             batch = self._batches.batch(step)
             flops += executed_flops(self._model, batch, self._phase)
             tokens += batch.tokens
@@ -179,7 +167,7 @@ class _Trial:
 
 
 def _worthwhile(threads: Sequence[int]) -> list[int]:
-    """The counts that a chain of small operations runs clearly faster with than with the fewest; the fewest always."""
+    """The fewest threads, and the numbers with which small operations are clearly faster."""
     matrix, weights = torch.zeros(1024, 256), torch.zeros(256, 256)
     rates = dict.fromkeys(threads, 0.0)
     if len(threads) > 1:
@@ -191,11 +179,11 @@ def _worthwhile(threads: Sequence[int]) -> list[int]:
                     matrix = (matrix @ weights).add_(1.0).relu_()
                     done += 1
                 rates[count] = max(rates[count], done / elapsed)
-    return [count for place, count in enumerate(threads) if place == 0 or rates[count] > _WORTH_IT * rates[threads[0]]]
+    return [count for index, count in enumerate(threads) if index == 0 or rates[count] > _WORTH_IT * rates[threads[0]]]
 
 
 @contextmanager
-def _thread_count_kept() -> Iterator[None]:
+def _thread_count_restored() -> Iterator[None]:
     before = torch.get_num_threads()
     try:
         yield
@@ -203,8 +191,8 @@ def _thread_count_kept() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: IntArray | None) -> TokenPool:
-    """Random tokens in sequences of the lengths given (cut to a row), [CLS] first and [SEP] last."""
+def _random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: IntArray | None) -> TokenPool:
+    """Random tokens in sequences of the given lengths, truncated to a row, with [CLS] and [SEP]."""
     rng = generator(0, phase_index=0, purpose=f"trial {origin}", index=0)
     if lengths is None or origin == "external":  # external text is cut into pieces that nearly fill a row
         lengths = rng.integers(max(3, phase.text_length // (4 if lengths is None else 2)), phase.text_length + 1, size=1000)
@@ -216,3 +204,27 @@ def _made_up_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths:
     chance = rng.random(len(ids), dtype=np.float32)
     labels, marks = rng.integers(0, _LABELS, size=len(lengths)), np.uint8(1) + (chance < 0.2)
     return TokenPool(ids, offsets, labels, begins=chance < 0.7, token_labels=marks, scores=chance - np.float32(0.5))
+
+
+def describe_machine() -> str:
+    """Describe this machine in one line of a log: processor, cores, memory, accelerator, system; unknown parts are left out."""
+    parts = [_processor(), f"{os.cpu_count()} cores", _installed_memory()]
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name(0))
+    parts.append(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    return ", ".join(part for part in parts if part)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _installed_memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.0f} GB"
+    except (OSError, ValueError):
+        return ""

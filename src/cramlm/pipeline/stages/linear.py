@@ -131,4 +131,4 @@ def _save(fit: LinearFit, target: Path) -> None:
 def plan_linear(config: RunConfig) -> Plan:
     """The plan of a run without training: a retriever without a bound of its own is bounded by documents."""
     retriever = None if config.retriever is None else plan_selection(config.retriever, amount=None, tokens_per_unit=0.0)
-    return Plan(retriever, "fp32", config.threads or available_cores(), Speed(0.0, 0.0), Speed(0.0, 0.0), operations=False)
+    return Plan(retriever, "fp32", config.threads or available_cores(), Speed(0.0, 0.0), operations=False)
