@@ -75,7 +75,7 @@ def test_a_header_alone_has_no_rows(make: MakeFile) -> None:
         ("Text,label", "no column 'text'; found 'Text', 'label' (did you mean 'Text'?); pass --text-column"),
         ("text;label", "columns seem separated by semicolons"),
         ("text,class", "no column 'label'; found 'text', 'class'; pass --label-column"),
-        ("text,label,text", "column 'text' is there twice, as number 1 and 3"),
+        ("text,label,text", "column 'text' occurs twice, as number 1 and 3"),
         ('{"text": "a"}', "looks like JSON lines"),
     ],
 )
@@ -91,8 +91,8 @@ def test_a_header_without_the_columns_tells_what_there_is(make: MakeFile, header
         (b"text,label\na,b\nc\n", 3, "1 fields, expected 2"),
         (b"text,label\na,b\nc,d,e\n", 3, "3 fields, expected 2"),
         (b'text,label\n"a\nb",x\nc\n', 4, "1 fields, expected 2"),
-        (b'text,label\na,b\n"c\nd,e\nf,g\n', 3, "the quote opened in this line never closes"),
-        (b'text,label\n"a\nb",x\nc,"d\n', 4, "the quote opened in this line never closes"),
+        (b'text,label\na,b\n"c\nd,e\nf,g\n', 3, "the quote opened in this line is never closed"),
+        (b'text,label\n"a\nb",x\nc,"d\n', 4, "the quote opened in this line is never closed"),
         (b'text,label\n"a" b,c\n', 2, "' b,c' follows the closing quote of field 1"),
     ],
 )
@@ -120,7 +120,7 @@ def test_values_that_look_like_nothing_or_numbers_stay_strings(make: MakeFile) -
         ('{"text": 5, "label": "b"}', "'text' is not a string but a number (5)"),
         ('{"text": null, "label": "b"}', "'text' is not a string but null"),
         ('{"text": ["a"], "label": "b"}', "'text' is not a string but a list"),
-        ('{"text": "a", "text": "b", "label": "c"}', "key 'text' is there twice"),
+        ('{"text": "a", "text": "b", "label": "c"}', "key 'text' occurs twice"),
         ('{"text": "a", "label": ["b"]}', "'label' is neither string, number nor boolean but a list"),
         ('{"text": "a", "label": NaN}', "NaN is not JSON"),
         ('{"text": "\\ud83d", "label": "b"}', "lone surrogate"),
@@ -155,7 +155,7 @@ def test_a_last_line_without_newline_counts_if_it_is_whole(make: MakeFile) -> No
     assert len(rows(make("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "label": "d"}'))) == 2
     message = fault(make("b.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "la'))
     assert message.startswith(":2: not JSON")
-    assert "cut off?" in message
+    assert "is it truncated?" in message
 
 
 def test_an_escaped_nul_and_a_surrogate_pair_are_text(make: MakeFile) -> None:
@@ -316,5 +316,5 @@ def test_a_parquet_bomb_is_read_in_bounded_memory(tmp_path: Path, as_dictionary:
 def test_a_parquet_column_that_grows_as_text_never_does_is_refused(tmp_path: Path) -> None:
     table = pa.table({"text": ["x" * 1_000_000] * 280})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
-    with pytest.raises(DataError, match=r"a\.parquet: column 'text' grows \d+ times when unpacked"):
+    with pytest.raises(DataError, match=r"a\.parquet: column 'text' grows \d+ times when decompressed"):
         list(Reader(tmp_path / "a.parquet", (Column("text"),)))

@@ -109,9 +109,9 @@ def test_without_a_network_there_is_one_line(tmp_path: Path, monkeypatch: pytest
     ("url", "says"),
     [
         ("http://HERE/none.jsonl", "no such file"),
-        ("http://HERE/folder/", "a web server lists no files"),
-        ("http://user:secret@HERE/a.jsonl", "a password in a url"),
-        ("strange://a/b.jsonl", "is not known"),
+        ("http://HERE/folder/", "a web server does not list files"),
+        ("http://user:secret@HERE/a.jsonl", "a password in a URL"),
+        ("strange://a/b.jsonl", "unknown scheme strange://"),
         ("hf://train", "hf://OWNER/NAME"),
         ("hf://owner/none/train", "not on the hub"),
     ],

@@ -77,7 +77,7 @@ def test_a_bug_in_a_worker_comes_with_its_traceback() -> None:
 
 
 def test_a_worker_that_is_killed_is_the_environments_fault() -> None:
-    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*short of memory"):
+    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*out of memory"):
         run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, on_event=silent)
 
 

@@ -166,7 +166,7 @@ def test_what_cannot_be_pushed_is_one_line(tmp_path: Path, hub: Hub, folder: Pat
             push_model(place, repository)
     refused = push(hub, folder, "owner/mine", token="hf_wrong")
     assert refused.returncode == 4
-    assert "not open to you" in refused.stderr.splitlines()[-1]
+    assert "access denied" in refused.stderr.splitlines()[-1]
     (folder / "model.safetensors").write_bytes(b"x" * (folder / "model.safetensors").stat().st_size)
     with pytest.raises(ArtifactError, match=r"model\.safetensors"):
         push_model(folder, "owner/mine")

@@ -187,7 +187,7 @@ def _json_rows() -> Iterator[Case]:
         (TASK, PREDICT, EVALUATE),
         skippable=True,
     )
-    yield Case(16, "the last line cut", "a.jsonl", good[:-9], 3, ("a.jsonl:20", "cut off"))
+    yield Case(16, "the last line cut", "a.jsonl", good[:-9], 3, ("a.jsonl:20", "truncated"))
     yield Case(15, "one list", "a.jsonl", json.dumps(ROWS, indent=1).encode(), 3, ("a.jsonl:1",))
     yield Case(
         26, "ids twice", "a.jsonl", jsonl([{**row, "id": number % 7} for number, row in enumerate(ROWS)]), 3, ("a.jsonl",), (CORPUS,)

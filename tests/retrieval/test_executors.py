@@ -150,7 +150,7 @@ def test_searches_at_the_same_time_do_each_group_once(index: Index, cut: Callabl
 
 def test_a_killed_worker_is_named_and_the_same_call_again_completes(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
     search, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
-    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*what is done is kept"):
+    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*finished tasks are kept"):
         run_search(search, executor)
     _, found = run_search(search, executor)
     assert plain(found) == expected(index)
@@ -262,7 +262,7 @@ def test_two_ray_nodes_find_what_one_search_finds_though_a_worker_is_killed(cut:
     assert done.returncode == 0, done.stderr
     refused, died = [line for line in done.stdout.splitlines() if line.startswith(("UsageError", "EnvironmentFault"))]
     assert refused == "UsageError refused in a worker"
-    assert died.startswith("EnvironmentFault Ray gave up a task (")
+    assert died.startswith("EnvironmentFault Ray could not finish a task (")
     assert "is kept" in died
 
 

@@ -1,10 +1,9 @@
-"""CSV and TSV, strictly, with an account of which physical line everything is on.
+"""Strict CSV and TSV, with the physical line of every row.
 
-A field that begins with a quote ends at the next single quote (two in a row stand for one) and may hold separators and newlines; in a
-field that does not, a quote is a character like any other. Every record has as many fields as the header. Nothing is converted: `NA`,
-`007` and `1.0` are strings. In a file whose header ends in CRLF (or CR), newlines inside quotes written the same way become LF, so that
-converting line ends changes no text. A quote that never closes fails even with `--on-bad-row skip`: from there on, nobody can tell rows
-from text.
+A field that starts with a quote ends at the next quote that is not doubled, and may contain separators and newlines; in other fields a
+quote is an ordinary character. Every record has as many fields as the header. Nothing is converted: `NA`, `007` and `1.0` are strings. If
+the header ends in CRLF (or CR), such newlines inside quotes become LF, so that converting line ends changes no text. An unclosed quote is
+an error even with `--on-bad-row skip`, because rows cannot be distinguished from text after it.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from cramlm.io.streams import Lines
 
 
 def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, separator: str, limit: int) -> Iterator[Row]:
-    """The rows of a table with a header line; empty lines are no rows."""
+    """Yield the rows of a table with a header line; empty lines are skipped."""
     records = _records(lines, counts, separator=separator, limit=limit)
     header = next(records, None)
     if header is None:
         return
     if header[2]:
         raise DataError(f"{counts.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
-    places = find_columns(counts.path, header[1], columns)
-    width, wanted = len(header[1]), list(zip(places, columns, strict=True))
+    indices = find_columns(counts.path, header[1], columns)
+    width, wanted = len(header[1]), list(zip(indices, columns, strict=True))
     for line, fields, fault in records:
         if fault is None and len(fields) != width:
             fault = f"{len(fields)} fields, expected {width}"
-            fault += " (is a text with a separator not in quotes?)" if len(fields) > width else ""
+            fault += " (is a text with a separator unquoted?)" if len(fields) > width else ""
         if fault is not None:
             counts.refuse(line, fault)
             continue
         counts.rows_read += 1
-        yield Row(line, tuple(None if place is None else from_cell(fields[place], column) for place, column in wanted))
+        yield Row(line, tuple(None if index is None else from_cell(fields[index], column) for index, column in wanted))
 
 
 def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
-    """(line it begins at, fields, what is wrong with it or None) of every record."""
-    newline: str | None = None  # as inside quotes: what one physical line end contributes
-    parts: list[str] = []  # of the quoted field that is open, if `opened`
+    """Yield (first line, fields, error or None) of every record."""
+    newline: str | None = None  # text of a line end inside quotes, if the header ended in CR or CRLF
+    parts: list[str] = []  # of the open quoted field, if `opened`
     fields: list[str] = []
     fault: str | None = None
     begun = opened = size = 0
@@ -118,5 +117,5 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
 
 def _never_closed(counts: RowCounts, opened: int) -> DataError:
     return DataError(
-        f"{counts.path}:{opened}: the quote opened in this line never closes; close it, or double it if it belongs to the text"
+        f"{counts.path}:{opened}: the quote opened in this line is never closed; close it, or double it if it belongs to the text"
     )

@@ -42,28 +42,28 @@ OnEvent: TypeAlias = Callable[[int, Event], None]
 Function: TypeAlias = Callable[[Any, Emit], Any]
 _Result: TypeAlias = dict[str, Any]
 _CLEANING_SECONDS: Final = 10.0
-_EVENT_SECONDS: Final = 0.05  # between two looks for events
-RETRIES: Final = 3  # of a Ray task whose worker or machine died
+_EVENT_SECONDS: Final = 0.05  # between two polls for events
+RETRIES: Final = 3  # of a Ray task after its worker or machine died
 _CONNECT_SECONDS: Final = 10.0
 
 
 class Executor(Protocol):
-    """Runs a function over tasks."""
+    """Interface: run a function over tasks."""
 
     def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
-        """`function(task, emit)` for every task; the results in the order of the tasks. Safe to repeat: what is done is kept.
+        """Return the results of `function(task, emit)` for every task, in order. Safe to repeat: finished tasks are not repeated.
 
-        function: "package.module:name". on_event: gets the number of the task and its event, in this process and thread.
+        function: "package.module:name". on_event: called with the number of a task and its event, in this process and thread.
 
         Raises:
-            CramError: that of a task that failed. EnvironmentFault: a worker was killed.
+            CramError: the error of a failed task. EnvironmentFault: if a worker was killed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Processes of this machine; with 1 everything happens in this one. A killed worker ends the call with one line."""
+    """Run tasks in processes of this machine (`run_tasks`)."""
 
     workers: int = 1
 
@@ -73,15 +73,16 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayTasks:
-    """Tasks of one core each on the Ray cluster that this process is connected to. A task whose worker dies is given to another one, up
-    to `RETRIES` times. Of a task's progress only the last word is told, when it is done.
+    """Run tasks of one core each on the Ray cluster that this process is connected to.
+
+    A task whose worker dies is retried up to `RETRIES` times. Events are passed on when a task is done; of its progress only the last.
     """
 
     def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
         import ray
 
         settings = {"num_cpus": 1, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
-        remote = ray.remote(_attempt).options(**settings)
+        remote = ray.remote(_run_in_ray).options(**settings)
         here = str(Path.cwd())  # paths in tasks may be relative to it
         waiting = {remote.remote(function, json.dumps(task), here): number for number, task in enumerate(tasks)}
         results: dict[int, Any] = {}
@@ -90,15 +91,15 @@ class RayTasks:
                 (done,), _ = ray.wait(list(waiting), num_returns=1)
                 number = waiting.pop(done)
                 try:
-                    answer = json.loads(ray.get(done))
+                    message = json.loads(ray.get(done))
                 except ray.exceptions.RayError as error:
                     reason = str(error).strip().partition("\n")[0]
                     raise EnvironmentFault(
-                        f"Ray gave up a task ({reason}); see to its machines and run again: what is done is kept"
+                        f"Ray could not finish a task ({reason}); check its machines and run again; finished tasks are kept"
                     ) from error
-                for event in answer["events"]:
+                for event in message["events"]:
                     on_event(number, Event(**event))
-                results[number] = unwrap(answer)
+                results[number] = unwrap(message)
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -107,7 +108,7 @@ class RayTasks:
 
 @contextmanager
 def executor_for(ray: str | None, workers: int | None) -> Iterator[Executor]:
-    """A Ray cluster if there is an address, else processes, by default one per core. Raises as `connect_ray`."""
+    """Yield an executor on a Ray cluster if there is an address, else on processes, by default one per core. Raises as `connect_ray`."""
     if ray is None:
         yield Processes(workers or available_cores())
     else:
@@ -117,10 +118,10 @@ def executor_for(ray: str | None, workers: int | None) -> Iterator[Executor]:
 
 @contextmanager
 def connect_ray(address: str) -> Iterator[RayTasks]:
-    """An executor on a Ray cluster. address: "auto" (the one this machine belongs to), host:port, or "local" (one is started here).
+    """Yield an executor on a Ray cluster. address: "auto" (the cluster of this machine), host:port, or "local" (start one here).
 
     Raises:
-        EnvironmentFault: if Ray is not installed, or no cluster answers.
+        EnvironmentFault: if Ray is not installed, or the cluster cannot be reached.
     """
     try:
         import ray
@@ -129,7 +130,7 @@ def connect_ray(address: str) -> Iterator[RayTasks]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         host, _, port = address.rpartition(":")
-        if host and port.isdigit():  # Ray itself would try for minutes
+        if host and port.isdigit():  # Ray itself retries for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if address == "local" else None)
     except (OSError, ValueError, RuntimeError) as error:
@@ -142,7 +143,7 @@ def connect_ray(address: str) -> Iterator[RayTasks]:
 
 
 class SummedProgress:
-    """A `OnEvent` that adds up the progress of tasks that run side by side; of what else they say it hands on warnings and notes."""
+    """An `OnEvent` that emits the summed progress of concurrent tasks, and their warnings and notes."""
 
     def __init__(self, stage: str, *, total: float, unit: str, emit: Emit) -> None:
         self._stage, self._total, self._unit, self._emit = stage, total, unit, emit
@@ -158,19 +159,19 @@ class SummedProgress:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, on_event: OnEvent) -> list[Any]:
-    """`function(task, emit)` for every task; the results, in the order of the tasks.
+    """Return the results of `function(task, emit)` for every task, in order.
 
-    function: "package.module:name". Tasks and results are plain JSON. workers: processes; with 1 everything happens in this one.
-    on_event: gets the number of the task and its event, in this process and thread.
+    function: "package.module:name". Tasks and results are plain JSON. workers: processes; with 1, tasks run in this process.
+    on_event: called with the number of a task and its event, in this process and thread.
 
     Raises:
-        CramError: that of the first task that fails, in the order of the tasks: whatever fails later is as if it had not been begun.
-        EnvironmentFault: a worker was killed.
+        CramError: the error of the first failed task in order; errors of later tasks are ignored.
+        EnvironmentFault: if a worker was killed.
     """
     if workers < 2 or len(tasks) < 2:
         call = import_function(function)
@@ -198,7 +199,7 @@ def _results(futures: Sequence[Future[_Result]], events: Any, on_event: OnEvent)
     pending = set(futures)
     failures: dict[int, Exception] = {}
     results: dict[int, Any] = {}
-    limit = len(futures)  # the first task that failed: what comes after it is of no interest
+    limit = len(futures)  # the first failed task; later tasks do not matter
     while pending & set(futures[:limit]):
         done, pending = wait(pending, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
         while not events.empty():
@@ -222,7 +223,7 @@ def _results(futures: Sequence[Future[_Result]], events: Any, on_event: OnEvent)
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """End the workers and wait until they have cleaned up."""
+    """Terminate the workers and wait for their cleanup."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -232,16 +233,18 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _killed(processes: Sequence[BaseProcess]) -> EnvironmentFault:
-    """The error for a pool that broke; the pool has ended the workers that were left by SIGTERM."""
+    """Return the error for a broken pool, which has terminated its remaining workers by SIGTERM."""
     codes = [process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)]
     code = codes[0] if codes and codes[0] is not None else -signal.SIGTERM
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    return EnvironmentFault(f"a worker process was ended {how}, short of memory? Run again, with fewer workers; what is done is kept")
+    return EnvironmentFault(
+        f"a worker process was ended {how}, possibly out of memory; run again with fewer workers; finished tasks are kept"
+    )
 
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Processes that are started inside the block do not import the caller's `__main__`, and never receive Ctrl-C."""
+    """Inside the block, new processes do not import the caller's `__main__` and ignore Ctrl-C."""
     main, mask = sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -252,37 +255,37 @@ def _starting_workers() -> Iterator[None]:
 
 
 _leaving = threading.Event()
-_events: Any = None  # of a worker: the queue to the process that started it
+_events: Any = None  # in a worker: the queue of events to the parent process
 
 
 def _begin(events: Any) -> None:
-    """Set up a worker."""
+    """Initialise a worker."""
     global _events
     _events = events
-    os.setsid()  # away from the terminal's signals
-    os.dup2(2, 1)  # what a worker prints must not get into the results of the command
+    os.setsid()  # detach from the terminal's signals
+    os.dup2(2, 1)  # output of a worker must not mix with the command's results
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    if not _leaving.is_set():  # the first time only: what cleans up is not to be disturbed
+    if not _leaving.is_set():  # only once, to not interrupt the cleanup
         _leaving.set()
         raise SystemExit
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker has a parent"
+    assert parent is not None, "a worker has a parent process"
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)  # the main thread stops in its work, and cleans up
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread stops and cleans up
 
 
 def _work(function: str, number: int, task: Any) -> _Result:
-    """A task in a worker."""
+    """Run a task in a worker."""
 
     def emit(event: Event) -> None:
-        if _leaving.is_set():  # Python dropped the exception, as it does where a generator is finalised
+        if _leaving.is_set():  # Python ignores SystemExit while it finalises a generator
             raise SystemExit
         _events.put((number, {name: getattr(event, name) for name in Event.__dataclass_fields__}))
 
@@ -290,18 +293,18 @@ def _work(function: str, number: int, task: Any) -> _Result:
         return run_task(import_function(function), task, emit)
     finally:
         if _leaving.is_set():
-            os._exit(0)  # the pool would catch SystemExit and give the next task
+            os._exit(0)  # the pool would catch SystemExit and run the next task
 
 
 def import_function(function: str) -> Function:
-    """The function that "package.module:name" names."""
+    """Return the function "package.module:name"."""
     module, _, name = function.partition(":")
-    found: Function = getattr(importlib.import_module(module), name)
-    return found
+    result: Function = getattr(importlib.import_module(module), name)
+    return result
 
 
 def run_task(call: Function, task: Any, emit: Emit) -> _Result:
-    """What becomes of a task, result or error, as plain JSON for `unwrap`."""
+    """Run a task; return its result or error as plain JSON for `unwrap`."""
     try:
         result = call(task, emit)
         json.dumps(result)
@@ -313,21 +316,21 @@ def run_task(call: Function, task: Any, emit: Emit) -> _Result:
 
 
 def unwrap(message: _Result) -> Any:
-    """The result of a task, or its error raised anew."""
+    """Return the result of a task, or raise its error."""
     if "error" in message:
         raise getattr(errors, message["error"], RuntimeError)(message["message"])
     return message["result"]
 
 
-def _attempt(function: str, task: str, folder: str) -> str:
-    """In a Ray worker: the run_task of a task as JSON, with what it said."""
+def _run_in_ray(function: str, task: str, folder: str) -> str:
+    """Run a task in a Ray worker; return its result or error, and its events, as JSON."""
     os.chdir(folder)
-    said: list[Event] = []
+    events: list[Event] = []
 
     def keep(event: Event) -> None:
-        if event.kind == "progress" and said and said[-1].kind == "progress":
-            said.pop()
-        said.append(event)
+        if event.kind == "progress" and events and events[-1].kind == "progress":
+            events.pop()
+        events.append(event)
 
-    answer = run_task(import_function(function), json.loads(task), keep)
-    return json.dumps({**answer, "events": [asdict(event) for event in said]})
+    message = run_task(import_function(function), json.loads(task), keep)
+    return json.dumps({**message, "events": [asdict(event) for event in events]})

@@ -1,7 +1,7 @@
-"""JSON lines, strictly: one object per line, every key once, nothing guessed.
+"""Strict JSON lines: one object per line, unique keys.
 
-Cheap counts on the raw bytes decide whether the careful look is needed: a line with at most `MAX_DEPTH` brackets cannot be nested
-deeper than that, a line without `\\ud` cannot hide a lone surrogate. Numbers are never converted; they keep their spelling.
+Counts on the raw bytes decide whether a slow check is needed: a line with at most `MAX_DEPTH` brackets cannot be nested deeper, and a line
+without `\\u` cannot have a lone surrogate. Numbers are not converted; they keep their spelling.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, RowCounts, in_list, missing_column
+from cramlm.io.rows import Column, Row, RowCounts, labels_value, missing_column
 from cramlm.io.streams import Lines
 
 MAX_DEPTH = 64
@@ -43,7 +43,7 @@ class _BadRowError(ValueError):
 
 
 def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
-    """The rows of JSON lines; blank lines are no rows."""
+    """Yield the rows of JSON lines; blank lines are skipped."""
     decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
     wanted = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
@@ -85,7 +85,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
 
 
 def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, counts: RowCounts) -> str | None:
-    """A value of a JSON object as the string that the column wants."""
+    """Return a value of a JSON object as the string for the column."""
     if column.required and value is None and column.name not in record:
         raise _BadRowError(missing_column(column, list(record)))
     if value is None and (column.kind == "label" or not column.required):
@@ -98,7 +98,7 @@ def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, coun
         if type(value) is not list:
             hint = 'write ["a", "b"], or [] for a text without labels'
             raise _BadRowError(f"{column.name!r} is not a list of labels but {_type_name(value)} ({brief(value, 30)}); {hint}")
-        return in_list([_scalar(each, column, line, counts) for each in value])
+        return labels_value([_scalar(each, column, line, counts) for each in value])
     if column.kind == "number":
         if not isinstance(value, _Number):
             raise _BadRowError(f"{column.name!r} is not a number but {_type_name(value)} ({brief(value, 30)}); write it like 3.5")
@@ -107,7 +107,7 @@ def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, coun
 
 
 def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
-    """A label, or a name."""
+    """Return the string of a label or a name."""
     if isinstance(value, bool):
         kind, spelled = "boolean", "true" if value else "false"
     elif isinstance(value, str):
@@ -116,7 +116,7 @@ def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
         hint = "; for several labels per text --set task.kind=multi-label" if column.kind == "label" and type(value) is list else ""
         raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
     if column.kind != "name":
-        counts.same_type(column.name, line, kind, value)
+        counts.check_label_type(column.name, line, kind, value)
     return spelled
 
 
@@ -133,7 +133,7 @@ def _type_name(value: Any) -> str:
 def _not_an_object(line: int, value: Any, counts: RowCounts) -> Exception:
     if line == 1 and isinstance(value, list):
         return DataError(f"{counts.path}:1: is one JSON list, not JSON lines; write one object per line")
-    return _BadRowError(f"not a JSON object but {_type_name(value)}; one object per line is wanted")
+    return _BadRowError(f"not a JSON object but {_type_name(value)}; expected one object per line")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _BadRowError(f"key {brief(key)} is there twice")
+                raise _BadRowError(f"key {brief(key)} occurs twice")
             seen.add(key)
     return record
 
@@ -162,4 +162,4 @@ def _check_depth(line: bytes) -> None:
 def _explain(error: ValueError, cut_off: bool) -> str:
     where = f" (column {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
     what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    return f"not JSON: {what}{where}" + (", and the file ends here without a newline: cut off?" if cut_off else "")
+    return f"not JSON: {what}{where}" + (", and the file ends here without a newline; is it truncated?" if cut_off else "")

@@ -1,4 +1,4 @@
-"""Parquet by small batches, with the types checked before a value is read."""
+"""Parquet files, read in batches of bounded size after checking the types of the columns."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 from cramlm.errors import DataError
 from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
-from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, in_list
+from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, labels_value
 from cramlm.io.streams import look_like
 from cramlm.storage.artifacts import environment_faults, hash_file, raise_if_refused
 
 _BATCH_ROWS = 1024
-_BATCH_BYTES = 32_000_000  # that a batch may come to when every row is the longest text of its dictionary
+_BATCH_BYTES = 32_000_000  # maximum of a batch if every row is the longest text of its dictionary
 _BOMB_RATIO, _BOMB_BYTES = 200, 256_000_000
 _MAGIC = b"PAR1"
 
 
 class ParquetFile:
-    """The rows of one parquet file; `raw_bytes` is how much of it was read, roughly; `sha256` that of the whole file, or of a remote one,
-    of which only the wanted columns are read, its version.
+    """The rows of one parquet file.
+
+    raw_bytes: bytes read so far, approximately. sha256: of the file; of a remote file, which is read in part, its version.
     """
 
     def __init__(self, stamp: FileStamp) -> None:
@@ -30,7 +31,7 @@ class ParquetFile:
         self.sha256 = ""
 
     def rows(self, columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
-        """Raises DataError if the file is cut or damaged, or a column's type is not text (dictionary of text allowed)."""
+        """Raise DataError if the file is truncated or damaged, or the type of a column is not text (dictionaries of text are)."""
         import pyarrow as pa  # 0.1 s, and most corpora are JSON lines
         import pyarrow.parquet as pq
 
@@ -44,11 +45,11 @@ class ParquetFile:
         try:
             with path.open("rb") as handle, pq.ParquetFile(handle, page_checksum_verification=True, memory_map=False) as file:
                 schema = file.schema_arrow
-                places = find_columns(path, schema.names, columns)
-                for column, place in zip(columns, places, strict=True):
-                    if place is not None:
-                        _check_type(path, column, schema.field(place).type)
-                wanted = [column.name for column, place in zip(columns, places, strict=True) if place is not None]
+                indices = find_columns(path, schema.names, columns)
+                for column, index in zip(columns, indices, strict=True):
+                    if index is not None:
+                        _check_type(path, column, schema.field(index).type)
+                wanted = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
                 total = max(1, file.metadata.num_rows)
                 for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, wanted), columns=wanted):
                     first = counts.rows_read
@@ -80,9 +81,9 @@ def _check_ends(path: Path | RemoteFile, size: int) -> None:
         tail = file.read(4)
     if not head.startswith(_MAGIC):
         found = look_like(head) or "text" if b"\0" not in head else look_like(head) or "other data"
-        raise DataError(f"{path}: named .parquet but looks like {found}; give it its right name")
+        raise DataError(f"{path}: named .parquet but looks like {found}; rename it")
     if tail != _MAGIC or size < 12:
-        raise DataError(f"{path}: truncated after {size} bytes (its end mark is missing); copy or download it again")
+        raise DataError(f"{path}: truncated after {size} bytes (its footer is missing); copy or download it again")
 
 
 def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
@@ -99,10 +100,10 @@ def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
 
 
 def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Sequence[str]) -> int:
-    """So many that a batch is bounded: a file of 500 bytes can hold one long text in a dictionary and refer to it from every row.
+    """Return the rows per batch that bound its memory: in a file of 500 bytes, every row can refer to one long text in a dictionary.
 
     Raises:
-        DataError: if a column of a row group, which holds pages of unknown size, is very large and was squeezed as text never is.
+        DataError: if a column of a row group is very large and its compression ratio is implausible for text.
     """
     longest = 1
     for number in range(metadata.num_row_groups):
@@ -112,18 +113,18 @@ def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Seq
                 continue
             size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
             if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
-                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {size // packed} times when unpacked; is it text?")
+                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {size // packed} times when decompressed; is it text?")
             if chunk.has_dictionary_page:
                 longest = max(longest, min(size, _page_size(handle, chunk.dictionary_page_offset)))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
 
 
 def _page_size(handle: Any, offset: int) -> int:
-    """Bytes of a page when it is unpacked: the second field of its header, in Thrift's compact protocol."""
+    """Return the decompressed size of a page: the second field of its header, in Thrift's compact protocol."""
     handle.seek(offset)
     head = handle.read(16)
     place, values = 0, []
-    for _ in range(2):  # kind of page, size: each the byte 15 (the next field, an i32), then the number in groups of seven bits
+    for _ in range(2):  # kind, size: each the byte 15 (next field, an i32), then the number in groups of seven bits
         value = shift = 0
         place += 1
         while place < len(head):
@@ -149,7 +150,7 @@ def _values(array: Any) -> list[Any]:
 
 
 def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
-    """The row, or what is wrong with it."""
+    """Return the row, or the reason to reject it."""
     values: list[str | None] = []
     for value, column in zip(raw, columns, strict=True):
         if isinstance(value, UnicodeDecodeError):
@@ -160,8 +161,8 @@ def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
             values.append(None)
         elif isinstance(value, list):
             if any(each is None for each in value):
-                return f"{column.name!r} holds a null among its labels"
-            values.append(in_list([_spelled(each) for each in value]))
+                return f"{column.name!r} has a null among its labels"
+            values.append(labels_value([_spelled(each) for each in value]))
         else:
             values.append(from_cell(_spelled(value), column))
     return Row(line, tuple(values))

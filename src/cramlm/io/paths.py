@@ -1,6 +1,6 @@
 """From what users name as input to stamps of single files: paths, folders, globs, URLs and data sets of the Hugging Face Hub.
 
-    name ─► stamp_inputs ─► FileStamp: path or RemoteFile, size, version
+    name ─► stamp_inputs ─► FileStamp (path or RemoteFile, size, time or version)
 
     hf://NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN]    a split of a data set of the hub; NAME is OWNER/NAME or a bare name
     hf://datasets/OWNER/NAME/path/to/file.parquet   a file, folder/ or glob of a repository, as huggingface_hub writes it
@@ -45,8 +45,8 @@ _VERSIONS: Final = (
     *("ETag", "etag", "blob_id", "Content-MD5", "md5Hash", "Digest", "generation"),
     *("LastModified", "Last-Modified", "updated", "mtime", "created"),
 )
-_AHEAD: Final = 1 << 20  # bytes fetched beyond those asked for: the library's 5 MB would fetch the columns that nobody wants
-_FRUGAL: Final = {"hf", "http", "https"}  # these can read one answer from beginning to end, and need not ask for a size that is known
+_AHEAD: Final = 1 << 20  # bytes to read ahead; fsspec's 5 MB would fetch unneeded columns
+_SEQUENTIAL: Final = {"hf", "http", "https"}  # schemes with sequential reads and a known size as options
 CONVERTED: Final = "refs/convert/parquet"
 _OWN_FORM: Final = re.compile(r"hf://(datasets|models|spaces|buckets)/")
 _NAMED: Final = re.compile(
@@ -60,10 +60,10 @@ _SPLIT_WORDS: Final = {
 
 
 def stamp_inputs(names: Iterable[str]) -> list[FileStamp]:
-    """Every file that the names mean, each once: local ones sorted by path, then remote ones by place and path.
+    """Return the stamp of every file that the names refer to, once: local files sorted by path, then remote files sorted by URL.
 
     Raises:
-        UsageError: something is missing, or holds no data file. EnvironmentFault: it may not be looked at, or the network fails.
+        UsageError: if something is missing or has no data file. EnvironmentFault: if access is denied or the network fails.
     """
     named = list(names)
     stamps = [stamp_file(path) for path in expand_files(name for name in named if not is_remote(name))]
@@ -72,7 +72,7 @@ def stamp_inputs(names: Iterable[str]) -> list[FileStamp]:
 
 
 def stamp_input(name: str | Path) -> list[FileStamp]:
-    """The one file of a path or of `-`; of a url, all that it names. Raises as `stamp_inputs`."""
+    """Return the stamp of a path or of `-`, or those of all files of a URL. Raises as `stamp_inputs`."""
     if str(name) == STDIN:
         return [FileStamp(Path(STDIN), 0, 0)]
     return _stamp_remote(str(name)) if is_remote(str(name)) else [stamp_file(name)]
@@ -85,7 +85,7 @@ def _stamp_remote(name: str) -> list[FileStamp]:
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a file was when it was first looked at; reading it later checks that it still is. Of a remote file, `path` says it all."""
+    """Size and time of a file before it is read, to detect changes while it is read. A `RemoteFile` has its own version."""
 
     path: Path | RemoteFile
     bytes: int
@@ -97,23 +97,22 @@ class FileStamp:
 
     @property
     def text_column(self) -> str | None:
-        """The column that the user's url names behind its `#`."""
+        """The column after `#` in the user's URL."""
         return self.path.text_column if isinstance(self.path, RemoteFile) else None
 
     @property
     def identity(self) -> list[str | int | None]:
-        """What a key holds of it: another value for other content, and plain JSON."""
+        """Plain JSON for stage keys, different if the content is different."""
         if isinstance(self.path, RemoteFile):
             return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
         return [str(self.path.absolute()), self.bytes, self.mtime_ns]
 
 
 def stamp_file(name: str | Path) -> FileStamp:
-    """Look at an input file without reading it.
+    """Return the stamp of a local file.
 
     Raises:
-        UsageError: if it is missing (near names are listed), a folder, or not a regular file.
-        EnvironmentFault: if it may not be looked at.
+        UsageError: if it is missing (similar names are listed), a folder, or not a regular file. EnvironmentFault: if access is denied.
     """
     path = Path(name).expanduser()
     try:
@@ -132,36 +131,36 @@ def stamp_file(name: str | Path) -> FileStamp:
 
 
 def expand_files(patterns: Iterable[str]) -> list[Path]:
-    """Every input file that the files, folders and globs name, each once, sorted by path; folders give the data files below them.
+    """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them.
 
     Raises:
-        UsageError: if something is missing, or a folder or glob holds no data file.
+        UsageError: if something is missing, or a folder or glob has no data file.
     """
-    found: set[Path] = set()
+    files: set[Path] = set()
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
             inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
             if not inside:
                 raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
-            found |= inside
-        elif any(mark in pattern for mark in "*?[") and not os.path.lexists(path):
+            files |= inside
+        elif any(character in pattern for character in "*?[") and not os.path.lexists(path):
             matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
             if not matches:
                 raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
-            found |= {match for match in matches if not match.is_dir()}
+            files |= {match for match in matches if not match.is_dir()}
         else:
             stamp_file(path)
-            found.add(path)
-    unique = {os.path.realpath(path): path for path in sorted(found, reverse=True)}
+            files.add(path)
+    unique = {os.path.realpath(path): path for path in sorted(files, reverse=True)}
     return sorted(unique.values())
 
 
 def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
-    """(jsonl | csv | tsv | txt | parquet, gzip | zstd | None), by the name.
+    """Return (jsonl | csv | tsv | txt | parquet, gzip | zstd | None) by the name.
 
     Raises:
-        DataError: for archives. UsageError: for names that say nothing.
+        DataError: for archives. UsageError: for unknown extensions.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
@@ -174,7 +173,7 @@ def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
 
 
 def check_unchanged(stamp: FileStamp) -> None:
-    """Raises EnvironmentFault if size or time of the file are not those of the stamp."""
+    """Raise EnvironmentFault if the file no longer has the size and time (or version) of its stamp."""
     if str(stamp.path) == STDIN:
         return
     if isinstance(stamp.path, RemoteFile):
@@ -188,7 +187,7 @@ def check_unchanged(stamp: FileStamp) -> None:
 
 
 def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
-    """A short distinct name for each file: its own, or where names repeat the path below the common folder (the url of a remote one)."""
+    """Return a short unique name of each file: its name, or if names repeat, its path below the common folder (its URL if remote)."""
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names
@@ -199,7 +198,7 @@ def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
 
 def is_data_file(path: PurePath) -> bool:
     if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
-        return False  # a .json beside data is nearly always a description of it; name it to read it
+        return False  # a .json beside data usually describes it; it is read if named itself
     try:
         file_format(path)
     except CramError:
@@ -218,10 +217,10 @@ def _near_names(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemoteFile:
-    """A file as its place described it. Stands where a local file's `Path` does.
+    """A remote file with its size and version; used in place of a local file's `Path`.
 
-    url: what fsspec opens; of a hub repository with the commit, so that it cannot change. origin: the same without the commit.
-    version: changes when the content does. text_column: that the user named behind a `#`.
+    url: for fsspec; for hub repositories with the commit, so that its content cannot change. origin: the URL without the commit.
+    version: changes with the content. text_column: the column after `#` in the user's URL.
     """
 
     url: str
@@ -247,44 +246,44 @@ class RemoteFile:
 
     @property
     def pinned(self) -> bool:
-        """Whether the url itself says which version it gives."""
+        """True if the URL determines the version of the content."""
         return self.url != self.origin
 
     @property
     def where(self) -> str:
-        """The folder that it lies in, with the commit where there is one: to be told, and kept in the log of a run."""
+        """URL of the folder, with the commit if there is one; for messages and the log of a run."""
         return self.url.rpartition("/")[0] + "/"
 
     def open(self, mode: str = "rb") -> RemoteBytes:
-        """Its bytes, any range of them; for parquet. Raises as `find_files`."""
+        """Open for random access (parquet). Raises as `find_files`."""
         assert mode == "rb"
-        return self._open({"block_size": _AHEAD} if scheme(self.url) in _FRUGAL else {})
+        return self._open({"block_size": _AHEAD} if scheme(self.url) in _SEQUENTIAL else {})
 
     def stream(self) -> RemoteBytes:
-        """Its bytes from the beginning to the end, over one connection where the place can do that. Raises as `find_files`."""
-        return self._open({"block_size": 0} if scheme(self.url) in _FRUGAL else {})
+        """Open for reading from start to end, over one connection if the server supports it. Raises as `find_files`."""
+        return self._open({"block_size": 0} if scheme(self.url) in _SEQUENTIAL else {})
 
     def check_whole(self, read: int, sha256: str) -> None:
-        """Raises EnvironmentFault unless so many bytes with this hash are the file."""
+        """Raise EnvironmentFault unless the number of bytes read and their hash match the file."""
         if read != self.bytes:
             raise EnvironmentFault(f"{self}: ended after {read:,} of {self.bytes:,} bytes; run again")
         if self.version.startswith("sha256=") and self.version != f"sha256={sha256}":
             raise EnvironmentFault(f"{self}: damaged on the way, its hash is not {self.version}; run again")
 
     def now(self) -> RemoteFile:
-        """What the place says of it now. Raises as `find_files`."""
+        """Return the file with its current size and version. Raises as `find_files`."""
         return self if self.pinned else describe(self.url, self.text_column)
 
     def _open(self, options: dict[str, Any]) -> RemoteBytes:
         with remote_faults(self.url):
             system, path = open_system(self.url)
-            if scheme(self.url) in _FRUGAL:
+            if scheme(self.url) in _SEQUENTIAL:
                 options = {"size": self.bytes, **options}
             return RemoteBytes(self.url, system.open(path, "rb", **options))
 
 
 class RemoteBytes:
-    """An open remote file whose every failure is one line."""
+    """An open remote file; errors of its library become `CramError`s."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url, self._file = url, file
@@ -326,7 +325,7 @@ class RemoteBytes:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a user's name for a file is a url."""
+    """Return True if a user's name of a file is a URL."""
     return _SCHEME.match(name) is not None
 
 
@@ -335,38 +334,38 @@ def scheme(url: str) -> str:
 
 
 def split_column(url: str) -> tuple[str, str | None]:
-    """(url without it, what stands behind `#`)."""
+    """Return the URL without its `#` part, and that part."""
     bare, _, column = url.partition("#")
     return bare, column or None
 
 
 def find_files(url: str, is_data: Callable[[PurePosixPath], bool]) -> list[RemoteFile]:
-    """The files that a url names: itself, or those below a folder (ends with `/`) or of a glob that `is_data` accepts; sorted.
+    """Return the files of a URL, sorted: the file itself, or the files below a folder (`/` at the end) or of a glob that `is_data` accepts.
 
     Raises:
-        UsageError: there is no such file, none of a form that is read, or its place tells neither size nor version.
-        EnvironmentFault: a package is missing, the network or the place refuses.
+        UsageError: if there is no such file, none of a known format, or the server does not state size or version.
+        EnvironmentFault: if a package is missing, access is denied or the network fails.
     """
     bare, column = split_column(url)
     parts = urlsplit(bare)
     if parts.password is not None:
-        raise UsageError(f"{parts.scheme}://…@{parts.hostname}: a password in a url would be kept in the run; pass it by the environment")
-    many = bare.endswith("/") or any(mark in parts.path for mark in "*[")
+        raise UsageError(f"{parts.scheme}://…@{parts.hostname}: a password in a URL would be stored in the run; pass it in the environment")
+    many = bare.endswith("/") or any(character in parts.path for character in "*[")
     if not many:
         return [describe(bare, column)]
     if scheme(bare) in ("http", "https"):
-        raise UsageError(f"{bare}: a web server lists no files; pass the url of each file")
+        raise UsageError(f"{bare}: a web server does not list files; pass the URL of each file")
     with remote_faults(bare):
         system, path = open_system(bare)
         names = system.glob(path) if not bare.endswith("/") else system.find(path)
-    found = [system.unstrip_protocol(name) for name in names if is_data(PurePosixPath(name))]
-    if not found:
+    urls = [system.unstrip_protocol(name) for name in names if is_data(PurePosixPath(name))]
+    if not urls:
         raise UsageError(f"{bare}: no data file there; use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet")
-    return [describe(name, column) for name in sorted(found)]
+    return [describe(name, column) for name in sorted(urls)]
 
 
 def describe(url: str, column: str | None) -> RemoteFile:
-    """Size and version of one file, asked for now. Raises as `find_files`."""
+    """Request size and version of one file. Raises as `find_files`."""
     with remote_faults(url):
         system, path = open_system(url)
         system.invalidate_cache()
@@ -376,12 +375,12 @@ def describe(url: str, column: str | None) -> RemoteFile:
     version = next((f"{name}={info[name]}" for name in _VERSIONS if info.get(name)), None)
     if info.get("size") is None or version is None:
         missing = "its size" if info.get("size") is None else "an entity tag or a time of change"
-        raise UsageError(f"{url}: the server does not tell {missing}, so a change could not be noticed; download it and pass the file")
+        raise UsageError(f"{url}: the server does not state {missing}, so a change could not be noticed; download it and pass the file")
     return RemoteFile(url, url, int(info["size"]), version, column)
 
 
 def open_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a url, and the path in it; call it within `remote_faults`."""
+    """Return the fsspec file system of a URL, and the path in it; call it within `remote_faults`."""
     from fsspec.core import url_to_fs  # 0.1 s, and most corpora are local
 
     options = {"endpoint": os.environ["HF_ENDPOINT"]} if scheme(url) == "hf" and os.environ.get("HF_ENDPOINT") else {}
@@ -391,7 +390,7 @@ def open_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def remote_faults(url: str) -> Iterator[None]:
-    """What a place or its library refuses, as one line."""
+    """Turn errors of a server, the network or fsspec into one-line `CramError`s."""
     try:
         yield
     except CramError:
@@ -411,22 +410,24 @@ def _explain(url: str, error: Exception) -> CramError | None:
         remedy = f"pip install 'cramlm[{extra}]'" if extra else what
         return EnvironmentFault(f"{url}: reading {scheme(url)}:// needs a package that is not installed; {remedy}")
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
-        return UsageError(f"{url}: {scheme(url)}:// is not known; hf://, s3://, gs:// and https:// are")
+        return UsageError(f"{url}: unknown scheme {scheme(url)}://; use hf://, s3://, gs:// or https://")
     if kind == "GatedRepoError":
-        return EnvironmentFault(f"{url}: asks for consent; give it on the page of the data set, then set HF_TOKEN")
+        return EnvironmentFault(f"{url}: is gated; accept its terms on the page of the data set, then set HF_TOKEN")
     if kind in ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError", "HFValidationError", "HfUriError"):
-        return UsageError(f"{url}: not on the hub, or not open to you; check the name, or set HF_TOKEN")
+        return UsageError(f"{url}: not on the hub, or private; check the name, or set HF_TOKEN")
     if kind == "OfflineModeIsEnabled":
-        return EnvironmentFault(f"{url}: the hub is switched off by HF_HUB_OFFLINE; unset it, or download the files and pass them")
+        return EnvironmentFault(f"{url}: the hub is disabled by HF_HUB_OFFLINE; unset it, or download the files and pass them")
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError | RuntimeError) and isinstance(error.__cause__, Exception):
-        return _explain(url, error.__cause__)  # fsspec calls every failure of a web server a missing file; the hub wraps those of uploads
+        return _explain(
+            url, error.__cause__
+        )  # fsspec raises FileNotFoundError for every failure of a web server; the hub wraps those of uploads
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return UsageError(f"{url}: no such file; check the url")
+        return UsageError(f"{url}: no such file; check the URL")
     if isinstance(error, PermissionError) or status in (401, 403) or kind in ("NoCredentialsError", "PartialCredentialsError"):
-        return EnvironmentFault(f"{url}: not open to you ({what}); set the credentials of the place in the environment")
+        return EnvironmentFault(f"{url}: access denied ({what}); set the credentials in the environment")
     if isinstance(error, ValueError) and "range" in str(error).lower():
-        return UsageError(f"{url}: the server does not give parts of a file, which parquet needs; download it and pass the file")
+        return UsageError(f"{url}: the server does not support range requests, which parquet needs; download it and pass the file")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
         reason = f"status {status}" if status else f"{kind}: {what}"
         return EnvironmentFault(f"{url}: cannot be read ({reason}); check the network and run again, or download it and pass the file")
@@ -435,7 +436,7 @@ def _explain(url: str, error: Exception) -> CramError | None:
 
 @dataclass(frozen=True, slots=True)
 class HubSplit:
-    """What a user's url names. config, revision: None for the data set's own default."""
+    """A split of a data set. config, revision: None for the data set's default."""
 
     url: str
     name: str
@@ -446,31 +447,31 @@ class HubSplit:
 
     @staticmethod
     def parse(url: str) -> HubSplit:
-        """Raises UsageError if the url has not the form hf://NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN]."""
+        """Raise UsageError if the URL is not hf://NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN]."""
         match = _NAMED.fullmatch(url)
         if match is None:
             raise UsageError(
-                f"{url}: write a data set of the hub as hf://OWNER/NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN], like hf://a/b/train#text"
+                f"{url}: a data set of the hub is written hf://OWNER/NAME[@REVISION][:CONFIG]/SPLIT[#COLUMN], like hf://a/b/train#text"
             )
         return HubSplit(url, **match.groupdict())
 
 
 def find_hub_files(url: str) -> list[RemoteFile]:
-    """The files of a split, in the order in which the data set has them, with the blob of each as its version.
+    """Return the files of a split in the order of the data set, with their blob hashes as versions.
 
     Raises:
-        UsageError: no such data set, config or split, or none of its files is of a form that is read.
-        EnvironmentFault: offline, or huggingface_hub is missing.
+        UsageError: if there is no such data set, config or split, or no file of a known format.
+        EnvironmentFault: if the hub cannot be reached, or huggingface_hub is missing.
     """
     if _OWN_FORM.match(url):
         return find_files(url, is_data_file)
     wanted = HubSplit.parse(url)
-    info = _ask(wanted, wanted.revision)
+    info = _request(wanted, wanted.revision)
     files = _listed(wanted, info)
     if not files and wanted.revision is None:
         info, files = _converted(wanted, info)
     if not files:
-        splits = sorted({name for name, words in _SPLIT_WORDS.items() if any(_names(path, words) for path in _data_files(info))})
+        splits = sorted({name for name, words in _SPLIT_WORDS.items() if any(_has_word(path, words) for path in _data_files(info))})
         raise UsageError(
             f"{url}: {wanted.name} has no files for the split {wanted.split!r}" + (f"; it has {', '.join(splits)}" if splits else "")
         )
@@ -482,7 +483,7 @@ def find_hub_files(url: str) -> list[RemoteFile]:
     ]
 
 
-def _ask(wanted: HubSplit, revision: str | None) -> Any:
+def _request(wanted: HubSplit, revision: str | None) -> Any:
     with remote_faults(wanted.url):
         from huggingface_hub import HfApi
 
@@ -494,17 +495,17 @@ def _blob(sibling: Any) -> str:
 
 
 def _listed(wanted: HubSplit, info: Any) -> list[str]:
-    """By the card's `configs`, or by the names of files and folders."""
+    """Return the files of the split by the card's `configs`, or by the names of files and folders."""
     configs = ((info.card_data or {}).get("configs") or []) if info.card_data is not None else []
     configs = [config for config in configs if isinstance(config, dict) and config.get("data_files")]
     if configs:
         return _of_card(wanted, _choose_config(wanted, configs), _data_files(info))
     inside = [path for path in _data_files(info) if wanted.config in (None, "default") or wanted.config in PurePosixPath(path).parts[:-1]]
     words = _SPLIT_WORDS.get(wanted.split, re.escape(wanted.split))
-    files = [path for path in inside if _names(path, words)]
-    if files or wanted.split != "train" or any(_names(path, other) for path in inside for other in _SPLIT_WORDS.values()):
+    files = [path for path in inside if _has_word(path, words)]
+    if files or wanted.split != "train" or any(_has_word(path, other) for path in inside for other in _SPLIT_WORDS.values()):
         return files
-    return inside  # no file speaks of a split: all of them are for training, as the hub's library has it
+    return inside  # no name contains a split: all files are train, as in huggingface's datasets
 
 
 def _choose_config(wanted: HubSplit, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -546,9 +547,9 @@ def _of_card(wanted: HubSplit, config: dict[str, Any], files: Sequence[str]) -> 
 
 def _converted(wanted: HubSplit, info: Any) -> tuple[Any, list[str]]:
     try:
-        converted = _ask(wanted, CONVERTED)
+        converted = _request(wanted, CONVERTED)
     except UsageError:
-        return info, []  # the hub made none
+        return info, []  # there is no converted branch
     configs = sorted({PurePosixPath(path).parts[0] for path in _data_files(converted)})
     config = wanted.config or ("default" if "default" in configs else configs[0] if len(configs) == 1 else None)
     if config is None:
@@ -558,7 +559,7 @@ def _converted(wanted: HubSplit, info: Any) -> tuple[Any, list[str]]:
     files = [path for path in _data_files(converted) if path.startswith(f"{config}/{wanted.split}/")]
     if not files and any(path.startswith(f"{config}/partial-{wanted.split}/") for path in _data_files(converted)):
         part = f"hf://datasets/{wanted.name}@{CONVERTED.replace('/', '%2F')}/{config}/partial-{wanted.split}/"
-        raise UsageError(f"{wanted.url}: the hub holds only a part of it as parquet; to read that part, pass {part}")
+        raise UsageError(f"{wanted.url}: the hub has only a part of it as parquet; to read that part, pass {part}")
     return converted, files
 
 
@@ -566,5 +567,5 @@ def _data_files(info: Any) -> list[str]:
     return sorted(sibling.rfilename for sibling in info.siblings or [] if is_data_file(PurePosixPath(sibling.rfilename)))
 
 
-def _names(path: str, words: str) -> bool:
+def _has_word(path: str, words: str) -> bool:
     return re.search(rf"(?:^|[/._ -])(?:{words})(?:[/._ 0-9-]|$)", path) is not None

@@ -1,9 +1,9 @@
-"""One strict, streaming reader for all the formats: rows of strings with the line each is on, or an error that says where and why.
+"""A strict, streaming reader of all formats: rows of strings with line numbers.
 
-    path ─► streams.stamp_file ─► ByteStream (gzip, zstd) ─► Lines ─► jsonl | delimited | paragraphs ─► Row
-                              └─► ParquetFile ──────────────────────────────────────────────────────► Row
+    path ─► paths.stamp_file ─► ByteStream (gzip, zstd) ─► Lines ─► jsonl | delimited | paragraphs ─► Row
+                            └─► ParquetFile ──────────────────────────────────────────────────────► Row
 
-Speed is spent on strictness only where cheap counts on raw bytes say that it may matter: about 180 MB of JSON lines per second on one core.
+About 180 MB of JSON lines per second on one core.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_RECORD_BYTES = 16_000_000
 
 
 class Reader:
-    """The rows of one file, once: `for row in reader`.
+    """The rows of one file; iterate once: `for row in reader`.
 
-    A text file has one column, whatever it is called: paragraphs (separated by blank lines), or with `txt_rows = "lines"` its lines.
-    After the last row: `rows_read = rows_used + len(rejected)`, `sha256` of the file, and a warning emitted if rows were rejected or there
+    A text file has one column of any name: its paragraphs (separated by blank lines), or with `txt_rows = "lines"` its lines. After the
+    last row `rows_read = rows_used + len(rejected)`, `sha256` is that of the file, and a warning was emitted if rows were rejected or there
     were none.
     """
 
@@ -79,19 +79,17 @@ class Reader:
         return self._stream.sha256
 
     def reject(self, row: Row, reason: str) -> None:
-        """Leave out a row that was handed out: DataError naming its line, or noted, as `on_bad_row` says."""
+        """Reject a row after it was yielded: raise DataError with its line, or skip it, by `on_bad_row`."""
         self._counts.reject(row.line, reason)
 
     def __iter__(self) -> Iterator[Row]:
-        """Raises DataError for a bad row or a file without rows (unless skipped) or a bad file, EnvironmentFault if the file changes while
-        it is read.
-        """
+        """Raise DataError for a bad row or a file without rows (unless skipped) or a damaged file, EnvironmentFault if the file changes."""
         count("parsed", [str(self.path)])
         yield from self._rows()
         if self.rows_read == 0:
-            what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "nothing in it"
+            what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "it is empty"
             if self._counts.on_bad_row == "fail":
-                raise DataError(f"{self.path}: no rows, {what}; pass a file with data (in a corpus --on-bad-row skip leaves this one out)")
+                raise DataError(f"{self.path}: no rows, {what}; pass a file with data, or for a corpus --on-bad-row skip")
             self._emit(Event("warning", self._stage, f"{self.path}: no rows, {what}; skipped"))
         if isinstance(self._stream, ByteStream) and self._stream.looks_like_a_bomb:
             ratio = self._stream.text_bytes // max(1, self._stream.raw_bytes)
@@ -169,7 +167,7 @@ class Reader:
 
 def _only(stamps: list[FileStamp]) -> FileStamp:
     if len(stamps) > 1:
-        raise UsageError(f"{stamps[0].path} and {len(stamps) - 1} more: several files where one is read")
+        raise UsageError(f"{stamps[0].path} and {len(stamps) - 1} more: several files, expected one")
     return stamps[0]
 
 

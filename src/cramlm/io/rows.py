@@ -1,4 +1,4 @@
-"""What every reader shares: the columns that are asked for, the rows that come back, and the counts of rows refused."""
+"""Types shared by the readers: requested columns, rows, rejected rows and row counts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ ColumnKind: TypeAlias = Literal["text", "label", "labels", "number", "name"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column to read.
+    """A column to read. All values are strings.
 
-    text: must hold a string. label: a string, or any JSON scalar by its exact spelling, but of one type in the whole file. name: a
-    string or any scalar by its spelling, types may mix. A missing value of an optional column is None; so is an empty label (null,
-    NaN), for the caller to refuse. labels: a list of what a label may be, as the text of a JSON list; in a table's cell they stand between
-    separators. number: its spelling (a table's cell as it is, for the caller to refuse).
+    text: a string. label: a string, or a JSON scalar as it is spelled; all of one type per file. name: as label, but types may differ.
+    labels: a list of labels, returned as a JSON list; in a table's cell they are separated by `separator`. number: a number as it is
+    spelled; cells of a table are not validated. A missing value of an optional column, and an empty label (null, NaN), is None.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Column:
 
 
 class Row(NamedTuple):
-    """`line`: number of the line the row begins at, from 1 (parquet: number of the row). `values`: in the order of the columns."""
+    """line: first line of the row, from 1 (parquet: number of the row). values: in the order of the requested columns."""
 
     line: int
     values: tuple[str | None, ...]
@@ -42,7 +41,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that was left out, and why."""
+    """A row that was skipped, with the reason."""
 
     file: str
     line: int
@@ -54,7 +53,7 @@ class Rejected:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Counts the rows of one file; decides what happens to a bad one. rows_read = rows_used + len(rejected), always."""
+    """Row counts of one file, and the handling of bad rows. Invariant: rows_read = rows_used + len(rejected)."""
 
     path: Path | RemoteFile
     on_bad_row: OnBadRow
@@ -67,22 +66,22 @@ class RowCounts:
         return self.rows_read - len(self.rejected)
 
     def reject(self, line: int, reason: str) -> None:
-        """Leave out a row that was counted as read.
+        """Skip a row that is in `rows_read` already.
 
         Raises:
-            DataError: unless bad rows are to be skipped.
+            DataError: if on_bad_row is "fail".
         """
         if self.on_bad_row == "fail":
             raise DataError(f"{self.path}:{line}: {reason}; fix it, or pass --on-bad-row skip")
         self.rejected.append(Rejected(str(self.path), line, reason))
 
     def refuse(self, line: int, reason: str) -> None:
-        """Leave out a row that could not even be read."""
+        """Count and skip a row that could not be parsed. Raises as `reject`."""
         self.rows_read += 1
         self.reject(line, reason)
 
-    def same_type(self, column: str, line: int, kind: str, value: object) -> None:
-        """Raises DataError if the labels of this file had another JSON type before: 1 and "1" in one column are hardly both meant."""
+    def check_label_type(self, column: str, line: int, kind: str, value: object) -> None:
+        """Raise DataError if an earlier label of this file has another JSON type, like 1 and "1"."""
         first, first_line = self.label_types.setdefault(column, (kind, line))
         if kind != first:
             raise DataError(
@@ -91,44 +90,44 @@ class RowCounts:
             )
 
 
-def in_list(values: Sequence[str]) -> str:
-    """Labels as the value of a column of kind `labels`."""
+def labels_value(values: Sequence[str]) -> str:
+    """Return labels as the value of a column of kind `labels`: a JSON list."""
     return json.dumps(list(values), ensure_ascii=False)
 
 
 def from_cell(cell: str, column: Column) -> str:
-    """What a cell of a table means to a column; an empty one holds no label."""
+    """Return the value of a table's cell for a column; an empty cell has no label."""
     if column.kind != "labels":
         return cell
-    return in_list([part.strip() for part in cell.split(column.separator)] if cell.strip() else [])
+    return labels_value([part.strip() for part in cell.split(column.separator)] if cell.strip() else [])
 
 
 def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequence[Column]) -> list[int | None]:
-    """Where each wanted column stands in a table's header; None for an optional one that is not there.
+    """Return the index of each requested column in a table's header; None for a missing optional one.
 
     Raises:
-        DataError: for a repeated name (both positions), or a missing column (the columns there are, the flag, a hint).
+        DataError: for a repeated name (with both positions), or a missing column (with the existing columns, the flag and a hint).
     """
-    places: dict[str, int] = {}
-    for place, name in enumerate(header):
-        if name in places:
-            raise DataError(f"{path}:1: column {name!r} is there twice, as number {places[name] + 1} and {place + 1}; rename one")
-        places[name] = place
+    indices: dict[str, int] = {}
+    for index, name in enumerate(header):
+        if name in indices:
+            raise DataError(f"{path}:1: column {name!r} occurs twice, as number {indices[name] + 1} and {index + 1}; rename one")
+        indices[name] = index
     for column in columns:
-        if column.required and column.name not in places:
+        if column.required and column.name not in indices:
             raise DataError(f"{path}:1: {missing_column(column, list(header))}")
-    return [places.get(column.name) for column in columns]
+    return [indices.get(column.name) for column in columns]
 
 
 def missing_column(column: Column, present: Sequence[str]) -> str:
-    """Why a column cannot be found, the columns there are, and what to do."""
+    """Return the message for a missing column: the existing columns, a hint, and the flag to pass."""
     hint = ""
     if len(present) == 1:
         for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars")):
             if separator in present[0]:
-                hint = f" (columns seem separated by {name}: use commas, or .tsv for tabs)"
+                hint = f" (columns seem separated by {name}; use commas, or .tsv for tabs)"
         if present[0].lstrip().startswith("{"):
-            hint = " (this looks like JSON lines: rename it to .jsonl)"
+            hint = " (this looks like JSON lines; rename it to .jsonl)"
     elif near := difflib.get_close_matches(column.name.lower(), [name.lower() for name in present], n=1):
         hint = f" (did you mean {next(name for name in present if name.lower() == near[0])!r}?)"
     shown = ", ".join(brief(name, 40) for name in present[:12]) + (", …" if len(present) > 12 else "")

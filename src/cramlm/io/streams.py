@@ -1,10 +1,9 @@
-"""From a path to decompressed bytes and lines, strictly: nothing is cut short, guessed or followed in silence.
+"""Strict reading of files as decompressed bytes and lines.
 
-path -> regular file? -> magic bytes agree with the name? -> gzip / zstd frames undone in bounded memory, each checked to its end ->
-byte-order mark -> lines. A stream that ends inside a frame, a damaged frame, an archive and a file that changes while it is read all
-raise. Compressed input is fed to the decompressor 2 KB at a time: at zstd's largest ratio (131,072 : 4) that bounds what one step can
-produce to 64 MB, for 0.1 s per 40 MB of text. A zstd frame may ask for a window of up to 2 GiB (`zstd --long=31`); memory is used as far as
-the window is filled.
+path -> magic bytes match the name -> gzip / zstd decompression in bounded memory -> byte-order mark -> lines. A truncated or damaged
+stream, an archive and a file that changes while it is read raise an error. Compressed input is decompressed 2 KB at a time: at zstd's
+largest ratio (131,072 : 4) one call returns at most 64 MB, at a cost of 0.1 s per 40 MB of text. zstd frames may have windows of up to 2
+GiB (`zstd --long=31`); memory is used only for the part of the window that is filled.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
 class ByteStream:
     """The decompressed bytes of one file, in blocks of about 1 MB; readable once.
 
-    `raw_bytes` grows as the file is read (as it lies on disk); `sha256` is that of the file on disk, whole once the blocks are exhausted.
+    raw_bytes: bytes of the file read so far. text_bytes: the same, decompressed. sha256: of the file, once the blocks are exhausted.
     """
 
     def __init__(self, stamp: FileStamp, *, compression: str | None) -> None:
@@ -67,15 +66,15 @@ class ByteStream:
 
     @property
     def looks_like_a_bomb(self) -> bool:
-        """Whether it grew more than 100 times, past 100 MB: likely not text that anyone wrote."""
+        """True if decompression grew it more than 100 times, to over 100 MB."""
         return self.text_bytes > _BOMB_BYTES and self.text_bytes > _BOMB_RATIO * self.raw_bytes
 
     def blocks(self) -> Iterator[bytes]:
-        """Raises DataError if the file is cut, damaged or not what its name says, EnvironmentFault if it changes meanwhile."""
+        """Raise DataError if the file is truncated, damaged or of another format, EnvironmentFault if it changes meanwhile."""
         try:
             yield from self._text(self._decompressed(self._raw()))
         except DataError:
-            check_unchanged(self.stamp)  # a file cut by its writer under our hands is not the user's bad data
+            check_unchanged(self.stamp)  # a file that is being written is not bad data
             raise
         check_unchanged(self.stamp)
 
@@ -126,7 +125,7 @@ class ByteStream:
                         raise (self._too_large() if "not enough memory" in str(error) else self._damaged(error)) from error
                     if not frame.eof:
                         break
-                    data, frame = frame.unused_data, None  # several frames, one after the other, are one file
+                    data, frame = frame.unused_data, None  # a file may have several frames
         if frame is not None:
             raise self._truncated()
 
@@ -137,7 +136,7 @@ class ByteStream:
             data = block
             while data:
                 if member is None:
-                    data = data if is_first else data.lstrip(b"\0")  # padding after a member is legal
+                    data = data if is_first else data.lstrip(b"\0")  # zero padding after a member is valid
                     if not data:
                         break
                     member, is_first = zlib.decompressobj(wbits=31), False
@@ -154,8 +153,10 @@ class ByteStream:
         return DataError(f"{self.path}: truncated after {self.raw_bytes} bytes, inside compressed data; copy or download it again")
 
     def _too_large(self) -> EnvironmentFault:
-        what = "its window may take up to 2 GiB (zstd --long)"
-        return EnvironmentFault(f"{self.path}: not enough memory to decompress it, {what}; allow more, or compress it with --long=27")
+        what = "its window may be up to 2 GiB (zstd --long)"
+        return EnvironmentFault(
+            f"{self.path}: not enough memory to decompress it, {what}; raise the memory limit, or compress it with --long=27"
+        )
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(f"{self.path}: damaged within the first {self.raw_bytes} bytes ({error}); copy or download it again")
@@ -181,10 +182,10 @@ class ByteStream:
 
 
 class Lines:
-    """Numbered lines of a byte stream: (number from 1, byte offset, line without its line feed), or None for a line over `limit` bytes.
+    """Lines of a byte stream as (number from 1, byte offset, line without LF); the line is None if it is over `limit` bytes.
 
-    Lines end at LF; a CR before it stays (callers drop it). In a file without any LF in its first block, lines end at CR.
-    `unterminated` turns True with the last line if nothing ends it.
+    Lines end at LF; a CR before it is kept. If the first block has CR but no LF, lines end at CR. `unterminated` becomes True with a last
+    line that has no line end.
     """
 
     def __init__(self, blocks: Iterator[bytes], *, limit: int) -> None:
@@ -194,7 +195,7 @@ class Lines:
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
         separator, number, offset = b"", 0, 0
-        tail, skipped, limit = b"", 0, self._limit  # skipped: bytes of an overlong line that were dropped already
+        tail, skipped, limit = b"", 0, self._limit  # skipped: bytes of an overlong line that were dropped
         for block in self._blocks:
             separator = separator or (b"\n" if b"\n" in block or b"\r" not in block else b"\r")
             parts = (tail + block).split(separator)
@@ -216,7 +217,7 @@ class Lines:
 
 @contextlib.contextmanager
 def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
-    """A file from its beginning, wherever it lies; what goes wrong while it is open is one line."""
+    """Open a local or remote file; errors while it is open become one-line `CramError`s."""
     if isinstance(path, RemoteFile):
         with path.stream() as remote:
             yield remote
@@ -226,7 +227,7 @@ def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
 
 
 def look_like(head: bytes) -> str | None:
-    """What the first bytes of a file betray, where it is not text."""
+    """Return the format of a file by its first bytes; None if it may be text."""
     for magic, name in _MAGIC:
         if head.startswith(magic):
             return name

@@ -1,23 +1,22 @@
-"""What a word is, for everything that looks at words.
+"""Normalisation, segmentation into words, passages and n-grams, for all scripts.
 
 **Normal form** (`characters.normalise`): NFKC, case folding, NFKC. **A word** (`words.segment`) is a run of letters, digits and marks of
-the normal form in scripts with spaces, and a grapheme cluster in scripts without. Everything else parts words, but for invisible
-characters (joiners, soft hyphens, selectors of variants), which are taken out. **How much of a word** a cluster is (`words.word_sizes`):
-half a word in Han and kana, a quarter in the others. What a character is stands in characters.py alone.
+the normal form in scripts with spaces, and a grapheme cluster in scripts without. All other characters separate words, except invisible
+characters (joiners, soft hyphens, variation selectors), which are removed. **The size of a cluster** (`words.word_sizes`) is half a word in
+Han and kana, a quarter in other scripts without spaces. Character classes are defined in characters.py only.
 
-    decontamination, near-duplicates, `words_key`, telling words of a selection, checks of a corpus     `segment`
-    `count_words`: corpus statistics, passages, lengths of rows     runs between white space (the length that people count: "don't" is one
-                                                                    word), clusters by their size
+    decontamination, near-duplicates, `words_key`, frequent words of a selection, checks of a corpus    `segment`
+    `count_words`: corpus statistics, passages, row lengths    runs between white space ("don't" is one word), clusters by their size
 
-Others need another definition, made of the same classes of characters and the same blocks:
+Other definitions, with the same character classes and blocks:
 
-    BM25 (retrieval/bm25/analysis.py)   the same normal form and runs; pairs or triples of characters in place of clusters, as a single
-                                        character tells no document from others; hangul too, whose particles hang on the words. What Python
-                                        does not know parts words there; here it is kept, so that no copy is missed
-    DSIR, key phrases (ngrams.py)       NFC and lower case; punctuation is a word: as the released code has it, for equal buckets
-    linear models (`word_pattern`)      NFC and lower case, runs in any script: as scikit-learn has it, whose features they must equal
+    BM25 (retrieval/bm25/analysis.py)   the same normal form and runs; pairs or triples of characters instead of clusters, because single
+                                        characters do not discriminate; also in Hangul, where particles are attached to words. Characters
+                                        unknown to Python separate words there; here they are kept, so that no copy is missed
+    DSIR, key phrases (ngrams.py)       NFC and lower case; punctuation forms words, as in the released code, for equal buckets
+    linear models (`word_pattern`)      NFC and lower case, runs in any script, as in scikit-learn
 
-Keys that say when texts are the same are no words, as markup and punctuation count: `duplicate_key` (NFC, white space collapsed),
-`data.task.text_key` (lower case, white space collapsed); `linear.teacher.folds` keeps apart what differs in letters and digits.
-`retrieval.filters.estimate_tokens` estimates the tokens of a passage from characters. Rules about tokens are in model/ and training/.
+Keys for equal texts are not based on words, because markup and punctuation count: `duplicate_key` (NFC, white space collapsed),
+`data.task.text_key` (lower case, white space collapsed); `linear.teacher.folds` separates texts by letters and digits.
+`retrieval` estimates the tokens of a passage from its characters. Rules about tokens are in model/ and training/.
 """
