@@ -7,7 +7,6 @@ errors to stderr. An error is one line, `cramlm: error: ...`, with the exit code
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 import traceback
@@ -35,10 +34,9 @@ from cramlm.cli.options import (
     StoreOption,
     resolve_run,
 )
-from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, stop_on_signals
+from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, is_out_of_memory, stop_on_signals
 from cramlm.errors import CramError
 
-_TORCH_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")  # a RuntimeError; only CUDA has a class for it
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
     no_args_is_help=True,
@@ -198,7 +196,7 @@ def main() -> NoReturn:
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
     except Exception as error:
-        if isinstance(error, RuntimeError) and _TORCH_OUT_OF_MEMORY.search(str(error)):
+        if is_out_of_memory(error):
             _exit_out_of_memory()
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
 

@@ -7,6 +7,7 @@ exception, which removes temporary files (`interrupt_at_signals`). The second si
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -74,6 +75,10 @@ MIN_ADDRESS_SPACE = 2_000_000_000
 """Bytes. Importing torch, numba and scikit-learn maps 1.2e9 on two cores; under a lower limit C++ aborts without a Python exception."""
 
 
+_ALLOCATION_FAILED: Final = re.compile("can't allocate memory|out of memory")  # of torch on a CPU
+_PRIMITIVE_FAILED: Final = re.compile("could not create a (primitive|memory)")  # of oneDNN, also for other reasons
+
+
 def check_address_space(command: str | None) -> None:
     """Raise EnvironmentFault if the limit on the address space (`ulimit -v`) is too low for a command that imports torch."""
     if command not in WITHOUT_TORCH | TORCH_BY_MODEL:
@@ -87,6 +92,14 @@ def check_address_space_of_model(model: Path, command: str) -> None:
 
     if not any(is_linear(folder) or (folder / GRAPH_FILE).is_file() for folder in (model, model / "export")):
         _check(command)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True for a RuntimeError of torch that reports a failed allocation; torch has a class of its own for CUDA only."""
+    if not isinstance(error, RuntimeError):
+        return False
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return bool(_ALLOCATION_FAILED.search(str(error)) or (is_limited and _PRIMITIVE_FAILED.search(str(error))))
 
 
 def _check(command: str | None) -> None:

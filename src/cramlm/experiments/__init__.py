@@ -1,1 +1,1 @@
-"""Several methods, settings, seeds and numbers of labels on one task: runs that share what they can, one table, one picture."""
+"""Experiments: recipes, settings, seeds and numbers of training rows compared on one task."""

@@ -104,21 +104,21 @@ class Plot:
     def box(self, style: str, x: tuple[float, float], y: tuple[float, float], tip: str = "") -> None:
         self._tip(self._add("rect", style, x=x[0], y=y[0], width=x[1] - x[0], height=y[1] - y[0]), tip)
 
-    def x_axis(self, marks: Sequence[float], x_of: Scale, form: Format, *, bottom: float, grid_from: float | None = None) -> None:
+    def x_axis(self, values: Sequence[float], x_of: Scale, form: Format, *, bottom: float, grid_from: float | None = None) -> None:
         """Tick labels below `bottom`; with `grid_from`, grid lines from there to `bottom`."""
-        for mark in marks:
+        for value in values:
             if grid_from is not None:
-                self.line("grid", (x_of(mark), x_of(mark)), (grid_from, bottom))
-            self.text(x_of(mark), bottom + 16, form(mark), "middle", "tick")
+                self.line("grid", (x_of(value), x_of(value)), (grid_from, bottom))
+            self.text(x_of(value), bottom + 16, form(value), "middle", "tick")
 
     def x_name(self, words: str, x_of: Scale) -> None:
         self.text((x_of.start + x_of.end) / 2, self.height - 4, words, "middle", "axis")
 
-    def y_axis(self, marks: Sequence[float], y_of: Scale, form: Format, *, left: float, right: float) -> None:
+    def y_axis(self, values: Sequence[float], y_of: Scale, form: Format, *, left: float, right: float) -> None:
         """Grid lines from `left` to `right`, tick labels to the left of them."""
-        for mark in marks:
-            self.line("grid", (left, right), (y_of(mark), y_of(mark)))
-            self.text(left - 6, y_of(mark) + 4, form(mark), "end", "tick")
+        for value in values:
+            self.line("grid", (left, right), (y_of(value), y_of(value)))
+            self.text(left - 6, y_of(value) + 4, form(value), "end", "tick")
 
     def y_name(self, words: str, y: float) -> None:
         self._add("text", "axis", text_anchor="middle", transform=f"translate(10 {y:g}) rotate(-90)").text = clean(words)
@@ -243,10 +243,10 @@ def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, 
     """Plot (mean confidence, accuracy, rows) of each bin with rows, and the diagonal of perfect calibration; the area is the rows."""
     height, left, right = 300, 58, WIDTH - 24
     x_of, y_of = Scale(0, 1, left, right), Scale(0, 1, height - _BOTTOM, _TOP)
-    marks = [0, 0.25, 0.5, 0.75, 1]
+    axis = [0, 0.25, 0.5, 0.75, 1]
     plot = Plot(WIDTH, height)
-    plot.y_axis(marks, y_of, _percent, left=left, right=right)
-    plot.x_axis(marks, x_of, _percent, bottom=height - _BOTTOM)
+    plot.y_axis(axis, y_of, _percent, left=left, right=right)
+    plot.x_axis(axis, x_of, _percent, bottom=height - _BOTTOM)
     plot.line("diagonal", (x_of(0), x_of(1)), (y_of(0), y_of(1)))
     plot.text(x_of(0.02), y_of(0.93), "underconfident", "start", "label faint")
     plot.text(x_of(0.98), y_of(0.05), "overconfident", "end", "label faint")
@@ -268,12 +268,12 @@ def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequen
     """
     width, step, top, name_width, figure_width = 720, 30, 34, 220, 104
     values = [value for _, rows in groups for row in rows for value, _ in row.values]
-    marks = ticks(min(values), max(values), 5)
-    x_of = Scale(min(marks[0], *values), max(marks[-1], *values), name_width, width - figure_width)
+    x_ticks = ticks(min(values), max(values), 5)
+    x_of = Scale(min(x_ticks[0], *values), max(x_ticks[-1], *values), name_width, width - figure_width)
     bottom = top + step * sum(len(rows) + (name != "") for name, rows in groups)
     plot = Plot(width, bottom + 34)
     plot.text(12, 20, title, "start", "strong")
-    plot.x_axis(marks, x_of, lambda mark: f"{mark:g}", bottom=bottom, grid_from=top)
+    plot.x_axis(x_ticks, x_of, lambda tick: f"{tick:g}", bottom=bottom, grid_from=top)
     plot.x_name(x_name, x_of)
     y = float(top)
     for name, rows in groups:

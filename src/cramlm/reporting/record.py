@@ -136,7 +136,7 @@ def read_run(path: Path) -> RunRecord:
         config = load_config(read_toml(toml), origin=str(toml))
     except UsageError as error:
         raise ArtifactError(f"{path}: written by another version of cramlm ({error}); write its report with that version") from error
-    phases = [f"phase-{place}-{phase.name}" for place, phase in enumerate(config.phases, start=1)]
+    phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     kinds = {
         name: name for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "schedule", "teacher")
     }

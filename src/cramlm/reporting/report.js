@@ -1,21 +1,21 @@
 "use strict";
-// Tables: sorting, filtering, and long ones folded. Without this script the page is whole, in the order in which it was written.
+// Tables: sorting, filtering, and long ones folded. The page is complete without this script.
 const FOLD_AT = 10;
-const SLACK = 4; // so few more rows are not worth a click
+const SLACK = 4; // rows that are not worth folding
 
 for (const table of document.querySelectorAll("table.tools")) {
   const body = table.tBodies[0];
   const written = [...body.rows];
   const headers = [...table.tHead.rows[0].cells];
   let folded = written.length > FOLD_AT + SLACK;
-  let wanted = "";
+  let query = "";
 
   const show = () => {
-    let place = 0;
+    let position = 0;
     for (const row of body.rows) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
-      row.classList.toggle("folded", folded && wanted === "" && place >= FOLD_AT);
-      place += 1;
+      row.hidden = !row.textContent.toLowerCase().includes(query);
+      row.classList.toggle("folded", folded && query === "" && position >= FOLD_AT);
+      position += 1;
     }
   };
 
@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.tools")) {
       const before = header.getAttribute("aria-sort");
       const first = isText ? "ascending" : "descending";
       const second = isText ? "descending" : "ascending";
-      const now = before === null ? first : before === first ? second : null; // the third click: as written
+      const now = before === null ? first : before === first ? second : null; // the third click restores the original order
       headers.forEach((other) => other.removeAttribute("aria-sort"));
       const rows = [...written];
       if (now !== null) {
@@ -63,10 +63,10 @@ for (const table of document.querySelectorAll("table.tools")) {
   box.append(input, count);
   table.caption.append(box);
   input.addEventListener("input", () => {
-    wanted = input.value.trim().toLowerCase();
+    query = input.value.trim().toLowerCase();
     show();
-    unfold.hidden = !folded || wanted !== "";
-    count.textContent = wanted === "" ? "" : `${written.filter((row) => !row.hidden).length} of ${written.length} rows`;
+    unfold.hidden = !folded || query !== "";
+    count.textContent = query === "" ? "" : `${written.filter((row) => !row.hidden).length} of ${written.length} rows`;
   });
   const unfold = document.createElement("button");
   unfold.type = "button";
