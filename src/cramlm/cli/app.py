@@ -136,7 +136,7 @@ def config(
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Print every setting as TOML, the input of `cramlm fit --config`."""
+    """Print all settings as TOML. `cramlm fit --config` reads them."""
     from cramlm.config.run import to_toml
 
     task = {"train": train or "", "dev": dev, "test": test}

@@ -42,7 +42,7 @@ def check(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Find label errors, duplicates and leaks between train, test and corpus before training; exit code 3 if there is a problem."""
+    """Find errors, duplicates and leaks in the data. The exit code is 3 if there is a problem."""
     from cramlm.cli.console import console_events, show_findings
     from cramlm.cli.options import checked_kind, resolve_corpus
     from cramlm.data.corpus import build_corpus
@@ -82,7 +82,7 @@ def index(
     on_bad_row: OnBadRowOption = "fail",
     duplicates: DuplicatesOption = "exact",
 ) -> None:
-    """Read raw text and build the BM25 index for `search` and `select`."""
+    """Build the BM25 index of raw text, for `search` and `select`."""
     from cramlm.cli.console import console_events
     from cramlm.io.executors import executor_for
     from cramlm.retrieval.catalog import build_catalog
@@ -114,7 +114,7 @@ def select(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Retrieve the passages for a task and write them, best rank first."""
+    """Write the passages that a task retrieves, best rank first."""
     from cramlm.cli.console import console_events, show_selection
     from cramlm.config.run import TaskConfig
     from cramlm.data.task import read_task
@@ -169,7 +169,7 @@ def search(
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Passages to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per passage.")] = False,
 ) -> None:
-    """Show the passages that a text retrieves, and the words that they match."""
+    """Show the passages that a text retrieves. The words that match are listed with their weights."""
     from cramlm.cli.console import printable
     from cramlm.retrieval.catalog import search_catalog
 

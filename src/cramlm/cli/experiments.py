@@ -55,7 +55,10 @@ def compare(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Compare recipes on one task with equal budgets: scores over seeds, paired tests, costs, a plot. Run it again to continue."""
+    """Compare recipes on one task with equal budgets.
+
+    Writes scores over seeds, paired tests, costs and a plot. Run it again to continue.
+    """
     from cramlm.experiments.grid import arms_of, default_folder
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
@@ -92,7 +95,7 @@ def ablate(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Run one recipe with several values of a setting: the table, plot and tests of compare with a row per value."""
+    """Compare values of a setting. Writes the table and plot of `compare` with a row per value."""
     from cramlm.experiments.grid import arms_over, default_folder
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
@@ -112,7 +115,10 @@ def attention(
     max_length: Annotated[int, typer.Option(min=8, help="Truncate texts to so many tokens.")] = 128,
     text_column: TextColumn = "text",
 ) -> None:
-    """Count the attention heads per layer that attend to neighbouring tokens, and to [CLS], [SEP] and full stops."""
+    """Count positional and vertical attention heads.
+
+    Positional heads attend to neighbouring tokens, vertical heads to [CLS], [SEP] and full stops.
+    """
     from cramlm.cli.console import console_events
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.experiments.attention import markdown, measure_heads, write

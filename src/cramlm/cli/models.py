@@ -28,7 +28,10 @@ def evaluate(
     text_pair_column: PairColumn = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Score a model on labelled texts: accuracy, micro- and macro-F1, a row per label; for numbers RMSE and correlations."""
+    """Score a model on labelled texts.
+
+    Prints accuracy, micro- and macro-F1 and a row per label; for numbers RMSE and correlations.
+    """
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
@@ -64,7 +67,10 @@ def predict(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Predict labels: one JSON line per text with label (or labels) and probabilities, or with a value, in input order."""
+    """Predict the labels of texts.
+
+    Writes a JSON line per text with label (or labels) and probabilities, or with a value, in input order.
+    """
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.inference.predictor import load_predictor
@@ -100,7 +106,10 @@ def serve(
     max_wait: Annotated[float, typer.Option(help="Limit: seconds in the queue; beyond it a request gets status 429.")] = 2.0,
     read_timeout: Annotated[float, typer.Option(help="Limit: seconds for sending a request.")] = 10.0,
 ) -> None:
-    """Serve predictions over HTTP: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json."""
+    """Serve predictions over HTTP.
+
+    Paths: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json.
+    """
     check_address_space_of_model(model, "serve")
     from cramlm.serving import serve as serve_model
     from cramlm.serving.limits import Address, Limits
@@ -128,7 +137,7 @@ def export(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Convert a model to another format; its logits are compared with the model's before it is published."""
+    """Convert a model to ONNX. Its logits are compared with the model's before it is published."""
     if form != "onnx":
         raise UsageError(f"--format {form!r} is unknown; the format is onnx")
     from cramlm.cli.console import console_events
@@ -149,7 +158,7 @@ def explain(
     passages: Annotated[int, typer.Option(min=0, help="Number of nearest retrieved passages to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the contribution of each word to the predicted label, and the nearest passages of the run."""
+    """Show the contribution of each word to the predicted label. Also shows the nearest passages of the run."""
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
@@ -168,7 +177,7 @@ def push(
     license_id: Annotated[str | None, typer.Option("--license", help="License in the model card, like apache-2.0.")] = None,
     language: Annotated[str | None, typer.Option(help="Language in the model card, like en.")] = None,
 ) -> None:
-    """Upload a model with its card to the Hugging Face Hub; the environment variable HF_TOKEN holds the access token."""
+    """Upload a model with its card to the Hugging Face Hub. The access token is in the environment variable HF_TOKEN."""
     check_address_space_of_model(model, "push")
     from cramlm.cli.console import console_events
     from cramlm.export.hub import push_model

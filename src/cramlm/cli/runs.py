@@ -81,7 +81,7 @@ def plan(
     show_plans([planned.as_dict() for planned in plans])
 
 
-recipes = typer.Typer(help="List the recipes of `fit --recipe`, or show the phases and loss terms of one.", invoke_without_command=True)
+recipes = typer.Typer(help="List the recipes, or show the phases and loss terms of one.", invoke_without_command=True)
 
 
 @recipes.callback()
@@ -144,7 +144,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; several are shown side by side.")],
     out: Annotated[Path | None, typer.Option(help="Output file (default: report.html in the run; runs.html for several).")] = None,
 ) -> None:
-    """Write an HTML report of a run: data, retrieved text, training curves, scores, errors. The page loads nothing from the network."""
+    """Write an HTML report of a run, or of several.
+
+    Shows data, retrieved text, training curves, scores and errors. The page loads nothing from the network.
+    """
     from cramlm.reporting.page import write_report
 
     print(write_report(runs, out))
@@ -154,7 +157,7 @@ def track(
     run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
     tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
 ) -> None:
-    """Send losses and scores of a run to an experiment tracker; `fit --track` does this during training."""
+    """Send losses and scores to an experiment tracker. `fit --track` does this during training."""
     from cramlm.cli.console import console_events
     from cramlm.pipeline.trackers import replay
 
@@ -163,7 +166,7 @@ def track(
 
 
 def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an exported model, or a folder with several.")]) -> None:
-    """Check the hash of every published file below a folder, and that no part of a corpus is missing."""
+    """Check the hashes of all published files below a folder. A missing part of a corpus is an error, too."""
     from cramlm.data.corpus import verify_corpora
     from cramlm.retrieval.bm25.index import verify_indexes
     from cramlm.storage.artifacts import verify as verify_artifacts
@@ -175,7 +178,7 @@ def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index,
 
 
 def doctor() -> None:
-    """Print versions, device, bf16 support, memory, disk space and missing extras of this machine."""
+    """Print versions, hardware and missing extras."""
     for name, value in machine_lines():
         print(f"{name:<14} {value}")
 
