@@ -56,20 +56,20 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
     assert spent >= seconds - 2 * 4096 / speed.joint - 3 * 1600 / speed.finetune - 2 * SIZES.dev_tokens / speed.finetune
 
 
-def test_numbers_set_by_hand_stay() -> None:
+def test_explicit_numbers_are_kept() -> None:
     by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3}
     fixed = joint_phase().model_copy(update=by_hand)
     planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
     assert planned == fixed
 
 
-def test_passes_become_steps_of_the_text_that_a_phase_reads() -> None:
+def test_passes_become_steps() -> None:
     phase = finetune_phase().model_copy(update={"passes": 2.0, "batch_size": 50})
     (planned,) = plan_phases([phase], sizes=SIZES, speed=SPEED, amount=None, rows=128)
     assert planned.steps == 160
 
 
-def test_a_bound_on_passes_holds_within_the_budget_and_stands_in_for_one() -> None:
+def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
     bounded = [phase.model_copy(update={"max_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
     for amount in (None, 10_000.0):
         joint, finetune = plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
@@ -88,24 +88,24 @@ def test_a_phase_over_text_without_steps_or_budget_is_refused() -> None:
         plan_phases([joint_phase()], sizes=SIZES, speed=SPEED, amount=None, rows=128)
 
 
-def test_a_hopeless_budget_is_refused_naming_the_phase() -> None:
+def test_a_budget_that_is_too_small_is_refused_naming_the_phase() -> None:
     with pytest.raises(UsageError, match=r"phase '(joint|finetune)'.*longer --budget"):
         plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=4, rows=128)
 
 
-def test_labels_are_dropped_out_only_where_they_are_passed_over_often() -> None:
+def test_dropout_is_only_for_many_passes_over_the_labels() -> None:
     few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
     (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
     joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
     assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
 
 
-def test_fewer_labels_are_passed_over_more_often_within_bounds() -> None:
+def test_fewer_labels_get_more_passes_within_bounds() -> None:
     assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
 
 
 @pytest.mark.parametrize(("examples", "share"), [(4_000, 0.3), (8_000, 0.4), (100_000, 0.6)])
-def test_labels_that_a_small_share_of_the_budget_hardly_passes_over_get_more_of_it(examples: int, share: float) -> None:
+def test_many_labels_get_a_larger_share_of_the_budget(examples: int, share: float) -> None:
     many = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=1)
     budget = 2 * 400_000 / SPEED.finetune / 0.4  # two passes over 8,000 texts are two fifths of it
     _, finetune = plan_phases([joint_phase(), finetune_phase()], sizes=many, speed=SPEED, amount=budget, rows=128)
@@ -113,19 +113,19 @@ def test_labels_that_a_small_share_of_the_budget_hardly_passes_over_get_more_of_
 
 
 @pytest.mark.parametrize("retriever", [Bm25Config(), RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))])
-def test_every_retriever_is_bounded_to_the_text_that_the_budget_can_read_once_and_a_half(retriever: RetrieverConfig) -> None:
+def test_every_retriever_is_limited_to_the_text_of_one_and_a_half_passes(retriever: RetrieverConfig) -> None:
     planned = plan_selection(retriever, amount=270, tokens_per_unit=10_000)
     assert (planned.max_tokens, planned.max_documents) == (1_800_000, None)
     assert plan_selection(retriever, amount=1, tokens_per_unit=10_000).max_tokens == MIN_TOKENS
 
 
 @pytest.mark.parametrize("bound", [{"max_documents": 5}, {"max_tokens": 7_000}])
-def test_a_bound_set_by_hand_stays(bound: dict[str, int]) -> None:
+def test_an_explicit_limit_is_kept(bound: dict[str, int]) -> None:
     for retriever in (Bm25Config(**bound), RandomConfig(**bound)):
         assert plan_selection(retriever, amount=270, tokens_per_unit=10_000) == retriever
 
 
-def test_without_a_budget_only_what_would_be_the_whole_corpus_is_bounded() -> None:
+def test_without_a_budget_only_a_selection_of_the_whole_corpus_is_limited() -> None:
     both = UnionConfig(retrievers=(Bm25Config(), RandomConfig()))
     small = UnionConfig(retrievers=(Bm25Config(), RandomConfig(max_documents=9)))
     planned = [plan_selection(retriever, amount=None, tokens_per_unit=10_000) for retriever in (Bm25Config(), RandomConfig(), both, small)]
@@ -140,7 +140,7 @@ def test_rows_hold_nearly_every_training_text_whole() -> None:
 
 
 @given(st.floats(1_000, 100_000), st.booleans())
-def test_the_minimum_amount_is_one_that_can_be_planned(rate: float, only_labels: bool) -> None:
+def test_the_minimum_amount_can_be_planned(rate: float, only_labels: bool) -> None:
     phases = [finetune_phase()] if only_labels else [joint_phase(), finetune_phase()]
     speed = Speed(joint=rate, finetune=1.2 * rate)
     least = minimum_amount(phases, SIZES, speed)
@@ -160,14 +160,14 @@ def test_a_budget_of_operations_gives_the_steps_of_the_time_that_they_take() -> 
     assert by_operations == by_time
 
 
-def test_a_phase_that_took_twice_its_time_halves_the_speed_that_is_planned_with() -> None:
+def test_a_phase_that_took_twice_its_time_halves_the_planned_speed() -> None:
     assert drift(10.0, 20.0) == 0.5
     assert drift(10.0, 10_000.0) == 1 / MAX_DRIFT
     assert drift(0.0, 3.0) == 1.0
 
 
 @pytest.mark.parametrize("slowdown", [0.6, 0.8, 1.0, 1.2, 1.4])
-def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: float) -> None:
+def test_the_second_phase_compensates_the_time_of_the_first(slowdown: float) -> None:
     seconds, phases = 600.0, [joint_phase(), finetune_phase()]
     joint, _ = plan_phases(phases, sizes=SIZES, speed=SPEED, amount=seconds, rows=128)
     took = slowdown * phase_amount(joint, SIZES, SPEED)
@@ -182,14 +182,14 @@ def test_the_second_phase_takes_up_what_the_first_one_lost_or_won(slowdown: floa
 
 
 @pytest.mark.parametrize("texts", [100, 4000])
-def test_the_planner_leaves_the_terms_as_they_are(texts: int) -> None:
+def test_the_planner_does_not_change_terms(texts: int) -> None:
     sizes = replace(SIZES, train_examples=texts, train_tokens=50 * texts)
     for terms in ((Classify(),), (Classify(label_smoothing=0.2),), (Classify(), Distil(on="task", weight=0.3))):
         (planned,) = plan_phases([finetune_phase().model_copy(update={"terms": terms})], sizes=sizes, speed=SPEED, amount=600.0, rows=128)
         assert planned.terms == terms
 
 
-def test_the_minimum_amount_is_enough_however_dear_a_look_at_dev_is() -> None:
+def test_the_minimum_amount_suffices_at_any_cost_of_a_dev_evaluation() -> None:
     for dev_tokens in (10, 1_000, 100_000, 10_000_000):
         sizes = replace(SIZES, dev_tokens=dev_tokens)
         for phases in ([joint_phase(), finetune_phase()], [finetune_phase()], [joint_phase()]):

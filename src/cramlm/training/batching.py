@@ -27,7 +27,7 @@ from cramlm.records import Batch, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.objective import objective_of
 from cramlm.training.pools import TokenPool
-from cramlm.training.terms.base import Sampled
+from cramlm.training.terms.base import Sampled, token_values_of
 
 
 class Stream:
@@ -117,7 +117,7 @@ class Batches:
             soft_labels.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
             own = stream.pool.targets
             targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if own is None else own[positions])
-            token_values += [each for position in positions if (each := stream.pool.token_values_of(int(position), self.phase)) is not None]
+            token_values += [each for index in positions if (each := token_values_of(self.phase, stream.pool, int(index))) is not None]
         parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(soft_labels), np.concatenate(targets))
         sampled, random = Sampled(sequences, token_values, *parts), functools.partial(self._generator, index=step)
         return objective_of(self.phase).batch(sampled, self.special, step=step, random=random)

@@ -56,19 +56,6 @@ class TokenPool:
     def sequence(self, index: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
-    def token_values_of(self, index: int, phase: PhaseConfig) -> npt.NDArray[Any] | None:
-        """Return the token labels, scores or word begins of a sequence, whichever the phase needs; None if none."""
-        if phase.needs_token_labels:
-            values: npt.NDArray[Any] | None = self.token_labels
-        elif phase.needs_scores:
-            values = self.scores
-        elif phase.needs_words:
-            values = self.begins
-        else:
-            return None
-        assert values is not None, f"phase {phase.name}: the pool lacks the token labels, scores or word begins that it needs"
-        return values[self.offsets[index] : self.offsets[index + 1]]
-
     @property
     def mean_length(self) -> float:
         """Tokens per sampled sequence, special tokens included."""

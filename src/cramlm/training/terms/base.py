@@ -52,11 +52,23 @@ def terms_of(phase: PhaseConfig) -> Iterator[Term]:
         yield _IMPLEMENTATIONS[kind](phase, {term.on: term for term in phase.terms if term.kind == kind})
 
 
+def token_values_of(phase: PhaseConfig, pool: TokenPool, index: int) -> npt.NDArray[Any] | None:
+    """The token labels, scores or word begins of a sequence of the pool, whichever the phase needs; None if none."""
+    if phase.needs_token_labels:
+        values: npt.NDArray[Any] | None = pool.token_labels
+    elif phase.needs_scores:
+        values = pool.scores
+    elif phase.needs_words:
+        values = pool.begins
+    else:
+        return None
+    assert values is not None, f"phase {phase.name}: the pool lacks the token labels, scores or word begins that it needs"
+    return values[pool.offsets[index] : pool.offsets[index + 1]]
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The sequences of a step. token_values: `TokenPool.token_values_of` each sequence; empty where the phase needs none. The rest as in
-    `Batch`.
-    """
+    """The sequences of a step. token_values: `token_values_of` each sequence; empty if the phase needs none. The rest as in `Batch`."""
 
     sequences: Sequence[npt.NDArray[Any]]
     token_values: Sequence[npt.NDArray[Any]]

@@ -20,7 +20,7 @@ from cramlm.records import Batch, BoolArray
 from cramlm.training.masking import FlatTokens, SpecialIds, choose
 from cramlm.training.packing import lay_out
 from cramlm.training.pools import TokenPool
-from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
+from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements, token_values_of
 
 _SAMPLE: Final = 64  # sequences
 
@@ -42,7 +42,7 @@ class Spans(VocabularyTerm):
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
         """With the spans after the text, estimated from a sample of the pool."""
         sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
-        begins = [each for number in sample if (each := pool.token_values_of(number, self.phase)) is not None]
+        begins = [each for number in sample if (each := token_values_of(self.phase, pool, number)) is not None]
         sequences = [pool.sequence(number) for number in sample]
         rate, everywhere = self.phase.masking.rate_at(0, None), np.ones(len(sample), dtype=np.bool_)
         gapped = with_gaps(sequences, begins, self.phase.masking, random("sample"), special, where=everywhere, rate=rate)
