@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import cramlm
-from checkpoints import write_checkpoint
 from cramlm.cli import models
 from cramlm.cli.options import resolve_run
 from cramlm.errors import ArtifactError, UsageError
@@ -23,6 +22,7 @@ from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.batching import load_model
+from pretrained_folders import write_pretrained
 from tiny_task import COMMON, TOPICS, write_task
 
 pytestmark = [
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths: the files of a tiny task, a checkpoint of BERT's shape, a store for all runs."""
     root = tmp_path_factory.mktemp("prompts")
     texts = [" ".join((*words, *COMMON, "It", ". : ( )")) for words in TOPICS.values()]
-    checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
+    checkpoint = write_pretrained(root / "checkpoint", "bert", texts * 4)
     return {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import cramlm
-from checkpoints import write_checkpoint
 from cramlm import recipes
 from cramlm.cli.app import app
 from cramlm.cli.options import resolve_run
@@ -26,6 +25,7 @@ from cramlm.recipes import RECIPES
 from cramlm.recipes.phases import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
+from pretrained_folders import write_pretrained
 from tiny_task import COMMON, TOPICS, write_task
 
 pytestmark = [
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths: the files of a tiny task, a checkpoint, a store for all runs."""
     root = tmp_path_factory.mktemp("recipes")
     texts = [" ".join((*words, *COMMON)) for words in TOPICS.values()]
-    checkpoint = write_checkpoint(root / "checkpoint", "bert", texts * 4)
+    checkpoint = write_pretrained(root / "checkpoint", "bert", texts * 4)
     return {**write_task(root / "data", train=24, held_out=8, documents=60), "init": str(checkpoint), "store": str(root / "store")}
 
 

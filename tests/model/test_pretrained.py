@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints import Shape, write_checkpoint
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
@@ -23,6 +22,7 @@ from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
+from pretrained_folders import Shape, write_pretrained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
@@ -39,10 +39,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A language model of each shape; ModernBERT's with layers that see a window, as the published ones have them."""
     root = tmp_path_factory.mktemp("pretrained")
     return {
-        "bert": write_checkpoint(root / "bert", "bert", TEXTS, kind="ForPreTraining"),
-        "roberta": write_checkpoint(root / "roberta", "roberta", TEXTS, type_vocab_size=1),
-        "modernbert": write_checkpoint(root / "modernbert", "modernbert", TEXTS, layers=4, **LOCAL),
-        "albert": write_checkpoint(root / "albert", "albert", TEXTS, kind="ForPreTraining", embedding_size=16, hidden_act="gelu"),
+        "bert": write_pretrained(root / "bert", "bert", TEXTS, kind="ForPreTraining"),
+        "roberta": write_pretrained(root / "roberta", "roberta", TEXTS, type_vocab_size=1),
+        "modernbert": write_pretrained(root / "modernbert", "modernbert", TEXTS, layers=4, **LOCAL),
+        "albert": write_pretrained(root / "albert", "albert", TEXTS, kind="ForPreTraining", embedding_size=16, hidden_act="gelu"),
     }
 
 
@@ -115,7 +115,7 @@ def test_an_exported_classifier_with_a_foreign_tokenizer_predicts_the_same_in_tr
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_encoder_saved_alone_in_half_precision_gets_a_new_head(shape: Shape, tmp_path: Path) -> None:
     settings = {"modernbert": LOCAL, "albert": {"embedding_size": 16, "hidden_act": "gelu"}}.get(shape, {})
-    folder = write_checkpoint(tmp_path / "encoder", shape, TEXTS, kind="Model", **settings)
+    folder = write_pretrained(tmp_path / "encoder", shape, TEXTS, kind="Model", **settings)
     tensors = load_file(folder / "model.safetensors")
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}  # as the oldest BERTs were converted
     renamed = {name: next((name.replace(a, b) for a, b in old.items() if a in name), name) for name in tensors}
@@ -141,7 +141,7 @@ def test_xlm_roberta_is_roberta_by_another_name(folders: dict[str, Path], tmp_pa
 
 
 def test_rows_beyond_the_tokenizers_last_id_are_dropped(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "padded", "bert", TEXTS, vocab_size=384)
+    folder = write_pretrained(tmp_path / "padded", "bert", TEXTS, vocab_size=384)
     model, tokenizer, _ = opened(folder)
     assert model.vocab_size == tokenizer.vocab_size < 384
     theirs = native_vocabulary_logits(folder, TEXTS)[:, : tokenizer.vocab_size]

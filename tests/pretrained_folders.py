@@ -1,4 +1,4 @@
-"""Tiny pretrained folders as others leave them: random weights in transformers' own classes, with a tokenizer in the manner of each."""
+"""Tiny folders of pretrained weights: random weights in the classes of transformers, with a tokenizer of each family."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def native_tokenizer(shape: Shape, texts: list[str], *, vocab_size: int = 300) -
     return tokenizer
 
 
-def write_checkpoint(folder: Path, shape: Shape, texts: list[str], *, kind: str = "ForMaskedLM", layers: int = 2, **settings: Any) -> Path:
-    """A folder as `save_pretrained` leaves it. kind: what follows BERT's (RoBERTa's, ModernBERT's) name in the class; "Model" = no head."""
+def write_pretrained(folder: Path, shape: Shape, texts: list[str], *, kind: str = "ForMaskedLM", layers: int = 2, **settings: Any) -> Path:
+    """Write a folder with `save_pretrained`. kind: the suffix of the class name; "Model" = no head."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -79,8 +79,8 @@ def write_checkpoint(folder: Path, shape: Shape, texts: list[str], *, kind: str 
     if shape == "roberta":
         names = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
     tokenizer.save(str(folder / "tokenizer.json"))
-    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30} | {
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30} | {
         f"{role}_token": name for role, name in names.items()
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(facts), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
     return folder
