@@ -177,7 +177,7 @@ def test_a_second_build_reads_nothing_and_an_equal_one_elsewhere_has_the_same_fi
     assert build(tmp_path, {"text": "One."}, {"text": "Three."}).path != first.path
 
 
-def test_a_file_written_to_during_the_build_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_build_is_an_environment_fault(tmp_path: Path) -> None:
     path = write(tmp_path / "raw.jsonl", [{"text": f"text {n}"} for n in range(10)])
 
     def touch(event: Event) -> None:
@@ -187,7 +187,7 @@ def test_a_file_written_to_during_the_build_is_the_environments_fault(tmp_path: 
         build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=touch)
 
 
-def test_the_stage_tells_start_progress_and_done(tmp_path: Path) -> None:
+def test_the_stage_emits_start_progress_and_done(tmp_path: Path) -> None:
     events: list[Event] = []
     path = write(tmp_path / "raw.jsonl", [{"text": "text"}])
     build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=events.append)
@@ -196,7 +196,7 @@ def test_the_stage_tells_start_progress_and_done(tmp_path: Path) -> None:
     assert events[0].total == events[1].done == path.stat().st_size / 1e6
 
 
-def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
+def test_invalid_offsets_are_reported_as_damage(tmp_path: Path) -> None:
     corpus = build(tmp_path, {"text": "One."}, {"text": "Two."})
     with pytest.raises(IndexError):
         corpus.text(2)
@@ -212,7 +212,7 @@ def test_offsets_that_do_not_fit_are_damage(tmp_path: Path) -> None:
         check_offsets(Path("offsets.npy"), np.array([0, 5, 4]), end=4)
 
 
-def test_texts_are_gathered_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_texts_are_gathered_in_the_given_order(tmp_path: Path) -> None:
     corpus = build(tmp_path, *({"text": f"Text number {n}, naïve."} for n in range(20)))
     for positions in ([], [3], [19, 4, 5, 6, 6, 0], list(range(20))):
         buffer, offsets = corpus.gather(np.array(positions, np.int64))

@@ -103,7 +103,7 @@ RECORDS = st.fixed_dictionaries(
     part_bytes=st.sampled_from([1, 300, 900, 10**9]),
     duplicates=st.sampled_from(["exact", "words"]),
 )
-def test_every_grouping_gives_what_sequential_reading_gives(
+def test_every_grouping_equals_sequential_reading(
     tmp_path_factory: pytest.TempPathFactory, contents: list[list[dict[str, Any]]], part_bytes: int, duplicates: str
 ) -> None:
     folder = tmp_path_factory.mktemp("law")
@@ -151,7 +151,7 @@ def test_every_grouping_gives_what_sequential_reading_gives(
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=30))
-def test_repetitions_are_the_rows_that_were_there_before(rows: list[tuple[int, int]]) -> None:
+def test_repetitions_are_rows_that_equal_an_earlier_row(rows: list[tuple[int, int]]) -> None:
     first: dict[tuple[int, int], int] = {}
     expected = [(n, first[row]) for n, row in enumerate(rows) if first.setdefault(row, n) != n]
     again, earlier = repetitions(np.array(rows, np.uint64).reshape(-1, 2))
@@ -216,7 +216,7 @@ def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
     assert again.fingerprint == grown.fingerprint != first.fingerprint
 
 
-def test_parts_read_elsewhere_are_only_joined(tmp_path: Path) -> None:
+def test_parts_read_elsewhere_are_merged_without_reading(tmp_path: Path) -> None:
     for name in "abcde":
         write(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
     plans = plan_parts(config(tmp_path / "input"), part_bytes=1)
@@ -229,7 +229,7 @@ def test_parts_read_elsewhere_are_only_joined(tmp_path: Path) -> None:
     assert [document.id for document in corpus] == [f"{name}-{n}" for name in "abcde" for n in range(5)]
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+def test_the_corpus_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     for name in "abc":
         write(tmp_path / "input" / f"{name}.jsonl", [*invented(name, 300), {"text": "Everyone says so."}, {"text": 5}])
     settings_ = config(tmp_path / "input", on_bad_row="skip")
@@ -280,7 +280,7 @@ def test_repeated_ids_in_two_parts_fail_with_both_lines(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "store/corpora").iterdir() if path.is_dir()]
 
 
-def test_the_first_bad_file_is_reported_whoever_reads_faster(tmp_path: Path) -> None:
+def test_the_first_bad_file_is_reported_whichever_process_is_faster(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", invented("a", 10))
     write(tmp_path / "b.jsonl", [*invented("b", 30_000), {"text": 1}])
     for name in "cdef":
@@ -293,7 +293,7 @@ def test_the_first_bad_file_is_reported_whoever_reads_faster(tmp_path: Path) -> 
     assert not leftovers(tmp_path / "store")
 
 
-def test_an_interruption_ends_the_workers_and_leaves_nothing_half(tmp_path: Path) -> None:
+def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 40_000))
 
@@ -307,7 +307,7 @@ def test_an_interruption_ends_the_workers_and_leaves_nothing_half(tmp_path: Path
     assert len(build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)) == 80_000
 
 
-def test_after_kill_9_the_workers_end_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) -> None:
     for name in "abc":
         write(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 40_000 if name != "a" else 10))
     script = tmp_path / "script.py"  # without the guard of its main part that multiprocessing would need
@@ -381,7 +381,7 @@ def test_a_damaged_part_is_named_at_opening(tmp_path: Path) -> None:
         Corpus.open(corpus.path)
 
 
-def test_more_parts_are_opened_than_the_system_allows_at_first(tmp_path: Path) -> None:
+def test_more_parts_are_opened_than_the_initial_limit_of_open_files(tmp_path: Path) -> None:
     for n in range(40):
         write(tmp_path / "input" / f"{n}.jsonl", invented(f"n{n}", 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -393,7 +393,7 @@ def test_more_parts_are_opened_than_the_system_allows_at_first(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_another_part_in_the_place_of_one_is_refused(tmp_path: Path) -> None:
+def test_a_replaced_part_is_refused(tmp_path: Path) -> None:
     first = build_corpus(config(write(tmp_path / "a.jsonl", invented("a", 3))), tmp_path / "store")
     second = build_corpus(config(write(tmp_path / "b.jsonl", invented("b", 3))), tmp_path / "store")
     shutil.rmtree(first.parts[0].path)

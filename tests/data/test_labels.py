@@ -43,7 +43,7 @@ def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -
     assert labels_of(tmp_path / "lists.parquet", "multi-label") == labels_of(tmp_path / "cells.parquet", "multi-label") == expected
 
 
-def test_a_number_is_the_same_however_it_is_spelled(tmp_path: Path) -> None:
+def test_equal_numbers_have_equal_labels_in_any_notation(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\none,3\ntwo, -1e3\nthree,.5\nfour,-0.0\n", "utf-8")
     assert labels_of(tmp_path / "a.csv", "regression") == ["3.0", "-1000.0", "0.5", "0.0"]
     assert labels_of(jsonl(tmp_path / "a.jsonl", [3, -1e3, 0.5]), "regression") == ["3.0", "-1000.0", "0.5"]
@@ -94,12 +94,12 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
         ("classification", [1.5, 2.5, 3.5], "learn numbers with --set task.kind=regression"),
     ],
 )
-def test_training_rows_that_teach_nothing_are_refused(kind: Any, labels: list[Any], reason: str, tmp_path: Path) -> None:
+def test_training_rows_that_no_model_can_learn_from_are_refused(kind: Any, labels: list[Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=reason):
         read_task(TaskConfig(train=jsonl(tmp_path / "train.jsonl", labels), kind=kind), seed=1)
 
 
-def test_a_task_of_several_labels_knows_those_of_train_and_refuses_others(tmp_path: Path) -> None:
+def test_labels_that_are_not_in_train_are_refused(tmp_path: Path) -> None:
     train, test = jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["a"]] * 3), jsonl(tmp_path / "test.jsonl", [["a", "c"], []])
     config = TaskConfig(train=train, test=test, kind="multi-label")
     with pytest.raises(DataError, match=r"test\.jsonl:1: label 'c' is not among the training labels \('a', 'b'\), 1 such rows"):
@@ -113,7 +113,7 @@ def test_a_task_of_several_labels_knows_those_of_train_and_refuses_others(tmp_pa
     assert rules.plain('["a", "b"]') == ["a", "b"]
 
 
-def test_numbers_are_learnt_in_spreads_of_the_training_rows_alone(tmp_path: Path) -> None:
+def test_number_targets_are_scaled_by_the_training_rows(tmp_path: Path) -> None:
     values = [1.0, 2.5, 7.0, 100.0]
     train, dev = jsonl(tmp_path / "train.jsonl", values), jsonl(tmp_path / "dev.jsonl", [1e6])
     task = read_task(TaskConfig(train=train, dev=dev, kind="regression"), seed=1)
@@ -122,7 +122,7 @@ def test_numbers_are_learnt_in_spreads_of_the_training_rows_alone(tmp_path: Path
     np.testing.assert_allclose(targets[:, 0], (np.array(values) - np.mean(values)) / np.std(values), rtol=1e-6)
 
 
-def test_without_strata_a_dev_split_is_a_plain_seeded_draw_that_keeps_equal_texts_together(tmp_path: Path) -> None:
+def test_without_strata_a_dev_split_is_random_and_keeps_equal_texts_together(tmp_path: Path) -> None:
     examples = read_examples(jsonl(tmp_path / "a.jsonl", [number / 7 for number in range(40)]), RowFormat(kind="regression"))
     twice = [*examples, *examples]
     train, dev = split_dev(twice, fraction=0.2, seed=1, stratum=RULES["regression"].stratum)
@@ -131,7 +131,7 @@ def test_without_strata_a_dev_split_is_a_plain_seeded_draw_that_keeps_equal_text
     assert dev != split_dev(twice, fraction=0.2, seed=2, stratum=RULES["regression"].stratum)[1]
 
 
-def test_check_tells_what_is_odd_about_labels_and_numbers(tmp_path: Path) -> None:
+def test_check_reports_unusual_labels_and_numbers(tmp_path: Path) -> None:
     train = read_labelled(jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["b"], ["b"], ["b"]]), RowFormat(kind="multi-label"))
     test = read_labelled(jsonl(tmp_path / "test.jsonl", [["c"]]), RowFormat(kind="multi-label"))
     assert describe(train).labels == {"b": 5, "a": 1}
@@ -167,6 +167,6 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
         ({"phases": [{"name": "a", "terms": [{"kind": "classify", "label_smoothing": 0.1}]}]}, "set label_smoothing = 0"),
     ],
 )
-def test_a_config_that_asks_what_the_kind_does_not_have_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_a_config_that_does_not_fit_the_kind_of_task_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         load_config({"task": {"train": "a", "kind": "regression"}, "phases": [{"name": "a", "terms": [{"kind": "classify"}]}], **changes})

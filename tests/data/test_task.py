@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import TaskConfig
-from cramlm.data.task import RowFormat, read_examples, read_task, split_dev, split_rows, task_fingerprint, text_key
-from cramlm.errors import DataError, UsageError
-from cramlm.records import Event, Example, Task
+from cramlm.data.task import RowFormat, load_task, read_examples, read_task, save_task, split_dev, split_rows, task_fingerprint, text_key
+from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.records import Event, Example, Scale, Task, silent
 
 ROWS = [(f"text number {n}", "ab"[n % 2]) for n in range(20)]
 
@@ -183,3 +185,41 @@ def test_the_shared_tasks_have_the_promised_numbers_of_rows() -> None:
     folder = SHARED / "citation_intent"
     task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=1)
     assert (len(task.train), len(task.dev), len(task.test), len(task.labels)) == (1688, 114, 139, 6)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+rows = st.builds(Example, texts, texts, st.none() | texts, texts)
+splits = st.lists(rows, max_size=4).map(tuple)
+
+
+@given(splits, splits, splits, st.lists(texts, max_size=3).map(tuple), st.booleans(), st.floats(-1e9, 1e9))
+def test_a_saved_task_is_loaded_unchanged(
+    tmp_path: Path,
+    train: tuple[Example, ...],
+    dev: tuple[Example, ...],
+    test: tuple[Example, ...],
+    labels: tuple[str, ...],
+    split: bool,
+    mean: float,
+) -> None:
+    task = Task(train, dev, test, labels, split, kind="regression", scale=Scale(mean, 0.1))
+    save_task(task, tmp_path, emit=silent)
+    assert load_task(tmp_path) == task
+
+
+def test_a_task_is_saved_again_only_if_a_row_changes(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for text in ("one", "one", "two"):
+        task = Task((Example("train:1", text, None, "a"),), (), (), ("a",), dev_is_split_from_train=True)
+        save_task(task, tmp_path, emit=events.append)
+    assert [event.kind for event in events] == ["up_to_date", "stale"]
+    assert load_task(tmp_path).train[0].text == "two"
+
+
+def test_a_damaged_or_missing_saved_task_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such folder"):
+        load_task(tmp_path)
+    save_task(Task((Example("train:1", "one", None, "a"),), (), (), ("a",), dev_is_split_from_train=True), tmp_path, emit=silent)
+    (tmp_path / "task/train.jsonl").write_text("{}\n", "utf-8")
+    with pytest.raises(ArtifactError, match=r"train\.jsonl: damaged"):
+        load_task(tmp_path)

@@ -1,5 +1,5 @@
 """A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that answers the requests which the retriever sends, with
-scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails when told to.
+scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails when events to.
 
 It keeps the shapes of the real answers (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
 """

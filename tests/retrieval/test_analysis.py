@@ -112,7 +112,7 @@ def test_terms_whose_hash_keys_collide_stay_apart() -> None:
     assert vocabulary.keys()[first[0]] == vocabulary.keys()[second[0]]
 
 
-def test_no_character_unfolds_beyond_the_room_that_the_kernel_reserves() -> None:
+def test_no_character_expands_beyond_the_buffer_of_the_kernel() -> None:
     codes, _ = analysis.character_table()
     for code in np.flatnonzero(codes & analysis_kernels.FOLDS).tolist():
         for text in (chr(code) * 4, f"{chr(code)} " * 4, f"{chr(code)}文" * 4):
@@ -121,5 +121,5 @@ def test_no_character_unfolds_beyond_the_room_that_the_kernel_reserves() -> None
 
 
 @pytest.mark.parametrize("character", ["\u3300", "\ufdfa", "㍿", "㋿", "𠀀", "ก"])
-def test_long_runs_of_characters_that_unfold_fit_into_the_scratch_room(character: str) -> None:
+def test_long_runs_of_expanding_characters_fit_the_scratch_buffer(character: str) -> None:
     assert compiled([character * 4000]) == [analyze(character * 4000)]

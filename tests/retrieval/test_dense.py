@@ -46,7 +46,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return write_corpus(tmp_path_factory.mktemp("corpus"), invented_texts(150, seed=71))
 
 
-def test_the_nearest_are_those_of_a_full_sort_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearest_equals_a_full_sort_for_any_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     queries, vectors = (rng.integers(-2, 3, (rows, 6)).astype(np.float32) for rows in (9, 50))  # small whole numbers: many ties
     expected = [sorted(range(50), key=lambda place, row=row: (-row[place], place))[:7] for row in queries @ vectors.T]
@@ -62,7 +62,7 @@ def test_the_nearest_are_those_of_a_full_sort_whatever_the_blocks(monkeypatch: p
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.integers(0, 2**31))
-def test_keys_order_by_score_then_the_smaller_position_and_unpack_to_both(scores: list[float], first: int) -> None:
+def test_packed_scores_sort_by_score_then_position_and_unpack(scores: list[float], first: int) -> None:
     row = np.array([scores], np.float32) + 0.0  # -0.0 and 0.0 are one score
     keys = pack(row, first)[0]
     order = sorted(range(len(scores)), key=lambda place: (-row[0, place], place))
@@ -100,7 +100,7 @@ def test_the_corpus_is_encoded_once_for_all_tasks_and_again_for_another_prefix(c
     assert verify(tmp_path) == 2 * len(corpus.parts)
 
 
-def test_vectors_that_another_process_computes_are_waited_for(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_search_waits_for_vectors_that_another_process_computes(corpus: Corpus, tmp_path: Path) -> None:
     (part,) = corpus.parts
     expected = np.array(embed_part(corpus, part, LetterEncoder(), tmp_path, prefix="", emit=silent))
     (folder,) = (path for path in (tmp_path / "embeddings").iterdir() if path.is_dir())

@@ -89,7 +89,7 @@ def test_a_mark_belongs_to_its_word_and_a_character_without_spaces_is_one() -> N
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_draw_is_the_released_codes_top_k_of_weights_and_gumbel_noise(corpus: Corpus, tmp_path: Path, seed: int) -> None:
+def test_the_ranking_equals_the_released_codes_top_k_of_weights_and_gumbel_noise(corpus: Corpus, tmp_path: Path, seed: int) -> None:
     log_weights = plain_log_weights([corpus.text(position) for position in range(len(corpus))], TARGET, 10_000)
     noised = np.array(log_weights) + np.random.default_rng([seed, 0x44534952]).gumbel(size=len(log_weights))
     ranking = propose(corpus, DsirConfig(), tmp_path, seed=seed)
@@ -98,7 +98,7 @@ def test_the_draw_is_the_released_codes_top_k_of_weights_and_gumbel_noise(corpus
     np.testing.assert_allclose(ranking.score, np.array(log_weights)[ranking.position], rtol=1e-5)
 
 
-def test_a_draw_is_in_proportion_to_the_weights() -> None:
+def test_sampling_is_in_proportion_to_the_weights() -> None:
     """Of two places the first must win in w1 / (w1 + w2) of all draws; by the third decimal that is checked on 4,000 seeds."""
     weights = np.array([3.0, 1.0])
     wins = sum(int(resample(np.log(weights), seed=seed)[0] == 0) for seed in range(4000))

@@ -46,7 +46,7 @@ def test_the_table_finds_a_pair_at_the_threshold_and_uses_at_most_128_permutatio
     assert rows == 1 or 1 - (1 - threshold**rows) ** bands >= 0.999
 
 
-def test_what_is_dropped_is_what_comparing_all_pairs_drops(tmp_path: Path) -> None:
+def test_dropped_passages_are_those_of_comparing_all_pairs(tmp_path: Path) -> None:
     texts = [text for number, text in enumerate(BASE) for text in (text, changed(text, 1 + number % 20))]
     corpus = write_corpus(tmp_path, texts)
     duplicates = NearDuplicates(corpus, 0.8)

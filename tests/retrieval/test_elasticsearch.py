@@ -55,7 +55,7 @@ def requests(server: SearchServer, endpoint: str) -> list[Any]:
     return [body for path, body in server.asked if path.endswith(endpoint)]
 
 
-def test_every_query_gets_its_documents_best_first_and_equal_queries_are_asked_once(server: SearchServer, pauses: list[float]) -> None:
+def test_every_query_gets_its_documents_best_first_and_equal_queries_are_sent_once(server: SearchServer, pauses: list[float]) -> None:
     queries = ["receptor kinase", "aspirin", "unheard of", "KINASE  receptor", "river", ""]
     assert search(server, queries, pauses) == {0: ["a", "d"], 1: ["c"], 2: ["d", "c"], 3: ["a", "d"], 4: ["b"], 5: []}
     assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 2]
@@ -71,7 +71,7 @@ def test_scores_come_with_the_documents_and_repeated_terms_count(server: SearchS
     assert twice.score.tolist() == pytest.approx([2 * once.score[0]])
 
 
-def test_statistics_are_asked_of_all_shards_and_texts_are_not_sent_with_the_hits(server: SearchServer, pauses: list[float]) -> None:
+def test_statistics_are_those_of_all_shards_and_hits_come_without_texts(server: SearchServer, pauses: list[float]) -> None:
     search(server, ["river"], pauses, limit=7)
     ((header, body),) = requests(server, "_msearch")
     assert header == {"search_type": "dfs_query_then_fetch"}
@@ -80,13 +80,13 @@ def test_statistics_are_asked_of_all_shards_and_texts_are_not_sent_with_the_hits
 
 def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer, pauses: list[float]) -> None:
     server.max_clauses = 3
-    told: list[Event] = []
+    events: list[Event] = []
     asked = "the receptor of the river bank unknown"  # the: 4 documents, receptor 2, of 2, river 1, bank 1, unknown 0
-    answers = list(search_elasticsearch(settings(server, max_clauses=3), [asked], limit=5, emit=told.append, pause=pauses.append))
+    answers = list(search_elasticsearch(settings(server, max_clauses=3), [asked], limit=5, emit=events.append, pause=pauses.append))
     assert isinstance(answers[0][1], ServerHits)
     (lines,) = requests(server, "_msearch")
     assert [clause["term"]["text"]["value"] for clause in lines[1]["query"]["bool"]["should"]] == ["bank", "river", "unknown"]
-    assert [event.message for event in told if event.kind == "note"] == [
+    assert [event.message for event in events if event.kind == "note"] == [
         "1 texts have over 3 terms each (retriever.max_clauses); their most frequent terms were dropped"
     ]
 
@@ -106,7 +106,7 @@ BUSY: Answer = (429, {"error": {"type": "es_rejected_execution_exception", "reas
     [(BUSY, [0.5, 1.0]), ((503, "<html>no upstream</html>", {}), [0.5, 1.0]), ((502, {}, {"retry-after": "7"}), [7.0, 7.0])],
     ids=["queue full", "proxy", "retry-after"],
 )
-def test_a_busy_server_is_asked_again_after_longer_and_longer_pauses(
+def test_requests_to_a_busy_server_are_repeated_after_increasing_pauses(
     server: SearchServer, pauses: list[float], busy: Answer, expected: list[float]
 ) -> None:
     server.interrupt = lambda path, body: busy if path.endswith("_msearch") and len(requests(server, "_msearch")) <= 2 else None
@@ -114,7 +114,7 @@ def test_a_busy_server_is_asked_again_after_longer_and_longer_pauses(
     assert pauses == expected
 
 
-def test_only_the_queries_that_were_refused_are_asked_again(server: SearchServer, pauses: list[float]) -> None:
+def test_only_failed_queries_are_repeated(server: SearchServer, pauses: list[float]) -> None:
     def reject_once(question: Any, answer: dict[str, Any]) -> dict[str, Any]:
         first = len(requests(server, "_msearch")) == 1
         return {"error": {"type": "es_rejected_execution_exception"}, "status": 429} if first and "river" in str(question) else answer
@@ -125,14 +125,14 @@ def test_only_the_queries_that_were_refused_are_asked_again(server: SearchServer
 
 
 @pytest.mark.parametrize("partial", [{"timed_out": True}, {"_shards": {"total": 2, "successful": 1, "failed": 1}}], ids=["time", "shard"])
-def test_half_an_answer_is_none(server: SearchServer, pauses: list[float], partial: dict[str, Any]) -> None:
+def test_a_partial_response_is_a_failure(server: SearchServer, pauses: list[float], partial: dict[str, Any]) -> None:
     server.spoil = lambda question, answer: answer | partial if "river" in str(question.get("query")) else answer
     answers = search(server, ["river", "aspirin"], pauses)
     assert answers == {0: "only some of the shards responded, tried 4 times", 1: ["c"]}
     assert pauses == [0.5, 1.0, 2.0]
 
 
-def test_queries_of_a_batch_that_is_never_answered_fail_and_the_others_are_answered(server: SearchServer, pauses: list[float]) -> None:
+def test_queries_of_a_batch_without_a_response_fail_and_the_others_succeed(server: SearchServer, pauses: list[float]) -> None:
     server.interrupt = lambda path, body: BUSY if path.endswith("_msearch") and "river" in str(body) else None
     answers = search(server, ["river", "bank", "aspirin"], pauses)
     assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), tried 4 times"
@@ -172,9 +172,7 @@ def test_fields_may_be_nested_or_dotted() -> None:
         ({"index": "missing"}, "404: index_not_found_exception: no such index.*check retriever.index"),
     ],
 )
-def test_a_wrong_name_is_refused_before_anything_is_asked(
-    server: SearchServer, pauses: list[float], changes: dict[str, str], message: str
-) -> None:
+def test_a_wrong_name_is_refused_before_any_query(server: SearchServer, pauses: list[float], changes: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         search(server, ["river"], pauses, **changes)
     assert len(server.asked) == 1
@@ -189,13 +187,13 @@ def test_an_index_must_be_one_and_its_field_text(server: SearchServer, pauses: l
         search(server, ["river"], pauses)
 
 
-def test_a_server_that_is_not_there_is_named(pauses: list[float]) -> None:
+def test_an_unreachable_server_is_named(pauses: list[float]) -> None:
     with pytest.raises(EnvironmentFault, match=r"http://127.0.0.1:9: no response \(ConnectionError.*check retriever.url"):
         list(search_elasticsearch(ElasticsearchConfig(url="http://127.0.0.1:9", index="a", retries=1), ["x"], limit=1, pause=pauses.append))
     assert pauses == [0.5]
 
 
-def test_a_server_that_refuses_the_key_is_not_asked_again(server: SearchServer, pauses: list[float]) -> None:
+def test_a_refused_key_is_not_tried_again(server: SearchServer, pauses: list[float]) -> None:
     server.interrupt = lambda path, body: (401, {"error": {"type": "security_exception", "reason": "missing"}, "status": 401}, {})
     with pytest.raises(UsageError, match=r"401: security_exception: missing.*api_key_env or retriever.login_env"):
         search(server, ["river"], pauses)
@@ -222,7 +220,7 @@ def test_settings_that_would_leak_or_cannot_work_are_refused(wrong: dict[str, An
         ElasticsearchConfig(**{"url": "https://host:9200", "index": "articles"} | wrong)
 
 
-def test_servers_of_other_makers_answer_too(server: SearchServer, pauses: list[float]) -> None:
+def test_other_compatible_servers_are_accepted(server: SearchServer, pauses: list[float]) -> None:
     server.product = "OpenSearch"
     assert search(server, ["river"], pauses) == {0: ["b"]}
 
@@ -234,7 +232,7 @@ def test_without_the_package_one_line_says_what_to_install(server: SearchServer,
 
 
 @pytest.mark.skipif("ELASTICSEARCH_URL" not in os.environ, reason="needs a server in $ELASTICSEARCH_URL that may be written to")
-def test_a_real_server_answers_as_the_stand_in_does() -> None:
+def test_a_real_server_responds_like_the_stand_in() -> None:
     """Writes and deletes the index cramlm-contract-test."""
     from elastic_transport import NodeConfig, Transport
     from elastic_transport.client_utils import url_to_node_config

@@ -18,7 +18,7 @@ from cramlm.storage.artifacts import verify
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
 
 
-def test_an_index_is_built_once_and_then_fresh(tmp_path: Path) -> None:
+def test_an_index_is_built_once(tmp_path: Path) -> None:
     corpus, events = TextCorpus(TEXTS), list[Event]()
     first = build_index(corpus, tmp_path, emit=events.append)
     assert [event.kind for event in events if event.kind != "progress"] == ["start", "done"]
@@ -133,7 +133,7 @@ def test_a_vocabulary_that_outgrows_its_tables_keeps_every_term(tmp_path: Path) 
     assert [[position for position, _ in hits] for hits in found] == [[0], [1555], [1999]]
 
 
-def test_terms_that_share_a_hash_key_are_told_apart_when_looked_up(tmp_path: Path) -> None:
+def test_terms_with_equal_hash_keys_are_distinguished(tmp_path: Path) -> None:
     index = index_texts(["elephantine", "rhinoceroses"], tmp_path)
     ((_, whole),) = index.segments
     keys = np.full(2, whole.term_keys[list(whole.term_ids).index(0)], np.uint64)  # both words under the first one's key

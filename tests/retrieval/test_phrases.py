@@ -41,12 +41,12 @@ def test_a_phrase_stands_as_in_the_text_and_a_hyphen_inside_a_word_does_not_end_
 
 
 @pytest.mark.parametrize("text", ["", "ati ni", "... --- !", "____", "- ati", "ni -", "'"])
-def test_a_text_without_content_words_has_no_phrase_and_asks_as_it_is(text: str, corpus: Corpus) -> None:
+def test_a_text_without_content_words_is_its_own_query(text: str, corpus: Corpus) -> None:
     assert key_phrases(text, {"ati", "ni"}) == []
     assert query_texts([text], corpus, source="phrases", max_words=None) == [text]
 
 
-def test_stop_words_are_what_is_everywhere_in_the_corpus_or_the_training_texts(corpus: Corpus) -> None:
+def test_stop_words_are_frequent_in_the_corpus_or_the_training_texts(corpus: Corpus) -> None:
     found = stop_words(corpus, ["àti ilé kan", "àti oko kan", "àti odò", "ọba"])
     assert {"ati", "ni", "àti"} <= found
     assert not {"ilu", "99", "kan", "ilé"} & found  # in two texts: too few to say
@@ -60,7 +60,7 @@ def test_queries_keep_the_order_of_the_texts_and_repeated_ones(corpus: Corpus) -
     assert query_texts(texts, corpus, source="text", max_words=None) == texts
 
 
-def test_a_bound_cuts_texts_after_a_word_and_phrases_after_one_that_fits(corpus: Corpus) -> None:
+def test_max_words_truncates_texts_and_drops_whole_phrases(corpus: Corpus) -> None:
     assert query_texts(["One, two (three) four"], corpus, source="text", max_words=3) == ["One, two (three)"]
     assert query_texts(["One, two (three) four"], corpus, source="text", max_words=4) == ["One, two (three) four"]
     text = "wide river delta. alpha beta. gamma. epsilon. zeta. theta. iota"

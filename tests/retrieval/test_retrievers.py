@@ -105,7 +105,7 @@ BOUNDS: list[dict[str, int]] = [{"max_documents": 20}, {"max_documents": 150}, {
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=str)
-def test_with_an_open_depth_the_slice_is_that_of_the_deepest_search(world: World, bound: dict[str, int]) -> None:
+def test_with_open_top_k_the_selection_is_that_of_the_deepest_search(world: World, bound: dict[str, int]) -> None:
     def slice_of(top_k: int | None) -> list[int]:
         ranking = propose(world, Bm25Config(top_k=top_k, **bound), TEXTS[:2]).ranking
         return ranking.position[: within_bound(ranking, world[0], Bound(bound.get("max_documents"), bound.get("max_tokens")))].tolist()
@@ -117,7 +117,7 @@ def test_with_an_open_depth_the_slice_is_that_of_the_deepest_search(world: World
     ("bound", "asked"),
     [({}, [50]), ({"max_documents": 20}, [50]), ({"max_documents": 150}, [50, 200]), ({"max_documents": 10**6}, [50, 200, 800])],
 )
-def test_a_query_is_asked_for_more_only_where_a_bound_is_not_filled(world: World, bound: dict[str, int], asked: list[int]) -> None:
+def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, bound: dict[str, int], asked: list[int]) -> None:
     config = Bm25Config(**bound)
     depths = []
 
@@ -129,11 +129,11 @@ def test_a_query_is_asked_for_more_only_where_a_bound_is_not_filled(world: World
     assert depths == asked
 
 
-def test_a_depth_that_is_given_is_kept(world: World) -> None:
+def test_a_given_top_k_is_kept(world: World) -> None:
     assert len(propose(world, Bm25Config(top_k=7, max_documents=100), TEXTS[:1]).ranking) == 7
 
 
-def test_one_document_fits_every_bound(world: World) -> None:
+def test_at_least_one_document_is_kept_for_every_bound(world: World) -> None:
     assert within_bound(one_each(np.arange(5)), world[0], Bound(tokens=1)) == 1
     assert within_bound(one_each(np.arange(5)), world[0], Bound()) == 5
     assert within_bound(one_each(np.arange(0)), world[0], Bound(documents=3, tokens=3)) == 0
@@ -156,7 +156,7 @@ def test_a_character_of_a_script_without_spaces_is_estimated_as_a_token() -> Non
 
 
 @pytest.mark.parametrize("config", [RandomConfig(), DsirConfig()])
-def test_a_seed_draws_another_order(world: World, config: RetrieverConfig) -> None:
+def test_another_seed_gives_another_order(world: World, config: RetrieverConfig) -> None:
     orders = [propose(world, config, TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(300))

@@ -162,7 +162,7 @@ def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, 
     np.testing.assert_allclose(falling.weight / falling.weight[0], 1 / np.sqrt(falling.rank + 1), rtol=1e-6)
 
 
-def test_a_union_says_which_retriever_named_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
     selection = select(world, make_task(QUERIES), tmp_path / "out", config)
     rows, report = selected(tmp_path / "out"), json.loads((tmp_path / "out" / "report.json").read_bytes())
@@ -212,7 +212,7 @@ def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
         select_documents(RandomConfig(max_documents=100), corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
 
 
-def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_random_selection_depends_on_the_seed_and_has_no_repeats(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(max_documents=50), seed=4)
     again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(max_documents=50), seed=4)
     other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(max_documents=50), seed=5)
@@ -225,15 +225,15 @@ def test_a_random_selection_is_drawn_by_the_seed_without_repetition(world: tuple
     assert shorter.position.tolist() == one.position[:20].tolist()
 
 
-def test_a_selection_is_made_once_and_says_why_it_is_made_again(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[Corpus, Index], tmp_path: Path) -> None:
     events: list[Event] = []
     task, out = make_task(QUERIES), tmp_path / "out"
     select(world, task, out, Bm25Config(top_k=3), emit=events.append)
     select(world, task, out, Bm25Config(top_k=3), seed=99, emit=events.append)  # BM25 draws nothing
     select(world, task, out, Bm25Config(top_k=4), emit=events.append)
-    told = [(event.kind, event.stage) for event in events if event.kind != "progress"]
+    events = [(event.kind, event.stage) for event in events if event.kind != "progress"]
     expected = ["start", "done", "up_to_date", "stale", "start", "done"]
-    assert told == [(kind, "selection") for kind in expected]
+    assert events == [(kind, "selection") for kind in expected]
     assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
 
 

@@ -17,7 +17,7 @@ SEA = ["the tide and the harbour and a ship in the reef", "a sailor on the ship 
 OTHER = invented_texts(120, seed=41)
 
 
-def test_a_selection_in_the_words_of_the_task_is_nearer_to_it_than_a_blind_draw(tmp_path: Path) -> None:
+def test_a_selection_with_the_task_s_words_is_nearer_to_it_than_random_text(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [*OTHER, *SEA])
     report = compare_with_corpus(corpus, np.arange(120, 123), ["a ship at the reef", "sailor and tide"])
     likeness = report["task_likeness"]
@@ -28,7 +28,7 @@ def test_a_selection_in_the_words_of_the_task_is_nearer_to_it_than_a_blind_draw(
     assert {"the", "ship", "harbour"} <= {row["word"] for row in report["over_represented"]}
 
 
-def test_the_whole_corpus_is_no_nearer_than_a_blind_draw_of_as_much(tmp_path: Path) -> None:
+def test_the_whole_corpus_is_no_nearer_than_random_text(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, OTHER)
     report = compare_with_corpus(corpus, np.random.default_rng(1).permutation(120), OTHER[:3])
     assert report["task_likeness"]["kl_reduction"] == 0
@@ -36,13 +36,13 @@ def test_the_whole_corpus_is_no_nearer_than_a_blind_draw_of_as_much(tmp_path: Pa
     assert report["over_represented"] == []
 
 
-def test_the_blind_draw_holds_as_much_text_as_the_selection(tmp_path: Path) -> None:
+def test_the_random_sample_has_as_much_text_as_the_selection(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [*OTHER, " ".join(OTHER[:6])])
     report = compare_with_corpus(corpus, np.array([120]), OTHER[:3])  # as long as six others
     assert 3 <= report["task_likeness"]["random_passages"] <= 12
 
 
-def test_the_blind_draw_holds_one_array_of_all_positions_not_a_list() -> None:
+def test_the_random_sample_needs_8_bytes_per_position() -> None:
     tracemalloc.start()
     try:
         first = next(random_batches(1_000_000))

@@ -89,7 +89,7 @@ class PartPlan:
         return sum(stamp.bytes for stamp in self.stamps)
 
     def folder(self, store: Path) -> Path:
-        """Where the part lies once it is read."""
+        """Return the folder of the part in a store."""
         return store / "parts" / self.name
 
     def as_dict(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_hits_with_a_flipped_byte_are_noticed(index: Index, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("executor", [Processes(1), Processes(2)])
-def test_an_index_is_the_same_whoever_builds_it(
+def test_an_index_does_not_depend_on_the_executor(
     corpus: Corpus, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor
 ) -> None:
     reference = cut(5)
@@ -215,7 +215,7 @@ RAY = """
 import sys
 from pathlib import Path
 from ray.cluster_utils import Cluster
-import test_executors as tests
+import test_distributed_search as tests
 from cramlm.io.executors import connect_ray
 from cramlm.errors import CramError
 from cramlm.retrieval.bm25 import distributed
@@ -233,11 +233,11 @@ with connect_ray(cluster.address) as executor:
     assert (folder / "died").exists()
     assert len(list(folder.glob("node-*"))) == 2
     try:
-        executor.map("test_executors:refuse", [0], on_event=lambda number, event: None)
+        executor.map("test_distributed_search:refuse", [0], on_event=lambda number, event: None)
     except CramError as error:
         print(type(error).__name__, error)
     try:
-        executor.map("test_executors:always_die", [0], on_event=lambda number, event: None)
+        executor.map("test_distributed_search:always_die", [0], on_event=lambda number, event: None)
     except CramError as error:
         print(type(error).__name__, error)
 cluster.shutdown()
@@ -254,7 +254,7 @@ def always_die(task: int, emit: Emit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-def test_two_ray_nodes_find_what_one_search_finds_though_a_worker_is_killed(cut: Callable[[int], Index], tmp_path: Path) -> None:
+def test_two_ray_nodes_find_what_one_search_finds_when_a_worker_is_killed(cut: Callable[[int], Index], tmp_path: Path) -> None:
     path = os.pathsep.join([*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", RAY, str(tmp_path), str(cut(5).path)]
@@ -267,7 +267,7 @@ def test_two_ray_nodes_find_what_one_search_finds_though_a_worker_is_killed(cut:
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-def test_a_cluster_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_cluster_is_a_one_line_error() -> None:
     command = [sys.executable, "-m", "cramlm", "index", "c.jsonl", "--out", "o", "--ray", "localhost:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 4

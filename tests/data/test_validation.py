@@ -35,7 +35,7 @@ def write(path: Path, rows: list[tuple[str, str]]) -> str:
     return str(path)
 
 
-def test_every_kind_of_finding_is_told_at_its_file_and_line(tmp_path: Path) -> None:
+def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", TRAIN)
     with Path(train).open("a", encoding="utf-8") as file:
         file.write('{"text": "no label here"}\n')
@@ -79,7 +79,7 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
     }
 
 
-def test_the_short_form_has_a_line_for_each_rule_with_the_first_place() -> None:
+def test_the_summary_has_a_line_per_rule_with_the_first_location() -> None:
     findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4), ("leak", 1))]
     assert summarize_findings(findings, without=frozenset({"leak"})) == ["long: 2 findings, first train:3: so", "script: train:4: so"]
 
@@ -93,13 +93,13 @@ def test_scripts_are_those_of_the_letters() -> None:
     assert main_script("1 + 1 = 2") is None
 
 
-def test_check_exits_with_3_where_there_is_a_problem_and_0_where_there_is_none(tmp_path: Path) -> None:
+def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", TRAIN)
     command = [sys.executable, "-m", "cramlm", "check", train, "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    told = json.loads(result.stdout)
-    assert (result.returncode, told["problems"]) == (3, 1)
-    assert told["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
+    events = json.loads(result.stdout)
+    assert (result.returncode, events["problems"]) == (3, 1)
+    assert events["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
     clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
     shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=600)
     assert (shown.returncode, shown.stderr) == (0, "")

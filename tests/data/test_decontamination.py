@@ -41,7 +41,7 @@ def test_texts_under_four_words_are_too_common_to_be_evidence() -> None:
     assert len(overlaps(["it is not so bad"], "is not so bad")) == 1
 
 
-def test_each_half_of_a_pair_is_searched_on_its_own() -> None:
+def test_each_half_of_a_pair_is_searched_separately() -> None:
     pair = [Example("dev:1", "one two three four", "five six seven eight", "x")]
     documents = ["one two three four", "FIVE six seven eight", "three four five six"]
     assert [overlap.position for overlap in HeldOut(pair).find(enumerate(map(str.encode, documents)))] == [0, 1]
@@ -93,12 +93,12 @@ def test_a_match_does_not_run_from_one_document_into_the_next() -> None:
     assert overlaps(["the plot never", "quite comes together"], SHORT) == []
 
 
-def test_the_first_match_in_the_document_is_told_with_the_first_example_that_has_it() -> None:
+def test_the_first_match_in_a_document_is_reported_with_its_first_example() -> None:
     found = overlaps([f"{SHORT}. {LONG}"], LONG, SHORT, SHORT)
     assert [(overlap.split_example_id, overlap.reason) for overlap in found] == [("test:2", "contains the whole text")]
 
 
-def test_nothing_held_out_means_no_overlap() -> None:
+def test_without_held_out_text_there_is_no_overlap() -> None:
     assert overlaps([LONG]) == []
     assert overlaps([], LONG) == []
 
@@ -118,7 +118,7 @@ def contains(document: str, text: str) -> bool:
 
 
 @given(seed=st.integers(0, 10**6), kinds=st.sampled_from(["a", "ab", "a東", "東", "東ก", "ab東ก", "ก"]))
-def test_the_fast_search_finds_what_a_plain_one_finds(seed: int, kinds: str) -> None:
+def test_the_compiled_search_equals_a_plain_one(seed: int, kinds: str) -> None:
     draw = random.Random(seed)
     texts = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 30))) for _ in range(6)]
     documents = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 60))) for _ in range(6)]

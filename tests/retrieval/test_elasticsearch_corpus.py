@@ -48,7 +48,7 @@ def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
     return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "retries": 0, "top_k": 2} | changes)
 
 
-def test_what_the_texts_find_becomes_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
+def test_hits_become_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
     config = settings(server)
     corpus = server_corpus(config, QUERIES, tmp_path)
     proposal = build_retriever(config, RetrievalContext(tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
@@ -84,9 +84,9 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
     many = [f"river {number}" for number in range(200)]
     broken = {"error": {"type": "search_phase_execution_exception", "reason": "shard lost"}, "status": 400}
     server.spoil = lambda question, answer: broken if "'7'" in str(question.get("query")) else answer
-    told: list[Event] = []
-    server_corpus(settings(server, batch=100), many, tmp_path, emit=told.append)
-    done = next(event for event in told if event.kind == "done" and event.stage == "server")
+    events: list[Event] = []
+    server_corpus(settings(server, batch=100), many, tmp_path, emit=events.append)
+    done = next(event for event in events if event.kind == "done" and event.stage == "server")
     assert done.data["queries"] == {"texts": 200, "distinct": 199, "answered": 199, "empty": 0, "failed": 1}
     assert done.data["failures"] == {"failed (400: search_phase_execution_exception: shard lost)": 1}
     server.spoil = lambda question, answer: broken if "'1'" in str(question.get("query")) or "'2'" in str(question) else answer
@@ -94,7 +94,7 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
         server_corpus(settings(server, batch=100), many[:20], tmp_path)
 
 
-def test_a_field_without_text_and_an_index_without_a_hit_are_said(server: SearchServer, tmp_path: Path) -> None:
+def test_a_field_without_text_and_an_index_without_a_hit_are_errors(server: SearchServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training text retrieves a document of 'articles'"):
         server_corpus(settings(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
@@ -105,7 +105,7 @@ def test_a_field_without_text_and_an_index_without_a_hit_are_said(server: Search
         server_corpus(settings(server), QUERIES, tmp_path)
 
 
-def test_of_a_long_text_its_first_words_may_ask(server: SearchServer, tmp_path: Path) -> None:
+def test_query_words_truncates_long_texts(server: SearchServer, tmp_path: Path) -> None:
     corpus = server_corpus(settings(server, query_words=1), ["river receptor kinase", "harbour kinase"], tmp_path)
     assert {document.id.partition("#")[0] for document in corpus} == {"river", "harbour"}
 
