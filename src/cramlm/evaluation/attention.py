@@ -1,12 +1,12 @@
-"""Where the heads of an encoder look: how many of them are positional, how many vertical, layer by layer.
+"""Count the positional and the vertical attention heads of an encoder, layer by layer.
 
-For every token of every text, as a query, the place of its largest attention weight is looked at. A head is
+For every token as a query, take the position of its largest attention weight. A head is
 
-    positional   if at least 90 % of these places are neighbours of the query, |i - j| = 1
+    positional   if at least 90 % of these positions are neighbours of the query, |i - j| = 1
     vertical     if more than 90 % of them hold [CLS], [SEP] or "."
 
-Source: Yao et al. 2022, section on attention. All tokens are queries, special ones too. Scores are computed here from the queries and keys
-that the layers themselves compute (softmax does not move the largest), so that any encoder of model/encoder.py will do.
+Source: Yao et al. 2022, section on attention. All tokens are queries, special tokens too. Attention scores are computed from the queries
+and keys of the layers (softmax keeps the maximum), for every encoder of model/encoder.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadShares:
-    """Shares of the queries, each (layers, heads): whose largest weight lies on a neighbour, and on [CLS], [SEP] or "."."""
+    """Shares of the queries whose largest weight is on a neighbour, and on [CLS], [SEP] or "."; each (layers, heads)."""
 
     neighbour: _Floats
     special: _Floats
@@ -41,21 +41,21 @@ class HeadShares:
 
     @property
     def positional(self) -> npt.NDArray[np.bool_]:
-        """Which heads are."""
+        """True for positional heads, (layers, heads)."""
         return self.neighbour >= POSITIONAL
 
     @property
     def vertical(self) -> npt.NDArray[np.bool_]:
-        """Which heads are."""
+        """True for vertical heads, (layers, heads)."""
         return self.special > VERTICAL
 
 
 def head_shares(model: Model, tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int) -> HeadShares:
-    """Look at all heads over `texts`, each cut at `max_length` tokens; fp32."""
+    """The shares of all heads over `texts`, each truncated to `max_length` tokens; computed in fp32."""
     sequences = tokenizer.sequences(texts, max_length=max_length, cut="truncate")
-    telling = {tokenizer.cls_id, tokenizer.sep_id, *_full_stops(tokenizer)}
-    looked = _Looked(torch.tensor(sorted(telling)))
-    with _watched(model.encoder, looked), torch.no_grad():
+    special_ids = {tokenizer.cls_id, tokenizer.sep_id, *_full_stops(tokenizer)}
+    counts = _Counts(torch.tensor(sorted(special_ids)))
+    with _hooked(model.encoder, counts), torch.no_grad():
         for start in range(0, len(sequences), _ROWS):
             chunk = np.arange(start, min(start + _ROWS, len(sequences)))
             batch = pack(
@@ -66,16 +66,16 @@ def head_shares(model: Model, tokenizer: Tokenizer, texts: Sequence[str], *, max
                 pad_id=tokenizer.pad_id,
             )
             packed = PackedBatch.of(batch)
-            looked.begin(packed)
+            counts.begin(packed)
             model.hidden(packed)
-    return looked.shares()
+    return counts.shares()
 
 
 @dataclass(slots=True)
-class _Looked:
-    """What has been counted so far. Layers are told apart by the order in which they compute, so one may be used several times."""
+class _Counts:
+    """Counts so far. Layers are numbered in the order in which they run, so a module may run several times."""
 
-    telling: Tensor
+    special_ids: Tensor
     queries: int = 0
     layer: int = 0
     neighbour: list[Tensor] = field(default_factory=list)
@@ -89,46 +89,46 @@ class _Looked:
         self.queries += int((batch.sequence >= 0).sum())
 
     def layer_begins(self, inputs: tuple[Any, ...]) -> None:
-        """The bias (R, 1, L, L) and the rotation, if any, are among what a layer is given."""
+        """Take the attention bias (R, 1, L, L) and the rotation, if any, from the inputs of a layer."""
         self.rotation = next((each for each in inputs if isinstance(each, Rotation)), None)
         self.bias = next(each for each in inputs if isinstance(each, Tensor) and each.dim() == 4 and each.shape[1] == 1)
 
     def projected(self, heads: int, qkv: Tensor) -> None:
-        """Queries and keys of a layer are there: count."""
+        """Count over the queries and keys of a layer."""
         assert self.batch is not None
         assert self.bias is not None
         rows, length, width = qkv.shape
         query, key, _ = qkv.float().view(rows, length, 3, heads, width // 3 // heads).unbind(2)
         if self.rotation is not None:
-            query, key = _turned(query, self.rotation), _turned(key, self.rotation)
+            query, key = _rotated(query, self.rotation), _rotated(key, self.rotation)
         scores = torch.einsum("rqhd,rkhd->rhqk", query, key) / (width // 3 // heads) ** 0.5 + self.bias
         best = scores.argmax(dim=-1)  # (R, H, L)
         real = (self.batch.sequence >= 0)[:, None, :]
-        beside = ((best - torch.arange(length)).abs() == 1) & real
-        there = self.batch.token_ids[:, None, :].expand(-1, heads, -1).gather(2, best)
-        special = torch.isin(there, self.telling) & real
+        on_neighbour = ((best - torch.arange(length)).abs() == 1) & real
+        best_ids = self.batch.token_ids[:, None, :].expand(-1, heads, -1).gather(2, best)
+        special = torch.isin(best_ids, self.special_ids) & real
         if self.layer == len(self.neighbour):
             self.neighbour.append(torch.zeros(heads, dtype=torch.int64))
             self.special.append(torch.zeros(heads, dtype=torch.int64))
-        self.neighbour[self.layer] += beside.sum(dim=(0, 2))
+        self.neighbour[self.layer] += on_neighbour.sum(dim=(0, 2))
         self.special[self.layer] += special.sum(dim=(0, 2))
         self.layer += 1
 
     def shares(self) -> HeadShares:
-        neighbour, special = (torch.stack(counts).numpy() / self.queries for counts in (self.neighbour, self.special))
+        neighbour, special = (torch.stack(each).numpy() / self.queries for each in (self.neighbour, self.special))
         return HeadShares(neighbour, special, self.queries)
 
 
 @contextmanager
-def _watched(encoder: nn.Module, looked: _Looked) -> Iterator[None]:
-    """Hooks on every layer that projects queries, keys and values by a matrix `qkv`, until the block ends."""
+def _hooked(encoder: nn.Module, counts: _Counts) -> Iterator[None]:
+    """Hooks, for the block, on every layer that projects queries, keys and values by a matrix `qkv`."""
     hooks = []
     for layer in encoder.modules():
         projection = getattr(layer, "qkv", None)
         if isinstance(projection, nn.Module):
             heads = int(layer.heads)  # type: ignore[arg-type]
-            hooks.append(layer.register_forward_pre_hook(lambda _, inputs: looked.layer_begins(inputs)))
-            hooks.append(projection.register_forward_hook(lambda _, __, output, heads=heads: looked.projected(heads, output)))
+            hooks.append(layer.register_forward_pre_hook(lambda _, inputs: counts.layer_begins(inputs)))
+            hooks.append(projection.register_forward_hook(lambda _, __, output, heads=heads: counts.projected(heads, output)))
     try:
         yield
     finally:
@@ -136,11 +136,11 @@ def _watched(encoder: nn.Module, looked: _Looked) -> Iterator[None]:
             hook.remove()
 
 
-def _turned(x: Tensor, rotation: Rotation) -> Tensor:
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1)
 
 
 def _full_stops(tokenizer: Tokenizer) -> list[int]:
-    """Every token that stands for a full stop, whatever marks a word's beginning or continuation."""
+    """Ids of the tokens that are a full stop, with or without a prefix for the start or the continuation of a word."""
     return [number for number, token in enumerate(tokenizer.vocabulary) if token.removeprefix("##").lstrip("Ġ▁ ") == "."]

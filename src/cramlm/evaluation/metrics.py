@@ -1,23 +1,16 @@
-"""Scores of predicted labels, equal to scikit-learn's, and how sure one can be of them.
+"""Scores of predicted labels, sets of labels and numbers, equal to those of scikit-learn and SciPy, with bootstrap intervals.
 
-Macro-F1 is the mean over the labels that occur in the truth or among the predictions, which is `f1_score(true, predicted,
-average="macro", zero_division=0)`. A true label that training never showed is a label of its own that is always missed, so micro-F1
-equals accuracy.
+Labels: macro-F1 is the mean over the labels that occur in the truth or among the predictions (`f1_score(..., average="macro",
+zero_division=0)`). A true label that training does not have is a label that is always missed, so micro-F1 equals accuracy.
 
-Intervals are percentile bootstraps over rows. Resampling n rows with replacement draws the cells of the confusion matrix from a multinomial
-of n trials, so a thousand resamples cost milliseconds whatever n is, and a `Scores` needs nothing but its matrix for them.
+Sets of labels: macro-F1 as above, micro-F1 over all pairs of a text and a label, subset accuracy is the share of texts whose whole set is
+right.
 
-Scores of predicted sets of labels, equal to scikit-learn's, and how sure one can be of them.
+Numbers: Pearson's and Spearman's correlation are 0 if one side is constant; RMSE is in the user's unit; R2 is below 0 for predictions worse
+than the mean. Spearman's has no interval, since every resample would have to be ranked again.
 
-Macro-F1 is the mean over the labels that occur in the truth or among the predictions, `f1_score(..., average="macro", zero_division=nan)`;
-micro-F1 counts every yes alike, whatever its label; subset accuracy is the share of texts whose labels are all right. A true label that
-training never showed is one that is always missed. Intervals are percentile bootstraps over rows.
-
-Scores of predicted numbers, equal to SciPy's and scikit-learn's, and how sure one can be of them.
-
-Pearson's correlation says whether the numbers rise together along a line, Spearman's whether they are in the same order; both are 0 where
-one side is constant. RMSE is the error in the user's unit; R2 the share of the variance explained, below 0 for answers worse than the mean.
-Intervals are percentile bootstraps over rows; there is none of Spearman, whose ranks each resample would have to count anew.
+Intervals are percentile bootstraps over rows. Resampling n rows with replacement samples the cells of the confusion matrix from a
+multinomial of n trials, so a thousand resamples cost milliseconds for any n, and `Scores` needs only its matrix.
 """
 
 from __future__ import annotations
@@ -34,7 +27,7 @@ from cramlm.records import FloatArray, IntArray
 RESAMPLES = 1000
 LEVEL = 0.95
 CALIBRATION_BINS = 15
-CELLS_AT_ONCE = 4_000_000  # drawn counts held in memory, 32 MB
+CELLS_AT_ONCE = 4_000_000  # sampled counts held in memory, 32 MB
 
 Interval: TypeAlias = tuple[float, float]
 
@@ -87,18 +80,18 @@ def score(true: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) 
     assert set(predicted) <= set(labels)
     names = [*labels, *sorted(set(true) - set(labels))]
     codes = {label: code for code, label in enumerate(names)}
-    cells = [codes[label] * len(names) + codes[answer] for label, answer in zip(true, predicted, strict=True)]
+    cells = [codes[label] * len(names) + codes[prediction] for label, prediction in zip(true, predicted, strict=True)]
     return _scores_of(np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names)), names)
 
 
 def _scores_of(confusion: IntArray, names: Sequence[str]) -> Scores:
-    hits, support, answered = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision, recall, f1 = (_share(hits, answered), _share(hits, support), _share(2 * hits, support + answered))
+    hits, support, predicted_counts = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall, f1 = (_share(hits, predicted_counts), _share(hits, support), _share(2 * hits, support + predicted_counts))
     right = int(hits.sum()) / int(support.sum())
     return Scores(
         rows=int(support.sum()),
         accuracy=right,
-        macro_f1=float(f1[support + answered > 0].mean()),
+        macro_f1=float(f1[support + predicted_counts > 0].mean()),
         micro_f1=right,
         per_class={
             name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
@@ -122,8 +115,8 @@ def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int = RESA
     at_once = max(1, CELLS_AT_ONCE // max(len(counts), classes))
     samples = []
     for start in range(0, resamples, at_once):
-        drawn = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start))
-        samples.append(_macro_and_micro(drawn, true, predicted, classes))
+        sampled = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start))
+        samples.append(_macro_and_micro(sampled, true, predicted, classes))
     macro, micro = np.concatenate(samples, axis=1)
     ends = [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
     low, high = (float(end) for end in np.percentile(micro, ends))
@@ -145,15 +138,15 @@ def calibration_error(probabilities: FloatArray, true: Sequence[str], labels: Se
     return float(np.abs(gap).sum() / len(confidence))
 
 
-def _macro_and_micro(drawn: IntArray, true: IntArray, predicted: IntArray, classes: int) -> npt.NDArray[np.float64]:
+def _macro_and_micro(sampled: IntArray, true: IntArray, predicted: IntArray, classes: int) -> npt.NDArray[np.float64]:
     """Macro-F1 and accuracy, (2, samples), of counts (samples, cells) that lie at (true, predicted)."""
     cell = np.arange(len(true))
-    of_truth, of_answer = (np.zeros((len(true), classes)) for _ in range(2))
+    of_truth, of_prediction = (np.zeros((len(true), classes)) for _ in range(2))
     of_truth[cell, true] = 1
-    of_answer[cell, predicted] = 1
-    counts = drawn.astype(np.float64)
-    hits = counts @ (of_truth * of_answer)
-    involved = counts @ (of_truth + of_answer)  # support + predicted, the denominator of F1
+    of_prediction[cell, predicted] = 1
+    counts = sampled.astype(np.float64)
+    hits = counts @ (of_truth * of_prediction)
+    involved = counts @ (of_truth + of_prediction)  # support + predicted, the denominator of F1
     f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
     return np.stack([f1.sum(axis=1) / (involved > 0).sum(axis=1), hits.sum(axis=1) / counts.sum(axis=1)])
 
@@ -191,39 +184,39 @@ def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     """Compare two parallel lists of sets of labels; those predicted are all among `labels`, the true ones need not be."""
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted sets of labels"
     names = [*labels, *sorted({name for row in true for name in row} - set(labels))]
-    truth, answers = _indicators(true, names), _indicators(predicted, names)
-    hits, support, answered = (truth * answers).sum(axis=0), truth.sum(axis=0), answers.sum(axis=0)
-    precision, recall, f1 = (_share(hits, answered), _share(hits, support), _share(2 * hits, support + answered))
-    occurs = support + answered > 0
+    truth, predictions = _indicators(true, names), _indicators(predicted, names)
+    hits, support, predicted_counts = (truth * predictions).sum(axis=0), truth.sum(axis=0), predictions.sum(axis=0)
+    precision, recall, f1 = (_share(hits, predicted_counts), _share(hits, support), _share(2 * hits, support + predicted_counts))
+    occurs = support + predicted_counts > 0
     return LabelScores(
         rows=len(truth),
-        subset_accuracy=float((truth == answers).all(axis=1).mean()),
+        subset_accuracy=float((truth == predictions).all(axis=1).mean()),
         macro_f1=float(f1[occurs].mean()) if occurs.any() else 0.0,
-        micro_f1=float(2 * hits.sum() / max(1, support.sum() + answered.sum())),
+        micro_f1=float(2 * hits.sum() / max(1, support.sum() + predicted_counts.sum())),
         per_class={
             name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
             for row, name in enumerate(names)
         },
         true=truth,
-        predicted=answers,
+        predicted=predictions,
     )
 
 
 def bootstrap_label_intervals(true: IntArray, predicted: IntArray, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
     """Percentile intervals at 95 % of the three figures, by resampling rows with replacement; same seed, same figures."""
     patterns, counts = np.unique(np.concatenate([true, predicted], axis=1), axis=0, return_counts=True)
-    truth, answers = (half.astype(np.float64) for half in np.split(patterns, 2, axis=1))
-    right = (truth == answers).all(axis=1).astype(np.float64)
+    truth, predictions = (half.astype(np.float64) for half in np.split(patterns, 2, axis=1))
+    right = (truth == predictions).all(axis=1).astype(np.float64)
     random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
     rows, samples = int(counts.sum()), []
     at_once = max(1, CELLS_AT_ONCE // max(patterns.shape))
     for start in range(0, resamples, at_once):
-        drawn = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start)).astype(np.float64)
-        hits, involved = drawn @ (truth * answers), drawn @ (truth + answers)
+        sampled = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start)).astype(np.float64)
+        hits, involved = sampled @ (truth * predictions), sampled @ (truth + predictions)
         f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
         macro = f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1)
         micro = 2 * hits.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
-        samples.append(np.stack([drawn @ right / rows, macro, micro]))
+        samples.append(np.stack([sampled @ right / rows, macro, micro]))
     return percentile_intervals(("subset_accuracy", "macro_f1", "micro_f1"), np.concatenate(samples, axis=1))
 
 
@@ -275,18 +268,18 @@ def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberSc
     from scipy.stats import pearsonr, spearmanr
 
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted numbers"
-    truth, answers = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
-    varied = np.ptp(truth) > 0 and np.ptp(answers) > 0
-    error = float(np.square(truth - answers).sum())
+    truth, predictions = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    varied = np.ptp(truth) > 0 and np.ptp(predictions) > 0
+    error = float(np.square(truth - predictions).sum())
     spread = float(np.square(truth - truth.mean()).sum())
     return NumberScores(
         rows=len(truth),
-        pearson=_finite(pearsonr(truth, answers).statistic) if varied else 0.0,
-        spearman=_finite(spearmanr(truth, answers).statistic) if varied else 0.0,
+        pearson=_finite(pearsonr(truth, predictions).statistic) if varied else 0.0,
+        spearman=_finite(spearmanr(truth, predictions).statistic) if varied else 0.0,
         rmse=float(np.sqrt(error / len(truth))),
         r2=1 - error / spread if spread > 0 else 0.0,
         true=truth,
-        predicted=answers,
+        predicted=predictions,
     )
 
 
@@ -300,8 +293,8 @@ def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers, *, seed: int
     samples = []
     at_once = max(1, CELLS_AT_ONCE // rows)
     for start in range(0, resamples, at_once):
-        drawn = random.multinomial(rows, np.full(rows, 1 / rows), size=min(at_once, resamples - start)).astype(np.float64)
-        mean_x, mean_y, xx, yy, xy, error = (drawn @ sums / rows).T
+        sampled = random.multinomial(rows, np.full(rows, 1 / rows), size=min(at_once, resamples - start)).astype(np.float64)
+        mean_x, mean_y, xx, yy, xy, error = (sampled @ sums / rows).T
         of_x, of_y = np.maximum(xx - mean_x**2, 0), np.maximum(yy - mean_y**2, 0)
         spread = np.sqrt(of_x * of_y)
         pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
