@@ -115,8 +115,8 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     told = [json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()]
     np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in told], atol=2e-6, rtol=0)
     served = load_model(run.export, None)
-    np.testing.assert_allclose(served.answer(texts, [None] * len(texts)).probabilities, answers, atol=1e-5, rtol=0)
-    assert served.answer(["wave " * 100], [None]).lengths[0] > 100
+    np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).probabilities, answers, atol=1e-5, rtol=0)
+    assert served.compute(["wave " * 100], [None]).lengths[0] > 100
     capsys.readouterr()
     models.evaluate(run.export, place["test"], as_json=True)
     assert json.loads(capsys.readouterr().out)["macro_f1"] == pytest.approx(run.scores["models"][run.config.name]["test"]["macro_f1"])

@@ -155,7 +155,7 @@ def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(lo
 def test_lengths_are_those_of_the_whole_texts_with_special_tokens(loaded: ServedModel) -> None:
     texts = ["water", "water " * 45, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs = [None, None, None, None, None, "river " * 40]
-    assert loaded.answer(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
+    assert loaded.compute(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
 
 
 def test_an_onnx_folder_is_asked_as_the_model_is(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
@@ -163,7 +163,7 @@ def test_an_onnx_folder_is_asked_as_the_model_is(loaded: ServedModel, onnx_folde
     assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
     asked = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs: list[str | None] = [*alone(texts), None, None, None, "river " * 40]
-    ours, theirs = loaded.answer(asked, pairs), other.answer(asked, pairs)
+    ours, theirs = loaded.compute(asked, pairs), other.compute(asked, pairs)
     np.testing.assert_array_equal(ours.lengths, theirs.lengths)
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-4)
 
@@ -172,7 +172,7 @@ def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Pa
     with serving_alone(onnx_folder) as server:
         (answer,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
-    expected = loaded.answer(["aspirin reduces pain " * 40], [None]).probabilities[0]
+    expected = loaded.compute(["aspirin reduces pain " * 40], [None]).probabilities[0]
     np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-4)
     assert answer["truncated"]
 
@@ -182,4 +182,4 @@ def test_a_model_whose_numbers_are_not_finite_answers_nothing(folder: Path) -> N
     for parameter in broken.model.parameters():
         parameter.data.fill_(float("nan"))
     with pytest.raises(DivergedError):
-        of_torch(broken).answer(["a"], [None])
+        of_torch(broken).compute(["a"], [None])

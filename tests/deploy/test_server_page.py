@@ -38,8 +38,8 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_shows_a_name_as_text() -> None:
-    content = page("<script>alert(1)</script>", guarded=False).decode()
+def test_the_page_loads_nothing_external_and_escapes_the_name() -> None:
+    content = page("<script>alert(1)</script>", needs_token=False).decode()
     assert "<script>alert" not in content
     assert content.count("&lt;script&gt;alert(1)") == 2
     assert "://" not in content
@@ -48,33 +48,33 @@ def test_the_page_needs_nothing_from_elsewhere_and_shows_a_name_as_text() -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_person_labels_texts_on_the_page(url: str, browser: Any, scheme: str, tmp_path: Path) -> None:
+def test_texts_are_classified_in_a_browser(url: str, browser: Any, scheme: str, tmp_path: Path) -> None:
     context = browser.new_context(color_scheme=scheme, viewport={"width": 380, "height": 800})
     try:
         tab = context.new_page()
-        said: list[str] = []
-        asked: list[str] = []
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        messages: list[str] = []
+        requested: list[str] = []
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("request", lambda request: requested.append(request.url))
         tab.goto(url)
         tab.get_by_label("Texts").fill("<img src=x onerror=alert(1)> river\n\nkinase " + "water " * 60)
-        tab.get_by_role("button", name="Label").click()
+        tab.get_by_role("button", name="Classify").click()
         tab.get_by_text("the token is missing or wrong").wait_for()
         tab.get_by_label("Token").fill(TOKEN)
         tab.keyboard.press("Enter")
-        tab.get_by_text("2 answered in").wait_for()
-        answers = tab.get_by_role("article")
-        assert answers.count() == 2
-        assert answers.first.get_by_text("<img src=x onerror=alert(1)> river").is_visible()
-        assert answers.nth(1).get_by_text("its end was left out").is_visible()
-        assert answers.first.get_by_role("term").count() == len(LABELS)
-        assert answers.first.get_by_text("très <b>bien</b>").first.is_visible()
+        tab.get_by_text("2 texts in").wait_for()
+        articles = tab.get_by_role("article")
+        assert articles.count() == 2
+        assert articles.first.get_by_text("<img src=x onerror=alert(1)> river").is_visible()
+        assert articles.nth(1).get_by_text("the end was cut off").is_visible()
+        assert articles.first.get_by_role("term").count() == len(LABELS)
+        assert articles.first.get_by_text("très <b>bien</b>").first.is_visible()
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
         assert dark == (scheme == "dark")
-        assert all(address.startswith((url, "data:")) for address in asked), asked
-        assert not [line for line in said if "401" not in line], said
+        assert all(address.startswith((url, "data:")) for address in requested), requested
+        assert not [line for line in messages if "401" not in line], messages
         tab.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
     finally:
         context.close()

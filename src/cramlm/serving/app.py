@@ -1,4 +1,8 @@
-"""The routes of the server and their OpenAPI description."""
+"""The routes of the server: request and response models, strict JSON, the page at `/`.
+
+A duplicate key, NaN, a lone surrogate, an unknown field or a number in place of a string is refused with one line that names the field and
+does not repeat the text.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cramlm.serving.batching import Answers, Batcher, BusyError, NotReadyError, ServedModel
+from cramlm.serving.batching import Batcher, BusyError, ModelOutputs, NotReadyError, ServedModel
 from cramlm.serving.limits import Limits
 from cramlm.serving.metrics import Metrics
-from cramlm.serving.middleware import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, refusal
+from cramlm.serving.middleware import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, error_response
 
 
 class PredictRequest(BaseModel):
@@ -43,31 +47,31 @@ class PredictRequest(BaseModel):
     ] = None
 
 
-class Prediction(BaseModel):
-    """The answer to one text."""
+class TextPrediction(BaseModel):
+    """The prediction for one text."""
 
     label: Annotated[str, Field(description="The most probable label.", examples=["sport"])]
     probabilities: Annotated[
         dict[str, float], Field(description="Probability of every label; they sum to 1.", examples=[{"sport": 0.9, "news": 0.1}])
     ]
-    truncated: Annotated[bool, Field(description="Whether the text is longer than the model reads, and its end was left out.")]
+    truncated: Annotated[bool, Field(description="True if the text is longer than the model's input, so that its end was cut off.")]
 
 
-class PredictAnswer(BaseModel):
-    """One answer per text, in the order of the texts."""
+class PredictResponse(BaseModel):
+    """One prediction per text, in the order of the texts."""
 
-    predictions: list[Prediction]
+    predictions: list[TextPrediction]
 
 
-class Fault(BaseModel):
-    """Why there is no answer."""
+class ErrorResponse(BaseModel):
+    """Why a request failed."""
 
     error: Annotated[str, Field(description="One line: what is wrong, and what to do.")]
     error_type: Literal["Validation", "Overloaded", "Unhealthy", "Unauthorized", "NotFound", "Backend"]
 
 
-class State(BaseModel):
-    """Whether the server takes texts."""
+class StateResponse(BaseModel):
+    """State of the server."""
 
     status: Literal["ok", "ready", "loading", "draining"]
 
@@ -76,23 +80,23 @@ _REASONS = {
     400: "Not JSON, or not strictly.",
     401: "The token is missing or wrong.",
     403: "Without a token: Host or Origin is not this machine.",
-    408: "The request was not whole in time.",
+    408: "The request was incomplete after the time limit.",
     413: "The body, the number of texts or a text is too large.",
     415: "Not application/json.",
     422: "A field is missing, unknown or of the wrong type.",
-    429: "More is asked than can be answered in time; Retry-After says when to try again.",
-    503: "The model is loading, or the server is about to stop.",
+    429: "The queue is full; Retry-After gives the seconds until the next attempt.",
+    503: "The model is loading, or the server is shutting down.",
 }
-_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": Fault, "description": reason} for status, reason in _REASONS.items()}
-_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": State, "description": "Loading, or draining."}}
-_DESCRIPTION = """Labels texts with a model that cramlm exported.
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse, "description": reason} for status, reason in _REASONS.items()}
+_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": StateResponse, "description": "Loading, or draining."}}
+_DESCRIPTION = """Classifies texts with a model exported by cramlm.
 
-Answers come in the order of the texts and are those of `cramlm predict`. With a token, send `Authorization: Bearer TOKEN`.
-Every refusal is `{"error": "one line", "error_type": "..."}`."""
+Predictions are in the order of the texts and equal to those of `cramlm predict`. With a token, send `Authorization: Bearer TOKEN`.
+Every error is `{"error": "one line", "error_type": "..."}`."""
 
 
 def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, token: str | None) -> FastAPI:
-    """Build the application for one model; `name` is shown on the page, `token` guards all but the open paths."""
+    """Build the application for one model; `name` is shown on the page; all but the open paths need the `token`."""
     app = FastAPI(
         title="cramlm",
         version=importlib.metadata.version("cramlm"),
@@ -103,7 +107,7 @@ def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, 
         exception_handlers={
             HTTPException: _refuse,
             RequestValidationError: _refuse_fields,
-            ClientDisconnect: _ignore,
+            ClientDisconnect: _disconnected,
             Exception: _report,
         },
     )
@@ -112,28 +116,28 @@ def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, 
     app.add_middleware(CheckAccess, token=token)
     app.add_middleware(CountRequests, metrics=metrics)  # the last one added is the outermost
 
-    @app.post("/v1/predict", response_model=PredictAnswer, responses=_FAULTS, tags=["predict"])
-    async def predict(request: Request, asked: PredictRequest) -> Response:
-        """Label texts. The answer to a text does not depend on what is asked with it, up to 1e-5."""
-        pairs = [None] * len(asked.texts) if asked.pairs is None else asked.pairs
-        check_texts(asked.texts, pairs, most=limits.texts, characters=limits.characters)
+    @app.post("/v1/predict", response_model=PredictResponse, responses=_FAULTS, tags=["predict"])
+    async def predict(request: Request, body: PredictRequest) -> Response:
+        """Classify texts. The probabilities of a text do not depend on the other texts, up to 1e-5."""
+        pairs = [None] * len(body.texts) if body.pairs is None else body.pairs
+        _check_texts(body.texts, pairs, limits)
         try:
-            answers = await _unless_gone(request, batcher.submit(asked.texts, pairs))
+            outputs = await _result_or_disconnect(request, batcher.submit(body.texts, pairs))
         except BusyError:
-            raise HTTPException(429, "too much is asked at once; try again in a second", {"retry-after": "1"}) from None
+            raise HTTPException(429, "too many texts are waiting; try again in a second", {"retry-after": "1"}) from None
         except NotReadyError as error:
             raise HTTPException(503, f"the server is {error}; try again in a second", {"retry-after": "1"}) from None
         assert batcher.model is not None
-        return JSONResponse({"predictions": _predictions(batcher.model, answers)})
+        return JSONResponse({"predictions": _predictions(batcher.model, outputs)})
 
-    @app.get("/healthz", response_model=State, tags=["state"])
+    @app.get("/healthz", response_model=StateResponse, tags=["state"])
     async def healthz() -> Response:
-        """Whether the process lives: always, if it answers."""
+        """Return 200 as long as the process responds."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", response_model=State, responses=_UNREADY, tags=["state"])
+    @app.get("/readyz", response_model=StateResponse, responses=_UNREADY, tags=["state"])
     async def readyz() -> Response:
-        """Whether texts are taken: not while the model loads, and no more once the server was told to stop."""
+        """Return 200 if the server accepts texts: not while the model loads, nor after a signal to stop."""
         if batcher.ready:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "loading" if batcher.model is None else "draining"}, 503)
@@ -145,18 +149,18 @@ def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, 
 
     @app.get("/", include_in_schema=False)
     async def try_it() -> Response:
-        return HTMLResponse(page(name, guarded=token is not None), headers=PAGE_HEADERS)
+        return HTMLResponse(page(name, needs_token=token is not None), headers=PAGE_HEADERS)
 
     return app
 
 
-def _predictions(model: ServedModel, answers: Answers) -> list[dict[str, Any]]:
+def _predictions(model: ServedModel, outputs: ModelOutputs) -> list[dict[str, Any]]:
     """Return the predictions in the form of `Prediction`, with the numbers of `Predictor.predict`."""
-    best = answers.probabilities.argmax(axis=1).tolist()
-    cut = (answers.lengths > model.max_length).tolist()
+    best = outputs.probabilities.argmax(axis=1).tolist()
+    cut = (outputs.lengths > model.max_length).tolist()
     return [
         {"label": model.labels[index], "probabilities": dict(zip(model.labels, row, strict=True)), "truncated": truncated}
-        for index, row, truncated in zip(best, answers.probabilities.tolist(), cut, strict=True)
+        for index, row, truncated in zip(best, outputs.probabilities.tolist(), cut, strict=True)
     ]
 
 
@@ -168,7 +172,7 @@ class _StrictRequest(Request):
 
 
 class _StrictRoute(APIRoute):
-    """Reads bodies by the strict rules of `wire.parse` instead of Python's."""
+    """Parses bodies with `_parse`, which is stricter than Python's JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -177,7 +181,7 @@ class _StrictRoute(APIRoute):
             strict = _StrictRequest(request.scope, request.receive)
             if request.method == "POST":
                 _check_media_type(request)
-                strict.value = parse(await strict.body())  # here and not in `json`, whose exceptions FastAPI replaces by its own
+                strict.value = _parse(await strict.body())  # here and not in `json`, whose exceptions FastAPI replaces by its own
             return await handle(strict)
 
         return handle_strictly
@@ -188,23 +192,23 @@ def _check_media_type(request: Request) -> None:
     if kind.strip() != "application/json" or parameters.replace(" ", "").replace('"', "") not in ("", "charset=utf-8"):
         raise HTTPException(415, "the body must be JSON in UTF-8; send the header `Content-Type: application/json`")
     if "content-encoding" in request.headers:
-        raise HTTPException(415, "compressed bodies are not taken; send the JSON as it is")
+        raise HTTPException(415, "compressed bodies are not supported; send plain JSON")
 
 
-async def _unless_gone(request: Request, answers: asyncio.Future[Answers]) -> Answers:
-    """Wait for the answers, or for the client to go away, which takes its texts out of the queue.
+async def _result_or_disconnect(request: Request, result: asyncio.Future[ModelOutputs]) -> ModelOutputs:
+    """Wait for the result; if the client disconnects first, remove its texts from the queue.
 
     Raises:
-        ClientDisconnect: if the client went away. BusyError: as `Batcher.submit`.
+        ClientDisconnect: if the client disconnected. BusyError: as `Batcher.submit`.
     """
     watch = asyncio.ensure_future(request.receive())
-    watch.add_done_callback(lambda _: answers.cancel())
+    watch.add_done_callback(lambda _: result.cancel())
     try:
-        return await answers
+        return await result
     except asyncio.CancelledError:
         if watch.done():
             raise ClientDisconnect from None
-        answers.cancel()  # the server itself gives up
+        result.cancel()  # the server shuts down
         raise
     finally:
         watch.cancel()
@@ -214,35 +218,35 @@ async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            reason = "there is nothing here; see /openapi.json for what there is"
+            reason = "no such path; see /openapi.json"
         case 405:
-            reason = "this path takes another method; see /openapi.json"
+            reason = "wrong method for this path; see /openapi.json"
         case _:
             reason = error.detail
-    return refusal(error.status_code, reason, error.headers)
+    return error_response(error.status_code, reason, error.headers)
 
 
 async def _refuse_fields(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return refusal(422, explain(error.errors()))
+    return error_response(422, _describe(error.errors()))
 
 
-async def _ignore(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
 async def _report(request: Request, error: Exception) -> Response:
-    """Print where the program failed, without the message or the values: they could hold what a client sent."""
+    """Print where the program failed, without message and values: they could contain a client's text."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__} in {last.name} ({last.filename}:{last.lineno})"
     print(f"cramlm: internal error: {where}; please report it", file=sys.stderr)
     if os.environ.get("CRAMLM_DEBUG"):
         sys.stderr.writelines(traceback.format_tb(error.__traceback__))
     sys.stderr.flush()
-    return refusal(500, "internal error; it is in the server's log")
+    return error_response(500, "internal error; it is in the server's log")
 
 
-def parse(body: bytes) -> Any:
+def _parse(body: bytes) -> Any:
     """Return the JSON value of a body.
 
     Raises:
@@ -257,58 +261,58 @@ def parse(body: bytes) -> Any:
     except RecursionError:
         reason = "the body is nested too deep; send one flat JSON object"
     except ValueError:  # Python refuses integers of thousands of digits
-        reason = "the body holds a number of too many digits; there is no field for it"
+        reason = "the body contains a number with too many digits; no field takes a number"
     raise HTTPException(400, reason)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise HTTPException(400, "the body holds a key twice; send each once")
+        raise HTTPException(400, "the body contains a duplicate key; send each key once")
     return record
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise HTTPException(400, f"the body holds {name}, which is not JSON; leave it out")
+    raise HTTPException(400, f"the body contains {name}, which is not JSON; leave it out")
 
 
-def explain(errors: Sequence[Mapping[str, Any]]) -> str:
+def _describe(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return the first of pydantic's errors in one line, without the value that caused it."""
     first = errors[0]
-    place = [part for part in first["loc"] if part != "body"]
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if part not in ("str", "nullable[str]"))
+    location = [part for part in first["loc"] if part != "body"]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in ("str", "nullable[str]"))
     match first["type"]:
         case "extra_forbidden":
-            what = "is no field of this request; leave it out (the model is chosen when the server starts)"
-        case "model_attributes_type" | "dict_type" | "missing" if not place:
+            what = "unknown field; leave it out (the model is set when the server starts)"
+        case "model_attributes_type" | "dict_type" | "missing" if not location:
             what = "must be one JSON object; see /openapi.json"
         case "missing":
             what = "is missing; add it"
-        case "string_unicode":  # of the name of a field; texts are checked by `check_texts`
-            what = "holds half of a character (a lone surrogate); remove it"
+        case "string_unicode":  # in the name of a field; `_check_texts` checks the texts
+            what = "contains a lone surrogate; remove it"
         case _:
             what = str(first["msg"])[:1].lower() + str(first["msg"])[1:]
     return f"{name.removeprefix('.')[:80] or 'body'}: {what}"
 
 
-def check_texts(texts: Sequence[str], pairs: Sequence[str | None], *, most: int, characters: int) -> None:
+def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limits) -> None:
     """Check the limits of a request.
 
     Raises:
         HTTPException: 413 for too many or too long texts, 422 for U+0000, lone surrogates or another number of pairs.
     """
-    if len(texts) > most:
-        raise HTTPException(413, f"{len(texts)} texts in one request, at most {most} are taken; send them in several requests")
+    if len(texts) > limits.texts:
+        raise HTTPException(413, f"{len(texts)} texts in one request, at most {limits.texts} are allowed; send them in several requests")
     if len(texts) != len(pairs):
         raise HTTPException(422, f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (null where there is none)")
     for name, values in (("text", texts), ("pair", pairs)):
-        for place, value in enumerate(values, start=1):
-            if value is not None and len(value) > characters:
-                raise HTTPException(413, f"{name} {place}: has {len(value)} characters, at most {characters} are taken; shorten it")
+        for number, value in enumerate(values, start=1):
+            if value is not None and len(value) > limits.characters:
+                raise HTTPException(413, f"{name} {number}: has {len(value)} characters, at most {limits.characters} allowed; shorten it")
             if value is not None and "\0" in value:
-                raise HTTPException(422, f"{name} {place}: holds U+0000, which no text file can; remove it")
+                raise HTTPException(422, f"{name} {number}: contains U+0000; remove it")
             if value is not None and not _is_whole(value):
-                raise HTTPException(422, f"{name} {place}: holds half of a character (a lone surrogate); remove it")
+                raise HTTPException(422, f"{name} {number}: contains a lone surrogate; remove it")
 
 
 def _is_whole(text: str) -> bool:
@@ -339,6 +343,6 @@ PAGE_HEADERS = {
 
 
 @functools.cache
-def page(name: str, *, guarded: bool) -> bytes:
-    """The page for a model; a guarded server's page has a field for the token."""
-    return _TEMPLATE.replace("{name}", html.escape(name)).replace("{token}", "" if guarded else "hidden").encode()
+def page(name: str, *, needs_token: bool) -> bytes:
+    """The HTML page for a model, with a field for the token if the server needs one."""
+    return _TEMPLATE.replace("{name}", html.escape(name)).replace("{token}", "" if needs_token else "hidden").encode()

@@ -1,12 +1,11 @@
-"""Requests wait in one bounded queue; one thread computes those that wait together.
+"""The queue of requests and the model behind it: one thread computes the texts of several requests together.
 
-The path of a request: `submit` (event loop) puts its texts into the queue or refuses them; the model's thread takes requests in the
-order of their coming, up to `BATCH_TOKENS` estimated tokens, cuts all their texts into tokens at once, computes them packed, and hands
-the answers back to the event loop in one call. While a batch is computed the next one gathers, so that a busy server batches by itself;
-the window only lets requests that arrive at the same moment at an idle one travel together, and an answer waits at most that long for it.
+`Batcher.submit` (event loop) puts the texts of a request into a bounded queue. The model's thread takes requests in order of arrival, up to
+`BATCH_TOKENS` estimated tokens, tokenizes and computes them as one batch, and returns the results to the event loop in one call. Meanwhile
+the next batch collects, so a busy server batches by itself; at an idle server the window lets requests that arrive together share a batch,
+and adds at most its length to the latency.
 
-A request is dropped from the queue when its future is cancelled (the client went away) or after `Limits.wait_seconds` (answered 429):
-a server that is asked too much refuses early and answers the rest in time.
+A request leaves the queue when its future is cancelled (the client disconnected) or after `Limits.wait_seconds` (429).
 """
 
 from __future__ import annotations
@@ -35,9 +34,108 @@ if TYPE_CHECKING:
     from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.huggingface.folder import LoadedModel
 
+BATCH_TOKENS = 8192  # estimated; the model limits its own batches by the real number
+CHARACTERS_PER_TOKEN = 3  # low on purpose; only the size of a batch depends on it
 
-BATCH_TOKENS = 8192  # estimated; the model computes at most as many at once whatever the estimate
-CHARACTERS_PER_TOKEN = 3  # a cautious guess for deciding how much to take from the queue; correctness does not rest on it
+
+@dataclass(frozen=True, slots=True)
+class ModelOutputs:
+    """Outputs for n texts.
+
+    probabilities: float32 (n, labels). lengths: int64 (n,), tokens of each text before truncation, special tokens included; of a linear
+    model words.
+    """
+
+    probabilities: FloatArray
+    lengths: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model, computed by PyTorch, onnxruntime (without PyTorch in the process) or NumPy (a linear model).
+
+    labels: in the order of the logits. max_length: tokens of its input, `UNCUT` if it has no limit. compute: (texts, pairs) -> outputs;
+    raises DivergedError if a logit is not finite.
+    """
+
+    labels: tuple[str, ...]
+    max_length: int
+    compute: Callable[[Sequence[str], Sequence[str | None]], ModelOutputs]
+
+    @property
+    def limit(self) -> str:
+        """The length limit as text."""
+        return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
+
+
+def load_model(folder: Path, threads: int | None) -> ServedModel:
+    """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
+
+    Raises:
+        ArtifactError, EnvironmentFault: as `OnnxPredictor.load`, `LinearPredictor.load` and `load_classifier`.
+    """
+    from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
+
+    if is_linear(folder):
+        model = of_linear(LinearPredictor.load(folder))
+    elif (folder / GRAPH_FILE).is_file():
+        model = of_onnx(OnnxPredictor.load(folder, threads=threads))
+    else:
+        import torch
+
+        from cramlm.model.huggingface.folder import load_classifier
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = of_torch(load_classifier(folder))
+    model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
+    return model
+
+
+def of_torch(loaded: LoadedModel) -> ServedModel:
+    return ServedModel(tuple(loaded.labels), loaded.max_length, partial(compute_torch, loaded))
+
+
+def of_linear(predictor: LinearPredictor) -> ServedModel:
+    def compute_linear(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
+        logits = predictor.logits(texts, pairs)
+        return ModelOutputs(KINDS[predictor.kind].outputs(logits), predictor.lengths(texts, pairs))
+
+    return ServedModel(predictor.labels, UNCUT, compute_linear)
+
+
+def of_onnx(predictor: OnnxPredictor) -> ServedModel:
+    from cramlm.inference.onnx import probabilities_of
+
+    def compute_onnx(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
+        logits, lengths = predictor.compute(texts, pairs)
+        full = np.flatnonzero(lengths == predictor.max_length).tolist()
+        if full:  # truncated, or exactly that long: count these without truncation
+            lengths[full] = predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
+        return ModelOutputs(probabilities_of(logits), lengths)
+
+    return ServedModel(predictor.labels, predictor.max_length, compute_onnx)
+
+
+def compute_torch(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
+    """Compute the outputs as `Predictor` does.
+
+    Raises:
+        DivergedError: if a logit is not finite.
+    """
+    from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
+
+    tokenizer, longest, prompt = model.tokenizer, model.max_length, model.model.prompt
+    sequences = sequences_of_texts(tokenizer, texts, pairs, max_length=longest, prompt=prompt)
+    logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
+    lengths = sequences.lengths.reshape(len(texts), -1).max(axis=1)  # the longest pattern of a prompt
+    full = np.flatnonzero(lengths == longest).tolist()
+    if full:  # truncated, or exactly that long: count these without truncation
+        full_texts, full_pairs = [texts[index] for index in full], [pairs[index] for index in full]
+        whole = sequences_of_texts(tokenizer, full_texts, full_pairs, max_length=UNCUT, prompt=prompt).lengths
+        lengths[full] = whole.reshape(len(full), -1).max(axis=1)
+    return ModelOutputs(outputs_of(model.model.kind, logits), lengths)
 
 
 class BusyError(Exception):
@@ -53,12 +151,12 @@ class _Work:
     texts: Sequence[str]
     pairs: Sequence[str | None]
     tokens: int
-    future: asyncio.Future[Answers]
+    future: asyncio.Future[ModelOutputs]
     since: float
 
 
 class Batcher:
-    """The queue and the thread that empties it. All methods are for the event loop's thread."""
+    """The queue and the thread that computes it. Call all methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -70,7 +168,7 @@ class Batcher:
         loaded: Callable[[ServedModel], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` and then `loaded` run in the model's thread; an exception of theirs is kept as `failure`. clock: of waits in the queue."""
+        """`load` and then `loaded` run in the model's thread; their exception is stored as `failure`. clock: for waiting times."""
         self._load = load
         self._loaded = loaded
         self._limits = limits
@@ -82,7 +180,7 @@ class Batcher:
         self._waiting: deque[_Work] = deque()
         self._waiting_texts = 0
         self._waiting_tokens = 0
-        self._wanted_tokens = 1  # how many must wait before the thread is worth waking
+        self._wanted_tokens = 1  # tokens in the queue at which `submit` wakes the thread
         self._closed = False
         self._outstanding = 0
         self._draining = False
@@ -97,39 +195,39 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        """Whether texts are taken."""
+        """True if the server accepts texts."""
         return self._model is not None and not self._draining
 
     @property
     def outstanding(self) -> int:
-        """Requests taken and not answered."""
+        """Accepted requests without a result."""
         return self._outstanding
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to load; answers are delivered to `loop`."""
+        """Start loading; results go to `loop`."""
         self._loop = loop
         self._thread.start()
 
     def drain(self) -> None:
-        """Take no further texts; those taken are still answered, at once: nothing can join them."""
+        """Accept no further texts, and compute those in the queue without waiting for more."""
         with self._changed:
             self._draining = True
             self._changed.notify()
         self._metrics.ready.set(0)
 
     def close(self, *, seconds: float) -> bool:
-        """End the thread once the queue is empty; whether it ended within `seconds`."""
+        """End the thread once the queue is empty. Return True if it ended within `seconds`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def submit(self, texts: Sequence[str], pairs: Sequence[str | None]) -> asyncio.Future[Answers]:
-        """Queue the texts of a request (`pairs` of equal length); cancelling the future takes them out again.
+    def submit(self, texts: Sequence[str], pairs: Sequence[str | None]) -> asyncio.Future[ModelOutputs]:
+        """Queue the texts of a request (`pairs` of equal length); cancelling the future removes them.
 
         Raises:
-            NotReadyError: while loading or draining. BusyError: if they do not fit; the future raises it too, after too long a wait.
+            NotReadyError: while loading or draining. BusyError: if the queue is full; the future raises it after `Limits.wait_seconds`.
         """
         if self._model is None or self._draining:
             raise NotReadyError("draining" if self._draining else "loading")
@@ -152,7 +250,7 @@ class Batcher:
         self._waiting_tokens += work.tokens
         self._metrics.queue_texts.set(self._waiting_texts)
 
-    def _taken(self, work: _Work) -> None:
+    def _removed(self, work: _Work) -> None:
         self._waiting_texts -= len(work.texts)
         self._waiting_tokens -= work.tokens
         self._metrics.queue_texts.set(self._waiting_texts)
@@ -163,7 +261,7 @@ class Batcher:
             with self._changed:
                 if work in self._waiting:
                     self._waiting.remove(work)
-                    self._taken(work)
+                    self._removed(work)
 
     # Below: the model's thread.
 
@@ -174,7 +272,7 @@ class Batcher:
                 return
             self._loaded(model)
             self._model = model
-        except BaseException as error:  # reported by the main thread, which ends the process
+        except BaseException as error:  # raised again in the main thread
             self.failure = error
             return
         self._metrics.ready.set(int(not self._draining))
@@ -182,7 +280,7 @@ class Batcher:
             self._compute(model, batch)
 
     def _take(self) -> list[_Work]:
-        """The next requests, at least one; none when the queue was closed and is empty."""
+        """Return the next requests, at least one; none if the queue is closed and empty."""
         while True:
             with self._changed:
                 self._gather()
@@ -202,14 +300,14 @@ class Batcher:
             self._changed.wait_for(lambda: self._waiting_tokens >= BATCH_TOKENS or self._draining or self._closed, self._window_seconds)
 
     def _next(self) -> tuple[list[_Work], list[_Work]]:
-        """Those to compute together, and those passed over that waited too long. Both may be empty: their clients may have gone away."""
+        """Return the requests of the next batch, and those that waited too long; both may be empty, since clients may have disconnected."""
         batch: list[_Work] = []
         expired: list[_Work] = []
         oldest = self._clock() - self._limits.wait_seconds
         tokens = 0
         while self._waiting and (not batch or tokens + self._waiting[0].tokens <= BATCH_TOKENS):
             work = self._waiting.popleft()
-            self._taken(work)
+            self._removed(work)
             if work.since < oldest:
                 expired.append(work)
             else:
@@ -222,38 +320,38 @@ class Batcher:
         texts = [text for work in batch for text in work.texts]
         pairs = [pair for work in batch for pair in work.pairs]
         try:
-            answers = model.answer(texts, pairs)
+            outputs = model.compute(texts, pairs)
         except Exception as error:
             if len(batch) == 1:
                 self._deliver([(batch[0], error)])
                 return
-            for work in batch:  # so that a request that the model cannot answer does not take its neighbours with it
+            for work in batch:  # so that a request that fails does not fail the others
                 self._compute(model, [work])
             return
-        self._metrics.computed(
-            texts=len(texts), tokens=int(np.minimum(answers.lengths, model.max_length).sum()), seconds=time.perf_counter() - started
+        self._metrics.count_batch(
+            texts=len(texts), tokens=int(np.minimum(outputs.lengths, model.max_length).sum()), seconds=time.perf_counter() - started
         )
-        results: list[tuple[_Work, Answers | Exception]] = []
+        results: list[tuple[_Work, ModelOutputs | Exception]] = []
         start = 0
         for work in batch:
             part = slice(start, start + len(work.texts))
-            results.append((work, Answers(answers.probabilities[part], answers.lengths[part])))
+            results.append((work, ModelOutputs(outputs.probabilities[part], outputs.lengths[part])))
             start = part.stop
         self._deliver(results)
 
-    def _deliver(self, results: Sequence[tuple[_Work, Answers | Exception]]) -> None:
+    def _deliver(self, results: Sequence[tuple[_Work, ModelOutputs | Exception]]) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(_settle, results)
-        except RuntimeError:  # the loop was closed: the process ends, nobody waits any more
+        except RuntimeError:  # the loop is closed: the process ends
             return
 
 
-def _settle(results: Sequence[tuple[_Work, Answers | Exception]]) -> None:
+def _settle(results: Sequence[tuple[_Work, ModelOutputs | Exception]]) -> None:
     for work, result in results:
-        if work.future.done():  # its client went away while it was computed
+        if work.future.done():  # the client disconnected meanwhile
             continue
-        if isinstance(result, Answers):
+        if isinstance(result, ModelOutputs):
             work.future.set_result(result)
         else:
             work.future.set_exception(result)
@@ -262,103 +360,3 @@ def _settle(results: Sequence[tuple[_Work, Answers | Exception]]) -> None:
 def _estimate(text: str, pair: str | None, longest: int) -> int:
     characters = len(text) + (0 if pair is None else len(pair))
     return min(longest, 3 + characters // CHARACTERS_PER_TOKEN)
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What the model says of the n texts of a request.
-
-    probabilities: float32, (n, labels). lengths: tokens of each whole text with its special ones, before any was cut off, or words
-    for a linear model; (n,).
-    """
-
-    probabilities: FloatArray
-    lengths: IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """labels: in the order of the logits. max_length: tokens that it reads, `UNCUT` where it reads whole texts. answer: texts and their
-    pairs (None: none) -> Answers.
-
-    `answer` raises DivergedError if a logit is not finite.
-    """
-
-    labels: tuple[str, ...]
-    max_length: int
-    answer: Callable[[Sequence[str], Sequence[str | None]], Answers]
-
-    @property
-    def limit(self) -> str:
-        """How much of a text it reads, in words."""
-        return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
-
-
-def load_model(folder: Path, threads: int | None) -> ServedModel:
-    """The model of a folder, for the thread that will use it (PyTorch's number of threads is a matter of each thread); warm.
-
-    Raises:
-        ArtifactError, EnvironmentFault: as `OnnxPredictor.load`, `LinearPredictor.load` and `load_classifier`.
-    """
-    from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
-
-    if is_linear(folder):
-        model = of_linear(LinearPredictor.load(folder))
-    elif (folder / GRAPH_FILE).is_file():
-        model = of_onnx(OnnxPredictor.load(folder, threads=threads))
-    else:
-        import torch
-
-        from cramlm.model.huggingface.folder import load_classifier
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        model = of_torch(load_classifier(folder))
-    model.answer(["warm up"], [None])  # the first call is slow, and shows whether the model answers at all
-    return model
-
-
-def of_torch(loaded: LoadedModel) -> ServedModel:
-    return ServedModel(tuple(loaded.labels), loaded.max_length, partial(answer, loaded))
-
-
-def of_linear(predictor: LinearPredictor) -> ServedModel:
-    def answer_linear(texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
-        logits = predictor.logits(texts, pairs)
-        return Answers(KINDS[predictor.kind].outputs(logits), predictor.lengths(texts, pairs))
-
-    return ServedModel(predictor.labels, UNCUT, answer_linear)
-
-
-def of_onnx(predictor: OnnxPredictor) -> ServedModel:
-    from cramlm.inference.onnx import probabilities_of
-
-    def answer_onnx(texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
-        logits, lengths = predictor.compute(texts, pairs)
-        full = np.flatnonzero(lengths == predictor.max_length).tolist()
-        if full:  # cut, or exactly as long: only these are worth a second look
-            lengths[full] = predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
-        return Answers(probabilities_of(logits), lengths)
-
-    return ServedModel(predictor.labels, predictor.max_length, answer_onnx)
-
-
-def answer(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]) -> Answers:
-    """Compute texts as `Predictor` does.
-
-    Raises:
-        DivergedError: if a logit is not finite.
-    """
-    from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
-
-    tokenizer, longest, prompt = model.tokenizer, model.max_length, model.model.prompt
-    sequences = sequences_of_texts(tokenizer, texts, pairs, max_length=longest, prompt=prompt)
-    logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    lengths = sequences.lengths.reshape(len(texts), -1).max(axis=1)  # of a prompt's patterns the longest
-    full = np.flatnonzero(lengths == longest).tolist()
-    if full:  # cut, or exactly as long: only these are worth a second look
-        asked, others = [texts[index] for index in full], [pairs[index] for index in full]
-        whole = sequences_of_texts(tokenizer, asked, others, max_length=UNCUT, prompt=prompt).lengths
-        lengths[full] = whole.reshape(len(full), -1).max(axis=1)
-    return Answers(outputs_of(model.model.kind, logits), lengths)

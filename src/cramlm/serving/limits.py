@@ -1,6 +1,6 @@
-"""What one client may ask of the server, and who may reach it at all.
+"""Limits of requests, and the address with its access rule.
 
-Every limit is a number that a user can change; the defaults keep the memory of the process bounded whatever the clients send.
+The defaults bound the memory of the process whatever clients send.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cramlm.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a request, of the queue and of time.
+    """Limits of a request, of the queue and of time; all above 0.
 
-    body_bytes: of one request's body. texts: per request. characters: per text (and per pair). queue_texts: texts that may wait; more
-    are answered 429. wait_seconds: longest wait in the queue before 429. read_seconds: for a head, for a body after it,
-    and the longest a response may lie unread. drain_seconds: what requests in flight have left after SIGTERM. connections: open at
-    once. held_bytes: of all bodies being read or answered together.
+    body_bytes: of one body. texts: per request. characters: per text (and per pair). queue_texts: texts in the queue; beyond it 429.
+    wait_seconds: longest wait in the queue before 429. read_seconds: for a head, for the body after it, and for a client to read its
+    response. drain_seconds: for the requests in flight after SIGTERM. connections: open at the same time. open_bytes: of all bodies
+    of requests without a response.
     """
 
     body_bytes: int = 1_000_000
@@ -30,21 +30,21 @@ class Limits:
     read_seconds: float = 10.0
     drain_seconds: float = 8.0
     connections: int = 512
-    held_bytes: int = 128_000_000
+    open_bytes: int = 128_000_000
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
                 raise UsageError(f"{field.name} is {getattr(self, field.name)}; it must be above 0")
         if self.queue_texts < self.texts:
-            raise UsageError(f"the queue holds {self.queue_texts} texts, fewer than the {self.texts} of one request; raise --queue-texts")
-        if self.held_bytes < self.body_bytes:
-            raise UsageError(f"a body of {self.body_bytes} bytes exceeds what all may hold ({self.held_bytes}); lower --max-body-bytes")
+            raise UsageError(f"the queue takes {self.queue_texts} texts, fewer than one request ({self.texts}); raise --queue-texts")
+        if self.open_bytes < self.body_bytes:
+            raise UsageError(f"a body may have {self.body_bytes} bytes, all together {self.open_bytes}; lower --max-body-bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens. port: 0 = any free one. token: what clients must send; None = only programs on this machine get through.
+    """Where the server listens. port: 0 = any free one. token: what clients must send; None = only this machine has access.
 
     Raises:
         UsageError: for an address that other machines can reach without a token, for a token that no header can carry, or for a host that
@@ -67,11 +67,11 @@ class Address:
                     f"--host {self.host!r} is not an address; pass localhost or an IP address like 127.0.0.1 or 0.0.0.0"
                 ) from error
         if not is_loopback(self.host) and token is None:
-            raise UsageError(f"--host {self.host} lets other machines in; pass --token (or set CRAMLM_TOKEN), or stay on 127.0.0.1")
+            raise UsageError(f"--host {self.host} is open to other machines; pass --token (or set CRAMLM_TOKEN), or use 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if `host`, a name or an IP address without brackets, stands for this machine alone."""
+    """Return True if `host`, a name or an IP address without brackets, is a loopback address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -81,6 +81,6 @@ def is_loopback(host: str) -> bool:
 
 
 def names_loopback(authority: str) -> bool:
-    """Return True if the value of a Host header, `NAME[:PORT]`, names this machine alone."""
+    """Return True if the value of a Host header, `NAME[:PORT]`, names a loopback address."""
     match = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?", authority)
     return match is not None and is_loopback(match[1] or match[2] or "")

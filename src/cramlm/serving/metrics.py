@@ -1,4 +1,4 @@
-"""Numbers about the server for Prometheus; they hold counts and times, never a text."""
+"""Prometheus metrics: counts and times, never a text."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = self._counter("cramlm_requests", "Requests answered, by path and status.", ("path", "status"))
+        self._requests = self._counter("cramlm_requests", "Responses by path and status.", ("path", "status"))
         self._seconds = Histogram(
             "cramlm_request_seconds",
-            "Time from the end of the headers to the end of the answer.",
+            "Time from the end of the request's headers to the end of the response.",
             ("path",),
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._abandoned = self._counter("cramlm_abandoned_requests", "Requests whose client went away before the answer.")
-        self._texts = self._counter("cramlm_texts", "Texts answered.")
-        self._tokens = self._counter("cramlm_tokens", "Tokens that the model read for them, special ones included.")
+        self._abandoned = self._counter("cramlm_abandoned_requests", "Requests whose client disconnected before the response.")
+        self._texts = self._counter("cramlm_texts", "Texts computed.")
+        self._tokens = self._counter("cramlm_tokens", "Tokens computed, special tokens included.")
         self._batch_texts = self._histogram("cramlm_batch_texts", "Texts computed together.", _POWERS_OF_TWO[:11])
         self._batch_tokens = self._histogram("cramlm_batch_tokens", "Tokens computed together.", _POWERS_OF_TWO)
-        self._batch_seconds = self._histogram("cramlm_batch_seconds", "Time to cut into tokens and compute a batch.", _SECONDS)
-        self.queue_texts = Gauge("cramlm_queue_texts", "Texts that wait to be computed.", registry=self._registry)
-        self.ready = Gauge("cramlm_ready", "1 while the server takes texts, 0 while it loads or drains.", registry=self._registry)
+        self._batch_seconds = self._histogram("cramlm_batch_seconds", "Time to tokenize and compute a batch.", _SECONDS)
+        self.queue_texts = Gauge("cramlm_queue_texts", "Texts in the queue.", registry=self._registry)
+        self.ready = Gauge("cramlm_ready", "1 while the server accepts texts, 0 while it loads or drains.", registry=self._registry)
         ProcessCollector(registry=self._registry)
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer. Paths that are not ours share one name, so that clients cannot make the page grow."""
-        known = path if path in ROUTES else "other"
-        self._requests.labels(known, str(status)).inc()
-        self._seconds.labels(known).observe(seconds)
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """Count a response. Unknown paths share one name, so that clients cannot make the page grow."""
+        route = path if path in ROUTES else "other"
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
 
-    def abandoned(self) -> None:
-        """Count a client that went away."""
+    def count_disconnect(self) -> None:
+        """Count a client that disconnected before the response."""
         self._abandoned.inc()
 
-    def computed(self, *, texts: int, tokens: int, seconds: float) -> None:
+    def count_batch(self, *, texts: int, tokens: int, seconds: float) -> None:
         """Count a batch."""
         self._texts.inc(texts)
         self._tokens.inc(tokens)
@@ -54,7 +54,7 @@ class Metrics:
         self._batch_seconds.observe(seconds)
 
     def page(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """The metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:

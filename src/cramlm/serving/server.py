@@ -34,7 +34,7 @@ from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel, load_model
 from cramlm.serving.limits import Address, Limits
 from cramlm.serving.metrics import Metrics
-from cramlm.serving.middleware import refusal
+from cramlm.serving.middleware import error_response
 
 STOP_SECONDS = 1.0  # after the last response, for the model's thread to end
 HEADER_BYTES = 32_768
@@ -44,7 +44,7 @@ KEEP_ALIVE_SECONDS = 5
 def run_server(
     path: Path, address: Address, *, threads: int | None, window_seconds: float, limits: Limits, announce: Callable[[str], None]
 ) -> int:
-    """Implement `cramlm.serving.serve`."""
+    """Load and serve the model of `path`; see `cramlm.serving.serve`."""
     folder = model_of(path)
     refuse_other_kinds(folder, "cramlm serve", "use cramlm predict")
     metrics = Metrics()
@@ -63,7 +63,7 @@ def run_server(
         raise batcher.failure
     code = 130 if server.stopped_by == signal.SIGINT else 0
     if not batcher.close(seconds=STOP_SECONDS):
-        # The model still loads or computes for nobody; ending the interpreter under its threads would crash.
+        # The model still loads or computes; ending the interpreter under its threads would crash.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -72,7 +72,7 @@ def run_server(
 
 @contextmanager
 def _listening(address: Address, *, backlog: int) -> Iterator[socket.socket]:
-    """A socket that takes connections from the moment on that its address is announced, though nobody answers yet."""
+    """A listening socket: connections wait in its backlog until the server accepts them."""
     host, port = address.host, address.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -82,7 +82,7 @@ def _listening(address: Address, *, backlog: int) -> Iterator[socket.socket]:
         listener.listen(backlog)
     except OverflowError as error:
         listener.close()
-        raise UsageError(f"--port {port} is no port; choose 0 (any free one) to 65535") from error
+        raise UsageError(f"--port {port} is not a port; choose 0 (any free one) to 65535") from error
     except OSError as error:
         listener.close()
         raise EnvironmentFault(f"{host}:{port}: {error.strerror}; choose another with --port (0 takes any free one)") from error
@@ -97,7 +97,7 @@ def _printable(listener: socket.socket) -> str:
 
 def build_server(app: ASGIApp, batcher: Batcher, limits: Limits) -> Server:
     """Build a server of `app` that starts and drains `batcher`."""
-    for name in ("uvicorn.error", "asyncio"):  # their messages may quote requests; the application reports its own failures
+    for name in ("uvicorn.error", "asyncio"):  # their messages may quote requests; the application prints its own errors
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     config = uvicorn.Config(
         app,
@@ -108,7 +108,7 @@ def build_server(app: ASGIApp, batcher: Batcher, limits: Limits) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections + 1,  # uvicorn counts the connection that it refuses
+        limit_concurrency=limits.connections + 1,  # uvicorn counts the refused connection, too
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(limits.drain_seconds),
         h11_max_incomplete_event_size=HEADER_BYTES,
@@ -118,13 +118,13 @@ def build_server(app: ASGIApp, batcher: Batcher, limits: Limits) -> Server:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a deadline for heads, which drains the queue of texts when it stops."""
+    """uvicorn's server with a deadline for request heads; drains the queue of texts at shutdown."""
 
     def __init__(self, config: uvicorn.Config, batcher: Batcher, limits: Limits) -> None:
         super().__init__(config)
         self._batcher = batcher
         self._read_seconds = limits.read_seconds
-        self._waiting: dict[H11Protocol, tuple[Any, float]] = {}  # connection -> (its last request, the time since it waits for the next)
+        self._waiting: dict[H11Protocol, tuple[Any, float]] = {}  # connection -> (its last request, when it began to wait for the next)
         self.stopped_by: int | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,7 +135,7 @@ class Server(uvicorn.Server):
         self._batcher.drain()
         for connection in tuple(self.server_state.connections):
             assert isinstance(connection, H11Protocol)
-            if connection.cycle is not None and connection.cycle.more_body:  # a body half sent: there is nothing to finish
+            if connection.cycle is not None and connection.cycle.more_body:  # its body is incomplete: there is nothing to finish
                 connection.transport.close()
         await super().shutdown(sockets)
 
@@ -164,7 +164,7 @@ class Server(uvicorn.Server):
         for connection in tuple(self.server_state.connections):
             assert isinstance(connection, H11Protocol)
             request = connection.cycle
-            stalled = connection.flow.write_paused or connection.transport.is_closing()  # the client does not read its answer
+            stalled = connection.flow.write_paused or connection.transport.is_closing()  # the client does not read its response
             if request is not None and not request.response_complete and not stalled:
                 continue
             last, since = self._waiting.get(connection, (request, now))
@@ -180,6 +180,6 @@ class Server(uvicorn.Server):
 
 
 def _late(seconds: float) -> bytes:
-    answer = refusal(408, f"the request was not whole after {seconds:g} s; send it faster", {"connection": "close"})
-    head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
-    return b"HTTP/1.1 408 Request Timeout\r\n" + head + b"\r\n" + bytes(answer.body)
+    response = error_response(408, f"the request was incomplete after {seconds:g} s; send it faster", {"connection": "close"})
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
+    return b"HTTP/1.1 408 Request Timeout\r\n" + head + b"\r\n" + bytes(response.body)
