@@ -143,7 +143,7 @@ def test_a_run_folder_is_served_under_its_name(run: Path, predictor: Predictor) 
         (400, b'{"texts": ["a"]} x', "not JSON"),
         (400, b'{"texts": ["\xe9"]}', "not UTF-8: byte 0xE9 at offset 12"),
         (400, b'{"texts": ["a\0"]}', "not JSON"),
-        (400, b'{"texts": ["a"], "texts": ["b"]}', "twice"),
+        (400, b'{"texts": ["a"], "texts": ["b"]}', "duplicate key"),
         (400, b'{"texts": [NaN]}', "NaN"),
         (400, b'{"texts": [' + b"9" * 10_000 + b"]}", "too many digits"),
         (400, b'{"texts": ' + b"[" * 100_000, "nested too deep"),
@@ -399,8 +399,8 @@ def test_the_openapi_description_lists_every_path_and_response(server: Server) -
     assert operation["description"]
     assert {"200", "400", "401", "408", "413", "415", "422", "429", "503"} <= set(operation["responses"])
     schemas = {status: answer["content"]["application/json"]["schema"]["$ref"] for status, answer in operation["responses"].items()}
-    assert schemas["200"].endswith("/PredictAnswer")
-    assert schemas["422"].endswith("/Fault")
+    assert schemas["200"].endswith("/PredictResponse")
+    assert schemas["422"].endswith("/ErrorResponse")
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/PredictRequest")
 
 
