@@ -125,11 +125,11 @@ def test_selective_masking_is_phases_with_token_labels_and_scores_between_them(t
     ]
     run = fit(tmp_path, phases=phases, head={"token_classifier": True})
     assert terms_of(run)["scorer"] == {"important_tokens_task"}
-    words = json.loads((run / "marks-3-scorer/words.json").read_bytes())
+    words = json.loads((run / "token-labels-3-scorer/words.json").read_bytes())
     assert words["texts_used"] > 20
-    topical = [word for word in list(words["marked"])[:10] if any(word in topic for topic in TOPICS.values())]
+    topical = [word for word in list(words["important"])[:10] if any(word in topic for topic in TOPICS.values())]
     assert len(topical) >= (8 if kind == "scored" else 5)  # of the words that tell the topics apart; 24 of 44
-    assert np.load(run / "scores-4-taskpt/external.npy").dtype == np.float32
+    assert np.load(run / "token-scores-4-taskpt/external.npy").dtype == np.float32
     key = json.loads((run / "phase-4-taskpt/manifest.json").read_bytes())["key"]
-    assert key["before"] == open_artifact(run / "phase-1-genept", kind="phase").fingerprint
-    assert key["token_importance"] == open_artifact(run / "scores-4-taskpt", kind="scores").fingerprint
+    assert key["start"] == open_artifact(run / "phase-1-genept", kind="phase").fingerprint
+    assert key["token_importance"] == open_artifact(run / "token-scores-4-taskpt", kind="token-scores").fingerprint

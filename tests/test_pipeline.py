@@ -20,6 +20,7 @@ from cramlm.errors import Stopped, UsageError
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
+from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
@@ -149,7 +150,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(finished: tuple[Path,
     folder, config = finished
     asked = StopIn("phase-1-joint", after=14)
     with pytest.raises(Stopped) as stopped:
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
+        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
     assert stopped.value.exit_code == 75
     assert not (tmp_path / "run/export").exists()
     events_of(config, tmp_path / "run", folder / "store")
@@ -160,7 +161,7 @@ def test_a_resumed_phase_keeps_the_dev_predictions_of_its_evaluations_before(fin
     folder, config = finished
     asked = StopIn("phase-2-finetune", after=10)  # evaluations after steps 4 and 8
     with pytest.raises(Stopped):
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
+        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
     assert len(list((tmp_path / "run/.work").rglob("dev-predictions/*/*.npy"))) == 2
     events_of(config, tmp_path / "run", folder / "store")
     assert not (tmp_path / "run/.work/phase-2-finetune").exists()
@@ -178,7 +179,7 @@ def test_dev_predictions_of_a_phase_stopped_under_another_config_do_not_count(
     other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
     asked = StopIn("phase-2-finetune", after=3)
     with pytest.raises(Stopped):
-        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=asked.see, stop=asked.stop)
+        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
     for checkpoint in (tmp_path / "run/.work/phase-2-finetune").glob("step-*"):
         shutil.rmtree(checkpoint)  # as if it had been killed before its first one
     events_of(config, tmp_path / "run", folder / "store")

@@ -14,6 +14,7 @@ from cramlm.cli.app import app
 from cramlm.config.run import RunConfig, load_config
 from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
+from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import Recorder, folder_for, is_up_to_date, name_of_task, read_record, refuse_other_task
 from cramlm.records import Event, silent
@@ -204,7 +205,7 @@ def test_asking_what_is_left_to_do_changes_nothing(copied: Path) -> None:
     assert unfinished(small_config(), out=Path("run"), store="store") is None
     assert "steps 4 -> 5" in str(unfinished(longer(), out=Path("run"), store="store"))
     assert "missing" in str(unfinished(small_config(), out=Path("run"), store="empty"))
-    assert unfinished(small_config(), out=Path("none"), store="store") == "it has not begun"
+    assert unfinished(small_config(), out=Path("none"), store="store") == "not started"
     assert state() == before
 
 
@@ -224,7 +225,7 @@ def longer() -> RunConfig:
         (lambda: Path("sea/dev.jsonl").unlink(), "dev.jsonl"),
         (lambda: Path("run/evaluation/scores.json").write_text("{}"), "scores.json: damaged"),
         (lambda: [shutil.rmtree(path) for path in Path("store/parts").iterdir() if path.is_dir()], "parts of it are missing"),
-        (lambda: Path("run/stages.json").unlink(), "it was stopped before its end"),
+        (lambda: Path("run/stages.json").unlink(), "stopped before its end"),
     ],
     ids=["a phase", "the export", "training texts", "raw text", "no raw text", "no dev file", "damage", "parts", "no record"],
 )
@@ -238,7 +239,7 @@ def stopped(config: RunConfig, out: str) -> None:
     seen: list[Event] = []
     stop = lambda: 75 if any(event.kind == "start" and event.stage.startswith("phase-") for event in seen) else None  # noqa: E731
     with pytest.raises(Stopped):
-        run(config, out=out, store="store", emit=seen.append, stop=stop)
+        run(config, out=out, store="store", emit=seen.append, process=Process(stop))
 
 
 def test_stages_of_other_settings_are_not_shown_until_they_are_run_again(copied: Path) -> None:
@@ -250,7 +251,7 @@ def test_stages_of_other_settings_are_not_shown_until_they_are_run_again(copied:
     assert (facts.scores, facts.provenance, facts.predictions) == (None, None, {})
     assert {event["stage"] for event in facts.events if event["kind"] == "step"} == {"phase-1-joint"}
     assert not is_up_to_date(Path("run"), "evaluation")
-    assert unfinished(small_config(), out=Path("run"), store="store") == "it was stopped before its end"
+    assert unfinished(small_config(), out=Path("run"), store="store") == "stopped before its end"
     events: list[Event] = []
     run(small_config(), out="run", store="store", emit=events.append)
     assert not [event for event in events if event.kind == "step"], "the weights of the first settings are still there"

@@ -16,9 +16,9 @@ from cramlm.data.corpus import build_corpus
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.context import Chosen, Clock, Context, Ended
+from cramlm.pipeline.context import Clock, FinishedPhase, RunContext, SelectedPassages
 from cramlm.pipeline.stages.text import tokens
-from cramlm.pipeline.stages.train import external_pool, known_score
+from cramlm.pipeline.stages.train import external_pool, inherited_score
 from cramlm.recipes.phases import finetune_phase, joint_phase
 from cramlm.records import Example, Task, counting
 from cramlm.retrieval.ranking import one_each
@@ -27,18 +27,18 @@ from cramlm.storage.artifacts import publish
 from tiny_task import tiny_config, write_task
 
 
-def context(config: RunConfig, task: Task, folder: Path) -> Context:
-    return Context(config, task, folder, folder / "store", Clock(0.0, Budget()))
+def context(config: RunConfig, task: Task, folder: Path) -> RunContext:
+    return RunContext(config, task, folder, folder / "store", Clock(0.0, Budget()))
 
 
-def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> Chosen:
+def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> SelectedPassages:
     def write(target: Path) -> None:
         save_selection(target, corpus, one_each(np.arange(len(texts))), np.array(weights, np.float32), sources=[0], retrievers=["bm25"])
 
     file = folder.with_suffix(".jsonl")
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
     corpus = build_corpus(CorpusConfig(files=(str(file),)), folder.with_name("store"))
-    return Chosen(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
+    return SelectedPassages(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
 
 
 def test_every_piece_of_a_long_passage_has_the_passages_weight(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -72,8 +72,8 @@ def test_a_phase_takes_the_score_of_the_weights_it_starts_from_only_where_it_wou
     before = joint_phase().model_copy(update={"max_length": 128, "keep": "best", "steps": 9, **joint})
     phase = finetune_phase().model_copy(update={"max_length": 128, **finetune})
     artifact = publish_selection(tmp_path / "selection", ["any"], [1.0]).artifact
-    ended = Ended(before, artifact, {"best_score": 0.4, "best_step": 5, "steps": before.steps})
-    assert known_score(phase, ended) == known
+    ended = FinishedPhase(before, artifact, {"best_score": 0.4, "best_step": 5, "steps": before.steps})
+    assert inherited_score(phase, ended) == known
 
 
 @pytest.mark.parametrize("pair", [None, "aspirin reduces pain"], ids=["texts", "pairs"])

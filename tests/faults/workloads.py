@@ -26,6 +26,7 @@ from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import CramError
+from cramlm.pipeline.context import Process
 from cramlm.records import Task
 from cramlm.retrieval.catalog import build_catalog, open_catalog
 from cramlm.retrieval.retrievers import RetrievalContext
@@ -141,7 +142,7 @@ class World:
 
     def fit(self, folder: Path, stop: Callable[[], int | None] = lambda: None) -> None:
         """`cramlm fit` with a store that holds corpus and index."""
-        cramlm.pipeline.run.run(self.config, out=folder / "run", store=self.folder / "store", stop=stop)
+        cramlm.pipeline.run.run(self.config, out=folder / "run", store=self.folder / "store", process=Process(stop))
 
     def fit_anew(self, folder: Path) -> None:
         """`cramlm fit` with an empty store."""

@@ -16,7 +16,7 @@ from cramlm.config.run import CorpusConfig, load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.pipeline.context import Clock, Context
+from cramlm.pipeline.context import Clock, RunContext
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event
 from cramlm.retrieval.elasticsearch import server_corpus
@@ -125,6 +125,6 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
     task = read_task(config.task, seed=1, emit=lambda event: None)
-    corpus = text_stages.corpus(Context(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
+    corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
     assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}

@@ -102,19 +102,20 @@ def fit(
     resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
+    from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run  # after the config is validated: imports torch
     from cramlm.training.distributed import join
 
     with stop_on_signals() as stop, join(resolved.distributed) as ranks:
         if ranks.index > 0:
-            run(resolved, stop=stop, ranks=ranks)
+            run(resolved, process=Process(stop, _STARTED, ranks))
             return
         ranks.lead()
         if several:
             resolved = resolve_run(recipe, config, set_, task=task, **options)
         with console_events() as emit:
             folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
-            finished = run(resolved, **folders, emit=emit, stop=stop, began=_STARTED, ranks=ranks)
+            finished = run(resolved, **folders, emit=emit, process=Process(stop, _STARTED, ranks))
     show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
     if finished.config.model == "encoder":
         flops = finished.scores["flops"]

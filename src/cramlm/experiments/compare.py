@@ -192,6 +192,7 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     Raises:
         Stopped: if `stop` returns an exit code.
     """
+    from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run
     from cramlm.training.loop import never
 
@@ -200,7 +201,7 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
         config = load_config(task["config"])
         with measure_usage(folder, config) as usage, pooled(Path(task["pool"]), POOLED):
             try:
-                run(config, out=folder, overwrite=task["overwrite"], store=task["store"], emit=emit, stop=stop or never)
+                run(config, out=folder, overwrite=task["overwrite"], store=task["store"], emit=emit, process=Process(stop or never))
             finally:
                 usage.borrowed_seconds += borrowed_seconds()
     except Stopped:

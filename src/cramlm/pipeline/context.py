@@ -1,4 +1,4 @@
-"""What the stages share: the context of a run, the plan, the text, and small helpers."""
+"""The context of a run and what its stages share: `Stage`, which makes keys, the plan, the encoded texts, the selection."""
 
 from __future__ import annotations
 
@@ -18,34 +18,46 @@ from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
 from cramlm.records import Emit, FloatArray, Task, silent
 from cramlm.retrieval.selection import SelectionTable
-from cramlm.storage.artifacts import Artifact, borrowed_seconds, stage
+from cramlm.storage import artifacts
+from cramlm.storage.artifacts import Artifact, borrowed_seconds
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """The process that a run is in. stop: returns an exit code after a signal. began: start of a time budget (`time.monotonic`), None =
+    now. ranks: the processes that train together.
+    """
+
+    stop: Callable[[], int | None] = never
+    began: float | None = None
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
-    """When the run began (monotonic seconds) and what it may use (neither time nor operations: as much as it needs)."""
+    """Start of the run (`time.monotonic`) and its budget (without seconds and FLOPs: unlimited)."""
 
     began: float
     budget: Budget
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run began, and those of the stages that it has from another run."""
+        """Seconds since the start, plus those of the stages taken from another run."""
         return time.monotonic() - self.began + borrowed_seconds()
 
     @property
     def left(self) -> float | None:
-        """Seconds of the budget that are not spent; None where it is no time."""
+        """Seconds left; None if the budget is not a time."""
         return None if self.budget.seconds is None else self.budget.seconds - self.elapsed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is decided before anything is read: the bound of the selection, the number format, the threads, the speed of this machine.
+class RunPlan:
+    """Decisions before the texts are read: the size of the selection, number format, threads, and the speed of this machine.
 
-    speed: tokens per second. operations: True if the budget is a number of operations.
+    speed: tokens per second. operations: True if the budget is in FLOPs.
     """
 
     retriever: RetrieverConfig | None
@@ -56,9 +68,9 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Chosen:
-    """The published selection. tokens: ids of each passage, after the stage `tokens`; spans: where they stand in the texts (tokenizer.py),
-    if a teacher needs them.
+class SelectedPassages:
+    """The published selection. tokens: ids of each passage, set by the stage `tokens`; spans: character spans of the tokens, if a
+    teacher needs them.
     """
 
     table: SelectionTable
@@ -66,15 +78,15 @@ class Chosen:
     spans: SpanArray | None = None
     _texts: list[str] | None = None
 
-    def encoded(self, tokens: Tokens, spans: SpanArray | None) -> Chosen:
-        """The selection with the ids of its passages."""
+    def encoded(self, tokens: Tokens, spans: SpanArray | None) -> SelectedPassages:
+        """Return the selection with token ids."""
         assert len(tokens) == len(self.table)
         return replace(self, tokens=tokens, spans=spans)
 
     @property
     def ids(self) -> Tokens:
-        """Ids of each passage."""
-        assert self.tokens is not None, "the stage `tokens` comes before those that read ids"
+        """Token ids of each passage."""
+        assert self.tokens is not None, "the stage `tokens` runs before those that read ids"
         return self.tokens
 
     @property
@@ -82,34 +94,56 @@ class Chosen:
         return self.table.artifact
 
     def texts(self) -> list[str]:
-        """The selected passages in order of (rank, position), kept in memory until `forget_texts`."""
+        """The selected passages in order of (rank, position), cached until `release_texts`."""
         if self._texts is None:
             self._texts = self.table.texts()
         return self._texts
 
-    def forget_texts(self) -> None:
-        """Free the memory of `texts`."""
+    def release_texts(self) -> None:
+        """Clear the cache of `texts`."""
         self._texts = None
 
     def weights(self) -> FloatArray | None:
-        """How often training draws each passage, mean 1, in the same order; None where all are drawn equally often."""
+        """Sampling weight of each passage, mean 1, in the same order; None if all are equal."""
         weights = self.table.numbers().weight
         return None if (weights == weights[0]).all() else weights
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """The text of a run as models read it. tokenizer: knows the ids of the task's texts. selection: with the ids of its passages."""
+class EncodedTexts:
+    """The texts of a run as token ids. tokenizer: caches the ids of the task's texts. selection: with the ids of its passages."""
 
     tokenizer: Tokenizer
-    selection: Chosen | None
+    selection: SelectedPassages | None
     prompt: Prompt | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of a run: the folder `name`, filled by `write` and identified by `key`.
+
+    version: raise it when equal settings and inputs would give another folder. settings: the part of the config that is read. inputs:
+    fingerprints of the data that is read. kind: of the artifact; None = `name`.
+    """
+
+    name: str
+    version: int
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    write: Callable[[Path], None]
+    kind: str | None = None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Everything that the content of the folder depends on, as plain JSON."""
+        assert not self.settings.keys() & self.inputs.keys(), "a name is a setting or an input"
+        return {"format": self.version, **self.settings, **self.inputs}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Context:
-    """A run as its stages see it. folder: where they are published; store: where those are that runs share. stop: returns an exit code
-    once a signal came. pretrained: the weights to start from.
+class RunContext:
+    """What every stage of a run reads. folder: of the run; store: of the corpora and indexes that runs share. stop: returns an exit code
+    after a signal. pretrained: the weights to start from.
     """
 
     config: RunConfig
@@ -122,32 +156,31 @@ class Context:
     ranks: Ranks = ALONE
     pretrained: Pretrained | None = None
 
-    def stage(self, name: str, *, key: Mapping[str, Any], write: Callable[[Path], None], kind: str | None = None) -> Artifact:
-        """The published folder `name` of this run for `key`: the one that is there if it is up to date, else built now. kind: of the
-        artifact; None = the name.
-        """
-        return stage(self.folder / name, kind=kind or name, key=key, write=write, emit=self.emit, name=name)
+    def build(self, stage: Stage) -> Artifact:
+        """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""
+        folder, kind = self.folder / stage.name, stage.kind or stage.name
+        return artifacts.stage(folder, kind=kind, key=stage.key, write=stage.write, emit=self.emit, name=stage.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A finished phase: as it was run, what it published, and what it reported (its phase.json)."""
+class FinishedPhase:
+    """A finished phase: its final settings, its artifact, and its report (phase.json)."""
 
     phase: PhaseConfig
     artifact: Artifact
     report: Mapping[str, Any]
 
 
-def fingerprint(chosen: Chosen | None) -> str | None:
-    """The selection's fingerprint, None where nothing is retrieved."""
+def fingerprint(chosen: SelectedPassages | None) -> str | None:
+    """The selection's fingerprint; None if nothing is retrieved."""
     return None if chosen is None else chosen.artifact.fingerprint
 
 
 def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
-    """Phases as plain data under their names, so that a reason to run again reads 'phases.joint.steps 500 -> 600'."""
+    """Phases as plain data by name, so that the reason for a rebuild reads 'phases.joint.steps 500 -> 600'."""
     return {phase.name: phase.model_dump(mode="json") for phase in phases}
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Readable JSON; numbers must be finite."""
+    """Write indented JSON; numbers must be finite."""
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")

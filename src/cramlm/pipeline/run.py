@@ -1,13 +1,13 @@
-"""The whole method in order: `run(config, out=...)`. The only file that knows the order.
+"""The whole method in order: `run(config, out=...)`.
 
     task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> static -> schedule -> teacher
     -> phases -> logit adjustment -> evaluation -> export -> report
 
-A run of a linear model (`config.model`) leaves out what only an encoder needs.
+A linear model (`config.model`) skips the stages that only an encoder needs.
 
-Every arrow is a folder that is published whole and keyed by what made it (artifacts.py), so that the same call again finishes what a
-killed one began, says "up to date" where nothing changed, and names the setting that makes a stage run again. Corpus and index are shared
-between runs and live in the store; everything else is in the run's folder.
+Every stage publishes a folder under a key of its inputs and settings (context.py, storage/artifacts.py). The same call again continues an
+interrupted run, keeps what is up to date, and names the setting that makes a stage run again. Corpus and index are in the store, shared
+between runs; everything else is in the run's folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from cramlm.errors import CramError, Stopped
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline import trackers
-from cramlm.pipeline.context import Clock, Context
+from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.ranks import dismiss, follow
-from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach
+from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_model
 from cramlm.planning.plan import available_cores
 from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.schedule import schedule
@@ -43,14 +43,13 @@ from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, lock
 from cramlm.storage.artifacts import default_store as default_store
-from cramlm.training.distributed import ALONE, Ranks
-from cramlm.training.loop import never
+from cramlm.training.distributed import Ranks
 from cramlm.training.memory import trim
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: its folder, the config as planned, and the scores (evaluation/scores.json)."""
+    """A finished run: its folder, the config with its final phases, and the scores (evaluation/scores.json)."""
 
     path: Path
     config: RunConfig
@@ -58,7 +57,7 @@ class Run:
 
     @property
     def export(self) -> Path:
-        """The plain Hugging Face folder."""
+        """The exported folder."""
         return self.path / "export"
 
 
@@ -70,44 +69,40 @@ def run(
     track: str | None = None,
     store: str | Path | None = None,
     emit: Emit = silent,
-    stop: Callable[[], int | None] = never,
-    began: float | None = None,
-    ranks: Ranks = ALONE,
+    process: Process = Process(),  # noqa: B008 - frozen
 ) -> Run:
-    """Do everything that `config` asks and is not already done in `out`.
+    """Build every stage of `config` that is not up to date in `out`.
 
-    out: the run's folder; None = runs/TASK-RECIPE-N, where an equal call has left off, or a new one. overwrite: replace a run on another
-    task. track: the experiment tracker to follow it with (pipeline/trackers.py). `stop` is asked between training steps; an exit code ends
-    the run resumably. `began`: when a time budget began to run, as `time.monotonic` tells it; None = now. PyTorch's number of threads is
-    afterwards what it was. `ranks`: those that train together (training/distributed.py), each of which makes this call; the first does all
-    the rest, and all get the same answer.
+    out: the run's folder; None = runs/TASK-RECIPE-N, the last one with this config and task, else a new one. overwrite: replace a run on
+    another task. track: an experiment tracker (trackers.py). store: folder of corpora and indexes. process: signals, start time, ranks;
+    each rank makes this call, and all return the same. PyTorch's number of threads is restored at the end.
 
     Raises:
-        UsageError: if `out` holds a run on another task. CramError: one of its kinds (errors.py); what was published before stays, and the
-        same call continues from there.
+        UsageError: if `out` holds a run on another task. CramError: one of its kinds (errors.py); published stages stay, and the same call
+        continues from there.
     """
-    began = time.monotonic() if began is None else began
-    stop = ranks.watch(stop)
+    began = time.monotonic() if process.began is None else process.began
+    ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
-        with _thread_count_kept():
-            told = follow(ranks, stop=stop)
-        return Run(Path(told["folder"]), load_config(told["config"]), told["scores"])
+        with _restored_threads():
+            result = follow(ranks, stop=stop)
+        return Run(Path(result["folder"]), load_config(result["config"]), result["scores"])
     ranks.lead()
     log = EventLog()
     early = _interruptible(log.around(emit), stop)
     config, pretrained = start_from(config)
     task = read_task(config.task, seed=config.seed, emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
-    with lock(folder / "run"), _thread_count_kept():
+    with lock(folder / "run"), _restored_threads():
         if not overwrite:
             refuse_other_task(folder, config, task)
-        with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as heard:
+        with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as tracked:
             recorder = Recorder.begin(folder, config)
             log.begin(folder)
-            emit = _interruptible(log.around(heard), stop)
+            emit = _interruptible(log.around(tracked), stop)
             emit(Event("note", "machine", describe_machine()))
             clock = Clock(began, Budget() if config.budget is None else parse_budget(config.budget))
-            context = Context(config, task, folder, _store(store), clock, emit, stop, ranks, pretrained)
+            context = RunContext(config, task, folder, _store(store), clock, emit, stop, ranks, pretrained)
             with confirming(recorder.confirm):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
@@ -118,15 +113,15 @@ def run(
 
 
 def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None, overwrite: bool = False) -> str | None:
-    """Return what `run` would still do in `out` for this config, or why it would fail; None if every stage is up to date.
+    """Return the first stage that `run` would build in `out` with its reason, or the error that it would raise; None if all are up to date.
 
-    Goes through the stages of a run without building any, so that it decides as a run does.
+    Runs through the stages without building any, so that the decision is that of a run.
 
     Raises:
         UsageError: if `out` holds a run on another task, unless `overwrite`.
     """
     if not out.is_dir():
-        return "it has not begun"
+        return "not started"
     try:
         config, pretrained = start_from(config)
         task = read_task(config.task, seed=config.seed)
@@ -136,28 +131,26 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
         refuse_other_task(out, config, task)
     clock = Clock(time.monotonic(), Budget() if config.budget is None else parse_budget(config.budget))
     try:
-        with lock(out / "run"), _thread_count_kept(), checking():
+        with lock(out / "run"), _restored_threads(), checking():
             if (record := read_record(out)) is None or not record.finished:
-                return "it was stopped before its end"
-            _run_stages(Context(config, task, out, _store(store), clock, pretrained=pretrained))
+                return "stopped before its end"
+            _run_stages(RunContext(config, task, out, _store(store), clock, pretrained=pretrained))
     except (StaleStage, CramError) as reason:
         return str(reason)
     return None
 
 
-def _run_stages(run: Context) -> tuple[RunConfig, Artifact]:
-    """All stages in order: each one that is up to date is kept, each other one is built. Writes nothing but stages. Returns the config with
-    the phases as they were run, and the evaluation.
-    """
-    run = replace(run, config=_on_its_share_of_the_cores(run.config, run.ranks))
+def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
+    """Build all stages in order; return the config with its final phases, and the evaluation."""
+    run = replace(run, config=_with_threads_per_rank(run.config, run.ranks))
     text.check_prompt(run)
     text.report_task(run)
     baseline = linear.fit_baseline(run)
     return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 
 
-def _run_encoder(run: Context, baseline: Artifact | None) -> tuple[RunConfig, Artifact]:
-    """The config with the phases as they were run, and the evaluation."""
+def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig, Artifact]:
+    """Build the stages of an encoder; return the config with its final phases, and the evaluation."""
     config = run.config
     plan = plan_stage(run)
     torch.set_num_threads(plan.threads)
@@ -171,30 +164,32 @@ def _run_encoder(run: Context, baseline: Artifact | None) -> tuple[RunConfig, Ar
     vectors = linear.embedding(run, texts) if has_static or from_cooccurrence else None
     static = linear.fit_static(run, texts, vectors, baseline) if has_static and vectors is not None else None
     planned = schedule(run, plan, texts)
-    teacher = teach(run, texts, static, planned.phases) if has_teacher and static is not None else None
+    teacher = teach_by_linear_model(run, texts, static, planned.phases) if has_teacher and static is not None else None
     if texts.selection is not None:
-        texts.selection.forget_texts()
+        texts.selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=vectors if from_cooccurrence else None)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
-    rungs = {name: model for name, model in (("tfidf", baseline), ("static", static)) if model is not None and config.baseline.enabled}
-    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, rungs)
+    linear_models = {
+        name: model for name, model in (("tfidf", baseline), ("static", static)) if model is not None and config.baseline.enabled
+    }
+    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, linear_models)
     evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 
-def _run_linear(run: Context, baseline: Artifact | None) -> Artifact:
-    """The evaluation of a run whose model is TF-IDF or `static`."""
+def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
+    """Build the stages of a linear model (TF-IDF or `static`); return the evaluation."""
     corpus = selection = None
     tokenizer: Tokenizer | None = None
-    rungs: dict[str, Artifact] = {} if baseline is None else {"tfidf": baseline}
+    linear_models: dict[str, Artifact] = {} if baseline is None else {"tfidf": baseline}
     if run.config.model == "static":
         corpus = text.corpus(run)
         selection = text.selection(run, linear.plan_linear(run.config), corpus)
         texts = text.tokens(run, selection, text.tokenizer(run, selection))
         tokenizer = texts.tokenizer
-        rungs["static"] = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
-    evaluation = evaluate.evaluate_linear(run, rungs, tokenizer=tokenizer)
-    evaluate.export_linear(run, rungs[run.config.model], corpus, selection, evaluation)
+        linear_models["static"] = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
+    evaluation = evaluate.evaluate_linear(run, linear_models, tokenizer=tokenizer)
+    evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
     return evaluation
 
 
@@ -202,16 +197,16 @@ def _store(store: str | Path | None) -> Path:
     return Path(store) if store is not None else default_store()
 
 
-def _on_its_share_of_the_cores(config: RunConfig, ranks: Ranks) -> RunConfig:
-    """The config with threads for one of the ranks on this machine, where it leaves them open."""
+def _with_threads_per_rank(config: RunConfig, ranks: Ranks) -> RunConfig:
+    """Set the number of threads to one rank's share of the cores, unless the config sets it."""
     if config.threads is not None or ranks.local_count == 1:
         return config
     return config.model_copy(update={"threads": max(1, available_cores() // ranks.local_count)})
 
 
 @contextmanager
-def _thread_count_kept() -> Iterator[None]:
-    """The threads of a run are those of its plan; the caller's number comes back afterwards."""
+def _restored_threads() -> Iterator[None]:
+    """Restore PyTorch's number of threads at the end."""
     before = torch.get_num_threads()
     try:
         yield
@@ -220,7 +215,7 @@ def _thread_count_kept() -> Iterator[None]:
 
 
 def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:
-    """`emit`, and an end at the next sign of progress once `stop` asks for it; training stops by itself, at a step that it saves."""
+    """Return an `emit` that raises Stopped at a progress event after a signal; training itself stops at a step that it saves."""
 
     def checked(event: Event) -> None:
         emit(event)
@@ -232,7 +227,7 @@ def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:
 
 @contextmanager
 def _traceback_to(path: Path) -> Iterator[None]:
-    """Keep the traceback of whatever fails in the run's folder."""
+    """Write the traceback of an exception to `path`."""
     try:
         yield
     except Exception:

@@ -19,7 +19,7 @@ from cramlm.io.paths import stamp_inputs
 from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, empty_model
-from cramlm.pipeline.context import Context, Plan, phases_by_name, write_json
+from cramlm.pipeline.context import RunContext, RunPlan, Stage, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, estimate_texts, forecast_cost, raw_bytes
 from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
@@ -35,7 +35,7 @@ TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
 """Assumed if no files are given."""
 
 
-def plan(run: Context) -> Plan:
+def plan(run: RunContext) -> RunPlan:
     """Measure this machine for a few seconds, forecast the cost of the run, and bound the selection by what the budget trains on.
 
     With several ranks one process is measured. `tokens_per_second` of the config is the speed of all together.
@@ -68,13 +68,13 @@ def plan(run: Context) -> Plan:
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
 
-    sections = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
-    key = {"format": 4, **sections, "phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
-    key |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
-    artifact = run.stage("plan", key=key, write=write)
+    settings = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
+    settings |= {"phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
+    settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
+    artifact = run.build(Stage("plan", 4, settings, {}, write))
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
-    return Plan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
+    return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
 
 
 @dataclass(frozen=True, slots=True)

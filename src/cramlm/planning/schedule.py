@@ -14,13 +14,13 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.context import Context, Ended, Plan, Text, fingerprint, phases_by_name, write_json
+from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, Stage, fingerprint, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import finishing_seconds
 from cramlm.planning.speed import TrainingSetup, count_step, measure
 from cramlm.records import Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
-from cramlm.storage.artifacts import Artifact, stage
+from cramlm.storage.artifacts import Artifact
 
 MAX_LATENESS = 0.05  # share of the budget by which remaining phases may exceed it after earlier ones took too long
 REMEASUREMENT_SHARE = 0.01  # of the budget, for each measurement after tokenizing
@@ -45,7 +45,7 @@ class Schedule:
     rows: int
 
 
-def schedule(run: Context, plan: Plan, text: Text) -> Schedule:
+def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
     """Set steps, row length and evaluation interval of every phase, from the remaining time and the tokens.
 
     If the budget is a time, the speed is measured again with the final row length and vocabulary.
@@ -86,13 +86,13 @@ def schedule(run: Context, plan: Plan, text: Text) -> Schedule:
             seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
-    sections = {"phases": phases_by_name(run.config.phases), "budget": run.config.budget}
+    settings = {"phases": phases_by_name(run.config.phases), "budget": run.config.budget}
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
-    key = {"format": 3, **sections, **inputs, **({} if text.prompt is None else {"prompt": asdict(text.prompt)})}
-    return _read(run.stage("schedule", key=key, write=write))
+    inputs |= {} if text.prompt is None else {"prompt": asdict(text.prompt)}
+    return _read(run.build(Stage("schedule", 3, settings, inputs, write)))
 
 
-def replan(run: Context, planned: Schedule, ended: Sequence[Ended]) -> tuple[PhaseConfig, ...]:
+def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -> tuple[PhaseConfig, ...]:
     """Plan the phases after the finished ones again, from the rest of the budget at the speed that the last phase reached.
 
     The result is an artifact, so that a run that is started again keeps it. Without a budget, or if no remaining phase is open, the plan
@@ -127,8 +127,8 @@ def replan(run: Context, planned: Schedule, ended: Sequence[Ended]) -> tuple[Pha
                 seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
                 run.emit(Event("plan", name, f"{before.steps:,} steps -> {budget.describe(phase, sizes, seconds=seconds)}"))
 
-    key = {"format": 1, "schedule": planned.artifact.fingerprint, "done": ended[-1].artifact.fingerprint}
-    return _read(stage(run.folder / name, kind="schedule", key=key, write=write, emit=run.emit, name=name)).phases
+    inputs = {"schedule": planned.artifact.fingerprint, "done": ended[-1].artifact.fingerprint}
+    return _read(run.build(Stage(name, 1, {}, inputs, write, kind="schedule"))).phases
 
 
 def _read(artifact: Artifact) -> Schedule:
@@ -143,7 +143,7 @@ class _Remeasurement:
     """Measures updates on sequences of the task's lengths, with its vocabulary and the threads of the plan."""
 
     config: RunConfig
-    plan: Plan
+    plan: RunPlan
     rows: int
     vocab_size: int
     lengths: IntArray

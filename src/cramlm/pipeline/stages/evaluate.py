@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
@@ -22,16 +23,18 @@ from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.context import Chosen, Context, Plan, Text, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
-from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_start
+from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_pretrained
 from cramlm.records import Event, Example, FloatArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact
 
 
-def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer, rungs: Mapping[str, Artifact]) -> Artifact:
-    """Score the finished model and the linear models (`rungs`, cheapest first) on dev and, this once, on test; and say which to use."""
+def evaluate_encoder(
+    run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer, linear_models: Mapping[str, Artifact]
+) -> Artifact:
+    """Score the model and the linear models (cheapest first) on dev and once on test, and write the verdict."""
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
@@ -41,8 +44,8 @@ def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Toke
             return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
 
         own = score_model(run.task, outputs, target, name=None)
-        models = {run.config.name: own, **score_rungs(run.task, rungs, target, tokenizer=tokenizer)}
-        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
+        models = {run.config.name: own, **score_linear_models(run.task, linear_models, target, tokenizer=tokenizer)}
+        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         training = {report["name"]: report for report in trained.reports}
@@ -62,37 +65,31 @@ def evaluate_encoder(run: Context, plan: Plan, trained: Trained, tokenizer: Toke
             Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {format_metric(metric, own['dev'][metric])}; test scored once")
         )
 
-    inputs = {
-        "model": trained.fingerprint,
-        "task": task_fingerprint(run.task),
-        "name": run.config.name,
-        "seed": run.config.seed,
-        "metric": run.config.metric,
-    }
-    inputs["rungs"] = {name: artifact.fingerprint for name, artifact in rungs.items()}
-    key = {"format": 2, **inputs, "precision": plan.precision}
-    return run.stage("evaluation", key=key, write=write)
+    inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
+    return run.build(Stage("evaluation", 3, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
-def _dev_candidates(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
-    """Dev predictions of everything that the model was chosen from: of a phase that kept the best of its evaluations all of them, else
-    those of the last weights with every tau.
+def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
+    """Dev predictions of all candidates that the model was chosen from: all evaluations of a phase with keep = best, else the last weights
+    with every tau.
     """
-    last = trained.ended[-1]
+    last = trained.finished[-1]
     if last.phase.learns_labels and last.phase.keep == "best":
         predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
         return predictions
-    # The finished model's bias holds the adjustment already, which makes 0 the chosen tau.
+    # The bias already contains the adjustment, so the chosen tau is 0.
     logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
     return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions
 
 
-def export_encoder(run: Context, plan: Plan, trained: Trained, text: Text, corpus: Corpus | None, evaluation: Artifact) -> Artifact:
-    """The plain Hugging Face folder, its model card and where everything came from."""
+def export_encoder(
+    run: RunContext, plan: RunPlan, trained: Trained, text: EncodedTexts, corpus: Corpus | None, evaluation: Artifact
+) -> Artifact:
+    """Publish the Hugging Face folder with model card and provenance."""
     report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
     provenance = {
         "config": run.config.model_dump(mode="json"),
-        "init": describe_start(run.pretrained),
+        "init": describe_pretrained(run.pretrained),
         "phases": [dict(phase) for phase in trained.reports],
         "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
         "corpus": None if corpus is None else corpus.statistics,
@@ -124,8 +121,8 @@ def export_encoder(run: Context, plan: Plan, trained: Trained, text: Text, corpu
     )
 
 
-def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokenizer) -> Trained:
-    """The model with the adjustment that dev chose in its classifier's bias; unchanged where the config keeps the logits as trained."""
+def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
+    """Add the logit adjustment that is best on dev to the classifier's bias; unchanged if the config disables it."""
     if not adjusts_logits(run.config) or not any(phase.learns_labels for phase in trained.phases):
         return trained
 
@@ -144,21 +141,21 @@ def adjust_logits(run: Context, plan: Plan, trained: Trained, tokenizer: Tokeniz
         run.emit(Event("done", "logit-adjustment", f"logit adjustment: tau = {chosen.tau:.1f} (dev {name} {change})", data=facts))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
-    key = {"format": 3, **inputs, "precision": plan.precision, "metric": run.config.metric}
-    artifact = run.stage("logit-adjustment", key=key, write=write)
+    settings = {"precision": plan.precision, "metric": run.config.metric}
+    artifact = run.build(Stage("logit-adjustment", 3, settings, inputs, write))
     values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
     trained.model.add_to_logits(np.array([values[label] for label in run.task.labels], dtype=np.float32))
     return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
 
 
-def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: Tokenizer | None = None) -> Artifact:
-    """Score a run's linear models (`rungs`, cheapest first) on dev and, this once, on test; the run's own model is the last."""
+def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer | None = None) -> Artifact:
+    """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
-        scores = score_rungs(run.task, rungs, target, own=run.config.model, tokenizer=tokenizer)
-        named = {name: run.config.name if name == run.config.model else name for name in rungs}
-        candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in rungs.items()}
+        scores = score_linear_models(run.task, linear_models, target, own=run.config.model, tokenizer=tokenizer)
+        named = {name: run.config.name if name == run.config.model else name for name in linear_models}
+        candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         models = {named[name]: entry for name, entry in scores.items()}
         result = {
@@ -173,13 +170,22 @@ def evaluate_linear(run: Context, rungs: Mapping[str, Artifact], *, tokenizer: T
         own = format_metric(metric, scores[run.config.model]["dev"][metric])
         run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {own}; test scored once"))
 
-    inputs = {"task": task_fingerprint(run.task), "seed": run.config.seed, "metric": run.config.metric, "name": run.config.name}
-    key = {"format": 2, **inputs, "rungs": {name: artifact.fingerprint for name, artifact in rungs.items()}}
-    return run.stage("evaluation", key=key, write=write)
+    inputs = {"task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
+    return run.build(Stage("evaluation", 3, _settings(run.config), inputs, write))
 
 
-def export_linear(run: Context, fitted: Artifact, corpus: Corpus | None, selection: Chosen | None, evaluation: Artifact) -> Artifact:
-    """The folder of the run's linear model, with its card and where everything came from."""
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return {"name": config.name, "seed": config.seed, "metric": config.metric}
+
+
+def _fingerprints(models: Mapping[str, Artifact]) -> dict[str, str]:
+    return {name: artifact.fingerprint for name, artifact in models.items()}
+
+
+def export_linear(
+    run: RunContext, fitted: Artifact, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
+) -> Artifact:
+    """Publish the folder of the run's linear model with model card and provenance."""
     report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
     provenance = {
         "config": run.config.model_dump(mode="json"),
@@ -199,14 +205,14 @@ def export_linear(run: Context, fitted: Artifact, corpus: Corpus | None, selecti
     return publish_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
 
 
-def score_rungs(
-    task: Task, rungs: Mapping[str, Artifact], target: Path, *, own: str | None = None, tokenizer: Tokenizer | None = None
+def score_linear_models(
+    task: Task, linear_models: Mapping[str, Artifact], target: Path, *, own: str | None = None, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
     """Scores of the linear models, most expensive first, with their predictions in `target`. own: the model that the run is about.
     tokenizer: of the run, with the ids of its texts.
     """
     scores = {}
-    for name, artifact in reversed(list(rungs.items())):
+    for name, artifact in reversed(list(linear_models.items())):
         model = LinearModel.load(artifact.path, tokenizer=tokenizer)
 
         def outputs(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:

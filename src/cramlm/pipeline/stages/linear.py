@@ -1,13 +1,13 @@
-"""The linear models of a run: `baseline` (TF-IDF alone) and `static` (TF-IDF and co-occurrence vectors from the selection).
+"""Stages of the linear models: `baseline` (TF-IDF), co-occurrence embeddings, and `static` (TF-IDF and averaged embeddings).
 
-Each stage publishes the model that is best on dev, what was tried (fit.json) and the dev predictions of all candidates, for the verdict.
+A model's stage publishes the best candidate on dev, a report (fit.json) and the dev predictions of all candidates, for the verdict.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,15 +19,17 @@ from cramlm.linear.cooccurrence import TextSpace, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import UNCUT
-from cramlm.pipeline.context import Context, Plan, Text, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact
 
 
-def embedding(run: Context, text: Text) -> Artifact:
-    """embedding.npy, (vocabulary, width) float32 from token co-occurrence, NaN in rows of tokens without neighbours."""
+def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
+    """Token embeddings from co-occurrence in the selection and the training texts (PPMI + truncated SVD).
+
+    embedding.npy: float32 (vocabulary, width), NaN in the rows of tokens without co-occurrences."""
     encoder = run.config.encoder
 
     def write(target: Path) -> None:
@@ -38,12 +40,12 @@ def embedding(run: Context, text: Text) -> Artifact:
             texts, vocab_size=text.tokenizer.vocab_size, width=encoder.embedding_width, std=encoder.embedding_std, seed=run.config.seed
         )
         save_array(target / "embedding.npy", values)
-        known, total = int(np.isfinite(values[:, 0]).sum()), sum(len(each.ids) for each in texts)
+        with_embedding, total = int(np.isfinite(values[:, 0]).sum()), sum(len(each.ids) for each in texts)
         run.emit(
             Event(
                 "done",
                 "embedding",
-                f"{known:,} of {text.tokenizer.vocab_size:,} tokens have an embedding from co-occurrence in {total:,} tokens of text",
+                f"{with_embedding:,} of {text.tokenizer.vocab_size:,} tokens have a co-occurrence embedding, from {total:,} tokens of text",
             )
         )
 
@@ -52,33 +54,32 @@ def embedding(run: Context, text: Text) -> Artifact:
         "selection": fingerprint(text.selection),
         "task": task_fingerprint(run.task)["train"],
     }
-    key = {"format": 1, "width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed, **inputs}
-    return run.stage("embedding", key=key, write=write)
+    settings = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
+    return run.build(Stage("embedding", 1, settings, inputs, write))
 
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
 FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "tau", "features", "train_texts", "seconds")
-"""What a run's scores say of how a linear model was fitted."""
-_FORMAT: Final = 1
+"""Fields of fit.json that scores.json repeats."""
+_VERSION: Final = 1
 
 
-def fit_baseline(run: Context) -> Artifact | None:
-    """TF-IDF + a linear model; None where the config switches it off."""
+def fit_baseline(run: RunContext) -> Artifact | None:
+    """Fit a linear model on TF-IDF; None if the config disables it."""
     if not run.config.baseline.enabled:
         return None
 
     def write(target: Path) -> None:
         _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
 
-    key = {"format": _FORMAT, "task": _task(run.task), "config": run.config.baseline.model_dump(mode="json"), "seed": run.config.seed}
-    return run.stage("baseline", key={**key, "metric": run.config.metric}, write=write)
+    return run.build(Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write))
 
 
-def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact | None) -> Artifact:
-    """The same with averaged co-occurrence embeddings of the tokens beside TF-IDF.
+def fit_static(run: RunContext, text: EncodedTexts, embedding: Artifact, baseline: Artifact | None) -> Artifact:
+    """Fit a linear model on TF-IDF and averaged token embeddings.
 
-    With more than `FEW_TEXTS` training texts the variant of TF-IDF is the baseline's, if there is one, to save time.
+    With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time.
     """
 
     def write(target: Path) -> None:
@@ -102,14 +103,11 @@ def fit_static(run: Context, text: Text, embedding: Artifact, baseline: Artifact
         "tokenizer": text.tokenizer.fingerprint,
     }
     inputs["baseline"] = None if baseline is None else baseline.fingerprint
-    key = {
-        "format": _FORMAT,
-        "config": run.config.baseline.model_dump(mode="json"),
-        "seed": run.config.seed,
-        "metric": run.config.metric,
-        **inputs,
-    }
-    return run.stage("static", key=key, write=write)
+    return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write))
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric}
 
 
 def search_space(config: RunConfig) -> SearchSpace:
@@ -118,7 +116,7 @@ def search_space(config: RunConfig) -> SearchSpace:
 
 
 def _task(task: Task) -> dict[str, str]:
-    """Test is not read: another test file leaves the models as they are."""
+    """Fingerprints without test, which these stages do not read."""
     return {split: content for split, content in task_fingerprint(task).items() if split != "test"}
 
 
@@ -128,7 +126,7 @@ def _save(fit: LinearFit, target: Path) -> None:
     save_array(target / DEV_PREDICTIONS, fit.predictions)
 
 
-def plan_linear(config: RunConfig) -> Plan:
-    """The plan of a run without training: a retriever without a bound of its own is bounded by documents."""
+def plan_linear(config: RunConfig) -> RunPlan:
+    """The plan of a run that trains no encoder: the selection is limited by documents only."""
     retriever = None if config.retriever is None else plan_selection(config.retriever, amount=None, tokens_per_unit=0.0)
-    return Plan(retriever, "fp32", config.threads or available_cores(), Speed(0.0, 0.0), operations=False)
+    return RunPlan(retriever, "fp32", config.threads or available_cores(), Speed(0.0, 0.0), operations=False)

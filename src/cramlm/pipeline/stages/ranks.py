@@ -1,6 +1,6 @@
-"""Training a phase on several ranks: rank 0 runs the stages, the others wait in `follow` for the phases that it trains.
+"""Training a phase on several ranks: rank 0 runs the stages; the others wait in `follow` and join each phase.
 
-They get settings as JSON and token pools as tensors, so only rank 0 needs the files, and machines need not share a disk.
+Rank 0 sends settings as JSON and token pools as tensors, so that only rank 0 needs files, and machines need not share a disk.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cramlm.training.pools import TokenPool
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A phase to train; number: its place among the phases. work: where rank 0 keeps checkpoints."""
+class PhaseJob:
+    """A phase to train. number: index of the phase. work: folder of rank 0's checkpoints."""
 
     phase: PhaseConfig
     number: int
@@ -40,13 +40,13 @@ class Order:
     work: Path
 
 
-_ORDER = TypeAdapter(Order)
+_JOB = TypeAdapter(PhaseJob)
 
 
 @contextmanager
-def training_together(ranks: Ranks, order: Order, external: TokenPool | None, task: TokenPool | None) -> Iterator[None]:
-    """On rank 0, around `train_phase`: the others make the same call, and wait again afterwards."""
-    ranks.on_leader(lambda: _ORDER.dump_python(order, mode="json"))
+def training_together(ranks: Ranks, job: PhaseJob, external: TokenPool | None, task: TokenPool | None) -> Iterator[None]:
+    """On rank 0, around `train_phase`: start the same phase on the other ranks."""
+    ranks.on_leader(lambda: _JOB.dump_python(job, mode="json"))
     for pool in (external, task):
         arrays = {} if pool is None else {name: getattr(pool, name) for name in TokenPool.__dataclass_fields__}
         writable = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items() if array is not None}
@@ -56,33 +56,33 @@ def training_together(ranks: Ranks, order: Order, external: TokenPool | None, ta
 
 
 def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
-    """On rank 0, when everything is done: `follow` returns `result` to the others."""
+    """On rank 0, at the end: make `follow` return `result` on the other ranks."""
     ranks.on_leader(lambda: {"result": dict(result)})
 
 
 def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
-    """Train the phases that rank 0 trains, until it dismisses this rank; reads and writes no file.
+    """Join the phases that rank 0 trains until `dismiss`, and return its result; reads and writes no file.
 
     Raises:
         RankLost: if rank 0 is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
     """
-    while "result" not in (word := ranks.on_leader(_only_on_leader)):
-        order = _ORDER.validate_python(word)
+    while "result" not in (message := ranks.on_leader(_only_on_leader)):
+        job = _JOB.validate_python(message)
         external, task = (_pool(ranks), _pool(ranks))
-        torch.set_num_threads(order.threads)
+        torch.set_num_threads(job.threads)
         train_phase(
-            build_model(order.model, seed=order.seed),
+            build_model(job.model, seed=job.seed),
             TrainingJob(
-                Batches(order.phase, external, task, seed=order.seed, phase_index=order.number, special=order.special),
-                order.work,
+                Batches(job.phase, external, task, seed=job.seed, phase_index=job.number, special=job.special),
+                job.work,
                 fingerprint={},
-                precision=order.precision,
-                dev=DevEvaluation(_only_on_leader, order.metric),
+                precision=job.precision,
+                dev=DevEvaluation(_only_on_leader, job.metric),
                 stop=stop,
                 ranks=ranks,
             ),
         )
-    result: dict[str, Any] = word["result"]
+    result: dict[str, Any] = message["result"]
     return result
 
 

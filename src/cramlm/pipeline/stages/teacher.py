@@ -1,4 +1,4 @@
-"""Soft labels that phases learn from: those of the linear model `static`, or of the encoder of an earlier phase."""
+"""Soft labels for distillation: of the linear model `static`, or of the encoder of an earlier phase."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cramlm.linear.teacher import soft_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.context import Chosen, Context, Plan, Text, fingerprint
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact
 
 TEMPERATURE: Final = 2.0
-"""What a model's logits are divided by before they teach (Schick and Schütze 2021)."""
+"""Divisor of an encoder's logits (Schick and Schütze 2021)."""
 TASK_FILE: Final = "task.npy"
 
 
 def needs_linear_teacher(phases: Sequence[PhaseConfig]) -> bool:
-    """Return True if a phase learns from the soft labels of the linear model."""
+    """Return True if a phase uses soft labels of the linear model."""
     return any(linear_teachers(phase) for phase in phases)
 
 
@@ -51,9 +51,9 @@ def pieces_file(length: int) -> str:
     return f"passages-{length}.npy"
 
 
-def teach(run: Context, text: Text, static: Artifact, phases: Sequence[PhaseConfig]) -> Artifact:
-    """The linear model's probabilities, float32 (texts, labels): of every piece that a phase cuts the passages into, in order, in
-    passages-LENGTH.npy; of the training texts, out of fold, in task.npy.
+def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact, phases: Sequence[PhaseConfig]) -> Artifact:
+    """Publish the linear model's probabilities, float32 (n, labels): passages-LENGTH.npy of the pieces of the passages in order, for each
+    piece length; task.npy of the training texts, predicted out of fold.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
@@ -79,14 +79,14 @@ def teach(run: Context, text: Text, static: Artifact, phases: Sequence[PhaseConf
         "static": static.fingerprint,
         "selection": fingerprint(text.selection),
         "tokenizer": text.tokenizer.fingerprint,
+        "train": task_fingerprint(run.task)["train"],
     }
-    inputs |= {"train": task_fingerprint(run.task)["train"], "files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
-    key = {"format": 6, "seed": run.config.seed, **inputs}
-    return run.stage("teacher", key=key, write=write)
+    settings = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json"), "seed": run.config.seed}
+    return run.build(Stage("teacher", 6, settings, inputs, write))
 
 
-def _pieces(selection: Chosen, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
-    assert selection.spans is not None, "the stage `tokens` keeps them for a linear teacher"
+def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
+    assert selection.spans is not None, "the stage `tokens` writes spans for a linear teacher"
     return tokenizer.cut_with_texts(selection.texts(), selection.ids, selection.spans, max_length=length)
 
 
@@ -94,27 +94,35 @@ def _message(count: int, what: str, probabilities: Any) -> str:
     return f"{count:,} {what} (mean confidence {float(probabilities.max(axis=1).mean()):.0%})" if count else f"0 {what}"
 
 
-def ask_model(
-    run: Context, plan: Plan, text: Text, phase: PhaseConfig, *, model: Callable[[], Model], teacher: str, key: Mapping[str, Any]
+def teach_by_encoder(
+    run: RunContext,
+    plan: RunPlan,
+    text: EncodedTexts,
+    phase: PhaseConfig,
+    *,
+    model: Callable[[], Model],
+    teacher: str,
+    inputs: Mapping[str, Any],
 ) -> Artifact:
-    """Soft labels as `teach` writes them, but from the model of the earlier phase `teacher` at `TEMPERATURE`: of every piece of the
-    passages, or with a prompt, of as much of each passage as a row of `phase` holds, in all its patterns (passages.npy). model: with the
-    weights of that phase, called when it is needed.
+    """Publish soft labels from the model of the earlier phase `teacher` at `TEMPERATURE`: of the pieces of the passages
+    or, with a prompt, of each passage truncated to a row of `phase`, over all patterns (passages.npy).
+
+    model: returns the model with that phase's weights.
     """
     name, selection, length = f"teacher-of-{phase.name}", text.selection, external_length(phase)
     assert selection is not None, "a teacher of passages needs passages"
 
     def write(target: Path) -> None:
         run.emit(Event("start", name))
-        judge = model()
-        if judge.prompt is None:
+        encoder = model()
+        if encoder.prompt is None:
             sequences = text.tokenizer.cut(selection.ids, max_length=length, cut="split")
         else:
-            sequences = sequences_of_texts(text.tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=judge.prompt)
-        logits = predict_logits(judge, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
-        predicted = outputs_of(judge.kind, logits / np.float32(TEMPERATURE))
-        save_array(target / (pieces_file(length) if judge.prompt is None else PASSAGES_FILE), predicted)
+            sequences = sequences_of_texts(text.tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=encoder.prompt)
+        logits = predict_logits(encoder, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
+        predicted = outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
+        save_array(target / (pieces_file(length) if encoder.prompt is None else PASSAGES_FILE), predicted)
         run.emit(Event("done", name, f"soft labels by the model of {teacher}: {_message(len(predicted), 'texts', predicted)}"))
 
-    key = {"format": 2, **key, "length": length, "precision": plan.precision}
-    return run.stage(name, kind="teacher", key=key, write=write)
+    settings = {"length": length, "precision": plan.precision}
+    return run.build(Stage(name, 2, settings, inputs, write, kind="teacher"))

@@ -1,4 +1,4 @@
-"""From the task file to the tokenizer: everything that happens to text before a model sees it."""
+"""From the task file to token ids: task, corpus, selection, tokenizer, tokens, prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cramlm.model.huggingface.config import more
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
 from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
-from cramlm.pipeline.context import Chosen, Context, Plan, Text, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.teacher import needs_linear_teacher
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.index import build_index
@@ -33,22 +33,22 @@ from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.artifacts import environment_faults
 
 
-def report_task(run: Context) -> None:
-    """Keep the task in the run's folder, and warn of what would make scores dishonest."""
+def report_task(run: RunContext) -> None:
+    """Save the task in the run's folder, and warn of leaks and duplicates that distort scores."""
     save_task(run.task, run.folder, emit=run.emit)
     for warning in [*check_task(run.task).warnings, *summarize_findings(check_files(*files_of_task(run.task)), without=COUNTED_RULES)]:
         run.emit(Event("warning", "task", warning))
 
 
-def corpus(run: Context) -> Corpus | None:
-    """The raw text, read once for all runs; from a search server, what the training texts find there."""
+def corpus(run: RunContext) -> Corpus | None:
+    """The raw text, read once for all runs; of a search server, the hits of the training texts."""
     if isinstance(run.config.retriever, ElasticsearchConfig):
         return server_corpus(run.config.retriever, [example.whole_text for example in run.task.train], run.store, emit=run.emit)
     return None if run.config.corpus is None else build_corpus(run.config.corpus, run.store, emit=run.emit)
 
 
-def selection(run: Context, plan: Plan, corpus: Corpus | None) -> Chosen | None:
-    """The documents that the training texts retrieve (or the control's random ones)."""
+def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> SelectedPassages | None:
+    """The passages retrieved for the training texts (or random ones, of a control)."""
     if corpus is None or plan.retriever is None:
         return None
     out = run.folder / "selection"
@@ -56,11 +56,11 @@ def selection(run: Context, plan: Plan, corpus: Corpus | None) -> Chosen | None:
     index = build_index(corpus, run.store, emit=run.emit) if by_words else None
     context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_sentence_encoder)
     select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
-    return Chosen(SelectionTable.open(out))
+    return SelectedPassages(SelectionTable.open(out))
 
 
-def tokenizer(run: Context, selection: Chosen | None) -> Tokenizer:
-    """A vocabulary learnt from the selection and the task's training text, nothing else; where a run starts from weights, theirs."""
+def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
+    """A vocabulary trained on the selection and the training texts; of a run with `init`, that of the pretrained weights."""
 
     def write(target: Path) -> None:
         if run.pretrained is not None:
@@ -69,20 +69,20 @@ def tokenizer(run: Context, selection: Chosen | None) -> Tokenizer:
             return
         run.emit(Event("start", "tokenizer"))
         texts = [text for example in run.task.train for text in (example.text, example.text_pair) if text is not None]
-        room = run.config.tokenizer.sample_bytes
+        bytes_left = run.config.tokenizer.sample_bytes
         for text in selection.texts() if selection else ():
-            room -= len(text.encode())
-            if room < 0:
+            bytes_left -= len(text.encode())
+            if bytes_left < 0:
                 break
             texts.append(text)
         train_tokenizer(texts, run.config.tokenizer, target)
         run.emit(Event("done", "tokenizer", f"{Tokenizer.load(target).vocab_size} tokens from {len(texts)} texts"))
 
     inputs = {"selection": fingerprint(selection), "task": task_fingerprint(run.task)["train"]}
-    key = {"format": 1, "config": run.config.tokenizer.model_dump(mode="json"), **inputs}
+    settings = {"config": run.config.tokenizer.model_dump(mode="json")}
     if run.pretrained is not None:
-        key = {"format": 1, "init": run.pretrained.tokenizer.fingerprint}
-    artifact = run.stage("tokenizer", key=key, write=write)
+        settings, inputs = {}, {"init": run.pretrained.tokenizer.fingerprint}
+    artifact = run.build(Stage("tokenizer", 1, settings, inputs, write))
     return Tokenizer.load(artifact.path)
 
 
@@ -90,8 +90,11 @@ _PASSAGES: Final = "passages"
 _TASK: Final = "task"
 
 
-def tokens(run: Context, selection: Chosen | None, tokenizer: Tokenizer) -> Text:
-    """The tokenizer, which knows the ids of the task's texts, and the selection with the ids of its passages."""
+def tokens(run: RunContext, selection: SelectedPassages | None, tokenizer: Tokenizer) -> EncodedTexts:
+    """Encode each text once. The tokenizer caches the ids of the task's texts.
+
+    Files: passages-ids.npy, passages-offsets.npy; passages-spans.npy (character spans) if a linear teacher needs the text of each piece;
+    task-ids.npy, task-offsets.npy: the distinct texts of the task (`task_texts`)."""
     texts = task_texts(run.task)
     has_spans = selection is not None and needs_linear_teacher(run.config.phases)
 
@@ -106,18 +109,18 @@ def tokens(run: Context, selection: Chosen | None, tokenizer: Tokenizer) -> Text
                 save_array(target / f"{_PASSAGES}-spans.npy", spans)
             _save(target, _PASSAGES, passages)
         count = 0 if passages is None else len(passages.ids)
-        run.emit(Event("done", "tokens", f"{count:,} tokens of passages, {len(own.ids):,} of {len(texts):,} different texts of the task"))
+        run.emit(Event("done", "tokens", f"{count:,} tokens of passages, {len(own.ids):,} of {len(texts):,} distinct texts of the task"))
 
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(run.task)}
-    artifact = run.stage("tokens", key={"format": 1, "spans": has_spans, **inputs}, write=write)
+    artifact = run.build(Stage("tokens", 1, {"spans": has_spans}, inputs, write))
     if selection is not None:
         spans = _map(artifact.path / f"{_PASSAGES}-spans.npy") if has_spans else None
         selection = selection.encoded(_open(artifact.path, _PASSAGES), spans)
-    return Text(tokenizer.with_cache(texts, _open(artifact.path, _TASK)), selection)
+    return EncodedTexts(tokenizer.with_cache(texts, _open(artifact.path, _TASK)), selection)
 
 
 def task_texts(task: Task) -> list[str]:
-    """The different texts that stages encode: every half of a pair and, for the linear models, both halves as one text."""
+    """The distinct texts that stages encode: each half of a pair and, for the linear models, both halves as one text."""
     examples = [*task.train, *task.dev, *task.test]
     texts = [text for each in examples for text in (each.text, each.text_pair, each.whole_text) if text is not None]
     return list(dict.fromkeys(texts))
@@ -129,10 +132,10 @@ def _save(folder: Path, name: str, tokens: Tokens) -> None:
 
 
 def _open(folder: Path, name: str) -> Tokens:
-    """Raises ArtifactError if the arrays do not fit together."""
+    """Raises ArtifactError if the arrays do not match."""
     ids, offsets = _map(folder / f"{name}-ids.npy"), _map(folder / f"{name}-offsets.npy")
     if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
-        raise ArtifactError(f"{folder / name}-offsets.npy: damaged, the offsets do not fit the ids; delete the folder and run again")
+        raise ArtifactError(f"{folder / name}-offsets.npy: damaged, offsets and ids do not match; delete the folder and run again")
     return Tokens(ids, offsets, np.arange(len(offsets) - 1, dtype=np.int64))
 
 
@@ -147,8 +150,8 @@ def _map(path: Path) -> npt.NDArray[Any]:
 _MOST_SHOWN = 4  # labels in a message
 
 
-def check_prompt(run: Context) -> None:
-    """At the start of a run: words for each label of the task and for no other, known to the vocabulary where there is one already.
+def check_prompt(run: RunContext) -> None:
+    """Check the words of a prompt before the run starts: some for each label, none for other labels, all in the vocabulary of `init`.
 
     Raises:
         UsageError: naming the label or the word.
@@ -162,14 +165,14 @@ def check_prompt(run: Context) -> None:
         known = ", ".join(map(repr, run.task.labels[:8]))
         raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({known}); drop it")
     if run.pretrained is not None:
-        _resolved(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
+        _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
 
 
-def prompt(run: Context, tokenizer: Tokenizer) -> Prompt | None:
-    """The prompt of the run, published; None where labels have a classifier.
+def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:
+    """Publish prompt.json (patterns, labels, words: configured, or chosen from the training texts); None if labels have a classifier.
 
     Raises:
-        UsageError: naming words that are not one token of the vocabulary.
+        UsageError: naming words that are not a single token.
     """
     settings = run.config.head.prompt
     if not run.config.head.uses_prompt:
@@ -177,27 +180,27 @@ def prompt(run: Context, tokenizer: Tokenizer) -> Prompt | None:
 
     def write(target: Path) -> None:
         words: Sequence[Slots] = (
-            [settings.words_of(label) for label in run.task.labels] if settings.words else _chosen(run.config, run.task, tokenizer)
+            [settings.words_of(label) for label in run.task.labels] if settings.words else _choose_words(run.config, run.task, tokenizer)
         )
-        resolved = _resolved(run.config, words, tokenizer)
+        resolved = _resolve(run.config, words, tokenizer)
         write_json(target / PROMPT_FILE, prompt_json(resolved, run.task.labels))
         shown = [f"{label}: {' + '.join('|'.join(slot) for slot in slots)}" for label, slots in zip(run.task.labels, words, strict=True)]
         left = f"; and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
         how = "given" if settings.words else "chosen from the training texts"
         run.emit(Event("done", "prompt", f"words {how}: {'; '.join(shown[:_MOST_SHOWN])}{left}"))
 
-    inputs = {"tokenizer": tokenizer.fingerprint, "train": task_fingerprint(run.task)["train"], "vectors": run.config.head.vectors}
-    key = {"format": 1, "config": settings.model_dump(mode="json", exclude={"vectors"}), **inputs}
-    artifact = run.stage("prompt", key=key, write=write)
+    inputs = {"tokenizer": tokenizer.fingerprint, "train": task_fingerprint(run.task)["train"]}
+    config = {"config": settings.model_dump(mode="json", exclude={"vectors"}), "vectors": run.config.head.vectors}
+    artifact = run.build(Stage("prompt", 1, config, inputs, write))
     return read_prompt(artifact.path, tokenizer)[0]
 
 
-def _chosen(config: RunConfig, task: Task, tokenizer: Tokenizer) -> list[Slots]:
+def _choose_words(config: RunConfig, task: Task, tokenizer: Tokenizer) -> list[Slots]:
     tokens = sequences_of(tokenizer, task.train, max_length=UNCUT)
     numbers = {label: number for number, label in enumerate(task.labels)}
     label_ids = np.array([numbers[example.label or ""] for example in task.train], np.int64)
     return [(words,) for words in choose_words(tokens, label_ids, task.labels, tokenizer, count=config.head.prompt.words_per_label)]
 
 
-def _resolved(config: RunConfig, words: Sequence[Slots], tokenizer: Tokenizer) -> Prompt:
+def _resolve(config: RunConfig, words: Sequence[Slots], tokenizer: Tokenizer) -> Prompt:
     return resolve_prompt(config.head.prompt, words, tokenizer, vectors=config.head.vectors)

@@ -1,4 +1,4 @@
-"""From the planned phases to the exported model."""
+"""Train the phases: token pools, token importance, the weights to start from, and the evaluation on dev during training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, build_model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.context import Chosen, Context, Ended, Plan, Text, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.ranks import Order, training_together
-from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, ask_model, external_length, piece_length, pieces_file
+from cramlm.pipeline.stages.ranks import PhaseJob, training_together
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, external_length, piece_length, pieces_file, teach_by_encoder
 from cramlm.planning.schedule import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
@@ -48,52 +48,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The model (a number in the user's unit) and the phases that made it. fingerprint: of what its weights are."""
+    """The trained model and its phases. fingerprint: of everything that determines the weights."""
 
     model: Model
-    ended: tuple[Ended, ...]
+    finished: tuple[FinishedPhase, ...]
     max_length: int
     has_mlm: bool
     fingerprint: str
 
     @property
     def phases(self) -> tuple[PhaseConfig, ...]:
-        """As they were run."""
-        return tuple(each.phase for each in self.ended)
+        """The final settings of each phase."""
+        return tuple(each.phase for each in self.finished)
 
     @property
     def reports(self) -> tuple[Mapping[str, Any], ...]:
-        """What each phase reported (its phase.json)."""
-        return tuple(each.report for each in self.ended)
+        """phase.json of each phase."""
+        return tuple(each.report for each in self.finished)
 
 
 def train(
-    run: Context, plan: Plan, planned: Schedule, text: Text, *, teacher: Artifact | None = None, embedding: Artifact | None = None
+    run: RunContext,
+    plan: RunPlan,
+    planned: Schedule,
+    text: EncodedTexts,
+    *,
+    teacher: Artifact | None = None,
+    embedding: Artifact | None = None,
 ) -> Trained:
-    """Run the phases in order, each from the weights of the one before; a published phase is not run again. Between two phases the
-    rest of the budget is planned anew. `teacher`, `embedding`: what the stages of these names published, where a phase learns from the
-    one, or the encoder starts from the other.
+    """Run the phases in order, each from the weights of the previous one, or of `start_from`; a phase that is up to date is kept.
+
+    After each phase the remaining budget is planned again. teacher: soft labels of the linear model, if a phase uses them. embedding: token
+    embeddings to start from, if the encoder starts from co-occurrence.
     """
     training = _Training(run, plan, planned, text, teacher, embedding)
     phases, last = planned.phases, None
     for number in range(len(phases)):
         if last is not None:
-            phases = replan(run, planned, tuple(training.ended.values()))
+            phases = replan(run, planned, tuple(training.finished.values()))
         phase = phases[number]
-        before = last if phase.start_from == "previous" else training.ended.get(phase.start_from)  # None for 'start'
-        last = training.ended[phase.name] = training.run_phase(number, phase, before)
+        start = last if phase.start_from == "previous" else training.finished.get(phase.start_from)  # None for 'start'
+        last = training.finished[phase.name] = training.run_phase(number, phase, start)
     assert last is not None, "a config has at least one phase"
     load_weights(training.model, last.artifact.path)
     training.model.rescale_output(run.task.scale)
     has_mlm = any(phase.trains_mlm_head for phase in phases)
-    return Trained(training.model, tuple(training.ended.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
+    return Trained(training.model, tuple(training.finished.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
 
 
 class _Training:
-    """The phases of a run so far. ended: by name and in order. answers: by phase, the soft labels that an earlier phase's model gave."""
+    """Trains the phases of a run. finished: by name, in order. encoder_labels: soft labels of an earlier phase's model, by phase."""
 
     def __init__(
-        self, run: Context, plan: Plan, planned: Schedule, text: Text, teacher: Artifact | None, embedding: Artifact | None
+        self, run: RunContext, plan: RunPlan, planned: Schedule, text: EncodedTexts, teacher: Artifact | None, embedding: Artifact | None
     ) -> None:
         self.run, self.plan, self.planned, self.text = run, plan, planned, text
         self.teacher, self.embedding = teacher, embedding
@@ -105,42 +112,42 @@ class _Training:
             config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind
         )
         self.model = build_model(self.spec, seed=config.seed)
-        self.place_embeddings()
-        self.sections = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
-        self.sections["dev_metric"] = config.metric
+        self.set_embeddings()
+        self.settings = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
+        self.settings["dev_metric"] = config.metric
         self.inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
-        self.ended: dict[str, Ended] = {}
-        self.answers: dict[str, Artifact] = {}
+        self.finished: dict[str, FinishedPhase] = {}
+        self.encoder_labels: dict[str, Artifact] = {}
 
-    def place_embeddings(self) -> None:
-        """Give the token embeddings their start from co-occurrence, where the run has one."""
+    def set_embeddings(self) -> None:
+        """Set the token embeddings from co-occurrence, if the run uses them."""
         if self.embedding is not None:
             self.model.set_word_embeddings(read_array(self.embedding.path / "embedding.npy"))
 
-    def load(self, ended: Ended) -> Model:
-        """The model with the weights of a finished phase."""
-        load_weights(self.model, ended.artifact.path)
+    def load(self, finished: FinishedPhase) -> Model:
+        """Return the model with the weights of a finished phase."""
+        load_weights(self.model, finished.artifact.path)
         return self.model
 
-    def begin(self, number: int, before: Ended | None) -> Model:
-        """The model with the weights that a phase starts from."""
-        if before is not None:
-            return self.load(before)
-        if number:  # another phase has trained since
+    def begin(self, number: int, start: FinishedPhase | None) -> Model:
+        """Return the model with the weights that a phase starts from."""
+        if start is not None:
+            return self.load(start)
+        if number:  # an earlier phase changed them
             initialise_all(self.model, seed=self.run.config.seed)
-            self.place_embeddings()
+            self.set_embeddings()
         if self.run.pretrained is not None:
             taken = load_pretrained_weights(self.model, self.run.pretrained)
             report_loaded_weights(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
         return self.model
 
     def pools(self, phase: PhaseConfig) -> tuple[TokenPool | None, TokenPool | None]:
-        """External and task text as the sequences that a phase draws from."""
+        """External and task sequences of a phase."""
         vectors = ["[V]"] * self.run.config.head.vectors
         vocabulary = [*self.text.tokenizer.vocabulary, *vectors] if phase.needs_words else ()
-        return with_word_begins(phase, self._external(phase), self._labelled(phase), vocabulary, self.special)
+        return with_word_begins(phase, self._external(phase), self._task(phase), vocabulary, self.special)
 
-    def _labelled(self, phase: PhaseConfig) -> TokenPool | None:
+    def _task(self, phase: PhaseConfig) -> TokenPool | None:
         soft = self._soft_labels(phase, "task", TASK_FILE)
         prompt = self.text.prompt if phase.learns_labels or phase.distil("task") else None
         return task_pool(self.text.tokenizer, self.run.task, soft, prompt, length=phase.text_length) if phase.task else None
@@ -150,67 +157,73 @@ class _Training:
         if not phase.external or selection is None:
             return None
         prompt, length = self.text.prompt if phase.distil("external") else None, external_length(phase)
-        if prompt is not None and phase.name in self.answers:
-            whole = self._soft_labels(phase, "external", PASSAGES_FILE)
-            return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=whole, length=length)
+        if prompt is not None and phase.name in self.encoder_labels:
+            soft_of_passages = self._soft_labels(phase, "external", PASSAGES_FILE)
+            return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=soft_of_passages, length=length)
         soft = self._soft_labels(phase, "external", pieces_file(piece_length(phase, tokenizer, prompt)))
         return external_pool(tokenizer, selection, soft, prompt, length=length)
 
     def _soft_labels(self, phase: PhaseConfig, on: Origin, file: str) -> FloatArray | None:
         term = phase.distil(on)
-        source = self.teacher if term is None or term.teacher == LINEAR_TEACHER else self.answers.get(phase.name)
+        source = self.teacher if term is None or term.teacher == LINEAR_TEACHER else self.encoder_labels.get(phase.name)
         return read_array(source.path / file) if source and term else None
 
-    def run_phase(self, number: int, phase: PhaseConfig, before: Ended | None) -> Ended:
-        """Train the phase from what `before` handed on, unless it is published and up to date."""
+    def run_phase(self, number: int, phase: PhaseConfig, start: FinishedPhase | None) -> FinishedPhase:
+        """Train a phase from the weights of `start` (None: initial weights), unless its folder is up to date."""
         name = f"phase-{number + 1}-{phase.name}"
-        key = self._key(number, phase, before)
-        importance = self._importance(name.removeprefix("phase-"), number, phase, before)
+        settings, inputs = self._key(phase, start)
+        importance = self._importance(name.removeprefix("phase-"), number, phase, start)
         if importance is not None:
-            key["token_importance"] = importance.fingerprint
+            inputs["token_importance"] = importance.fingerprint
         work = self.run.folder / ".work" / name
-        artifact = self.run.stage(
-            name, kind="phase", key=key, write=lambda target: self._train(target, work, key, number, phase, before, importance)
-        )
-        shutil.rmtree(work, ignore_errors=True)  # its checkpoints: the phase is published
-        return Ended(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
 
-    def _key(self, number: int, phase: PhaseConfig, before: Ended | None) -> dict[str, Any]:
-        key = {"format": 5, **self.sections, **self.inputs, "precision": self.plan.precision, "threads": self.plan.threads}
-        key |= {
-            "phase": phase.model_dump(mode="json"),
-            "before": before.artifact.fingerprint if before else None,
-            **self.run.ranks.settings,
-        }
+        def write(target: Path) -> None:
+            self._train(target, work, stage.key, number, phase, start, importance)
+
+        stage = Stage(name, 6, settings, inputs, write, kind="phase")
+        artifact = self.run.build(stage)
+        shutil.rmtree(work, ignore_errors=True)  # checkpoints of the published phase
+        return FinishedPhase(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
+
+    def _key(self, phase: PhaseConfig, start: FinishedPhase | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Settings and inputs of a phase; builds the soft labels of an earlier phase's model, if the phase uses them."""
+        settings = {**self.settings, "precision": self.plan.precision, "threads": self.plan.threads, **self.run.ranks.settings}
+        settings["phase"] = phase.model_dump(mode="json")
+        inputs: dict[str, Any] = {**self.inputs, "start": start.artifact.fingerprint if start else None}
         if self.text.prompt is not None:
-            key["prompt"] = asdict(self.text.prompt)
-        taught = phase.distil("external")
-        if taught is not None and taught.teacher != LINEAR_TEACHER and self.text.selection is not None:
-            ended = self.ended[taught.teacher]
-            of = {**self.inputs, "model": ended.artifact.fingerprint}
-            self.answers[phase.name] = ask_model(
-                self.run, self.plan, self.text, phase, model=lambda: self.load(ended), teacher=taught.teacher, key=of
+            inputs["prompt"] = asdict(self.text.prompt)
+        distil = phase.distil("external")
+        if distil is not None and distil.teacher != LINEAR_TEACHER and self.text.selection is not None:
+            teacher = self.finished[distil.teacher]
+            self.encoder_labels[phase.name] = teach_by_encoder(
+                self.run,
+                self.plan,
+                self.text,
+                phase,
+                model=lambda: self.load(teacher),
+                teacher=distil.teacher,
+                inputs={**self.inputs, "model": teacher.artifact.fingerprint},
             )
-        sources = [self.answers[phase.name]] if phase.name in self.answers else []
-        sources += [self.teacher] if self.teacher and linear_teachers(phase) else []
-        if sources:
-            key["teacher"] = [source.fingerprint for source in sources]
-        if self.embedding is not None and before is None:
-            key["embedding"] = self.embedding.fingerprint
-        if self.run.pretrained is not None and before is None:
-            key["init"] = self.run.pretrained.fingerprint
-        return key
+        teachers = [self.encoder_labels[phase.name]] if phase.name in self.encoder_labels else []
+        teachers += [self.teacher] if self.teacher and linear_teachers(phase) else []
+        if teachers:
+            inputs["teacher"] = [teacher.fingerprint for teacher in teachers]
+        if self.embedding is not None and start is None:
+            inputs["embedding"] = self.embedding.fingerprint
+        if self.run.pretrained is not None and start is None:
+            inputs["init"] = self.run.pretrained.fingerprint
+        return settings, inputs
 
-    def _importance(self, name: str, number: int, phase: PhaseConfig, before: Ended | None) -> Artifact | None:
-        scorer = self.ended[phase.masking.scores_of] if phase.needs_scores and phase.masking.scores_of else None
-        weights = scorer.artifact if scorer else before.artifact if before else self.text.tokenizer
+    def _importance(self, name: str, number: int, phase: PhaseConfig, start: FinishedPhase | None) -> Artifact | None:
+        scorer = self.finished[phase.masking.scores_of] if phase.needs_scores and phase.masking.scores_of else None
+        weights = scorer.artifact if scorer else start.artifact if start else self.text.tokenizer
 
-        def judge() -> Model:
-            return self.begin(number, before) if scorer is None else self.load(scorer)
+        def load_model() -> Model:
+            return self.begin(number, start) if scorer is None else self.load(scorer)
 
-        means = Judge(judge, lambda: self.pools(phase), self.text.tokenizer, self.special, self.plan.precision)
-        key = {**self.sections, **self.inputs, "weights": weights.fingerprint, "length": phase.text_length}
-        return token_importance(self.run, phase, means, name=name, key=key)
+        scoring = _Scoring(load_model, lambda: self.pools(phase), self.text.tokenizer, self.special, self.plan.precision)
+        inputs = {**self.inputs, "weights": weights.fingerprint}
+        return token_importance(self.run, phase, scoring, name=name, settings={**self.settings, "length": phase.text_length}, inputs=inputs)
 
     def _train(
         self,
@@ -219,32 +232,32 @@ class _Training:
         key: Mapping[str, Any],
         number: int,
         phase: PhaseConfig,
-        before: Ended | None,
+        start: FinishedPhase | None,
         importance: Artifact | None,
     ) -> None:
         run, plan, config = self.run, self.plan, self.run.config
-        self.begin(number, before)
+        self.begin(number, start)
         if phase.reset_task_head:
             self.model.reset_classifier(config.seed + number)
-        drawn = with_importance(self.pools(phase), importance)
-        # Of every evaluation so far: a phase that is resumed keeps them. Another key has another folder.
+        pools = with_importance(self.pools(phase), importance)
+        # Of all evaluations: a resumed phase keeps them. The hash separates the phases of different keys.
         candidates = work / "dev-predictions" / hash_json(key)
-        order = Order(phase, number, self.spec, self.special, config.seed, plan.precision, plan.threads, config.metric, work)
-        known = None if before is None else known_score(phase, before)
+        job = PhaseJob(phase, number, self.spec, self.special, config.seed, plan.precision, plan.threads, config.metric, work)
+        initial = None if start is None else inherited_score(phase, start)
 
         def evaluate(model: Model, step: int) -> Mapping[str, float]:
             file = candidates / f"{step:09d}.npy"
             return _evaluate_on_dev(run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=file)
 
-        with training_together(run.ranks, order, *drawn):
+        with training_together(run.ranks, job, *pools):
             result = train_phase(
                 self.model,
                 TrainingJob(
-                    Batches(phase, *drawn, seed=config.seed, phase_index=number, special=self.special),
+                    Batches(phase, *pools, seed=config.seed, phase_index=number, special=self.special),
                     work,
                     fingerprint=key,
                     precision=plan.precision,
-                    dev=DevEvaluation(evaluate, config.metric, initial=known),
+                    dev=DevEvaluation(evaluate, config.metric, initial=initial),
                     emit=run.emit,
                     stop=run.stop,
                     ranks=run.ranks,
@@ -252,28 +265,28 @@ class _Training:
             )
         save_weights(self.model, target)
         if phase.learns_labels:
-            found = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
-            earlier = [] if before is None or known is None else [read_array(before.artifact.path / DEV_PREDICTIONS)]
-            save_array(target / DEV_PREDICTIONS, np.unique(np.concatenate([*earlier, *found]), axis=0))
+            evaluated = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
+            inherited = [] if start is None or initial is None else [read_array(start.artifact.path / DEV_PREDICTIONS)]
+            save_array(target / DEV_PREDICTIONS, np.unique(np.concatenate([*inherited, *evaluated]), axis=0))
         write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
 
 
-def known_score(phase: PhaseConfig, before: Ended) -> float | None:
-    """The dev score of what `before` handed on, where `phase` goes on learning the same labels with that head and in such rows."""
-    earlier, report = before.phase, before.report
+def inherited_score(phase: PhaseConfig, start: FinishedPhase) -> float | None:
+    """The dev score of the weights of `start`, if `phase` continues with the same labels, head and row length; else None."""
+    earlier, report = start.phase, start.report
     comparable = phase.learns_labels and earlier.learns_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
-    handed_on = earlier.keep == "best" or report["best_step"] == report["steps"]
-    score: float | None = report["best_score"] if comparable and handed_on else None
+    score_is_of_weights = earlier.keep == "best" or report["best_step"] == report["steps"]
+    score: float | None = report["best_score"] if comparable and score_is_of_weights else None
     return score
 
 
 def save_weights(model: Model, folder: Path) -> None:
-    """Every parameter as fp32 in folder/model.safetensors."""
+    """Write every parameter as fp32 to folder/model.safetensors."""
     save_tensors(folder / "model.safetensors", {name: parameter.float() for name, parameter in model.named_parameters()})
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Fill the model from what `save_weights` wrote for the same shapes, after every byte was checked.
+    """Load the weights that `save_weights` wrote, after checking every byte.
 
     Raises:
         ArtifactError: if the folder is damaged.
@@ -283,144 +296,149 @@ def load_weights(model: Model, folder: Path) -> None:
 
 
 def adjusts_logits(config: RunConfig) -> bool:
-    """Return True if dev chooses a logit adjustment."""
+    """Return True if a logit adjustment is chosen on dev."""
     return config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior
 
 
-def _evaluate_on_dev(run: Context, plan: Plan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path) -> Mapping[str, float]:
-    """Scores of the weights as they would be handed on; the dev predictions of all candidates go to `file`."""
+def _evaluate_on_dev(
+    run: RunContext, plan: RunPlan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path
+) -> Mapping[str, float]:
+    """Dev scores with the best logit adjustment; write the dev predictions of all candidates to `file`."""
     task = run.task
     logits = example_logits(model, tokenizer, task.dev, max_length=max_length, precision=plan.precision, scale=task.scale)
     chosen = choose_adjustment(logits, task, metric=run.config.metric, taus=TAUS if adjusts_logits(run.config) else (0.0,))
-    publish_file(file, array_bytes(chosen.predictions))  # as durable as the checkpoints beside it
+    publish_file(file, array_bytes(chosen.predictions))  # durable like the checkpoints
     return chosen.metrics
 
 
 def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:
-    """The training texts as sequences of at most `length` tokens, in every pattern of a prompt if one is given. soft: (texts, labels)."""
+    """Training texts as sequences of at most `length` tokens, one per pattern of a prompt. soft: soft labels (texts, labels)."""
     tokens = sequences_of(tokenizer, task.train, max_length=length, prompt=prompt)
     labels, targets = RULES[task.kind].targets([str(example.label) for example in task.train], task.labels, task.scale)
-    taught, asked = (None if each is None else each[tokens.source] for each in (soft, targets if targets.shape[1] else None))
-    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=taught, targets=asked)
+    soft_labels = None if soft is None else soft[tokens.source]
+    used_targets = targets[tokens.source] if targets.shape[1] else None
+    return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=soft_labels, targets=used_targets)
 
 
 def external_pool(
     tokenizer: Tokenizer,
-    selection: Chosen,
+    selection: SelectedPassages,
     soft: FloatArray | None = None,
     prompt: Prompt | None = None,
     *,
     soft_of_passages: FloatArray | None = None,
     length: int,
 ) -> TokenPool:
-    """The selected passages as sequences of at most `length` tokens, each with its passage's weight, in the patterns of a prompt if there
-    is one; a long passage gives several.
+    """Selected passages as sequences of at most `length` tokens with the weight of their passage, one per pattern of a prompt. Long
+    passages are split.
 
-    soft: soft labels of every sequence, (sequences, labels). soft_of_passages: in place of them one for each passage, (passages, labels).
+    soft: soft labels (sequences, labels); or soft_of_passages: (passages, labels).
     """
     if prompt is None:
         tokens = tokenizer.cut(selection.ids, max_length=length, cut="split")
     else:
         tokens = read_passages(prompt, tokenizer, selection.ids, max_length=length)
     soft = soft if soft_of_passages is None else soft_of_passages[tokens.source]
-    assert soft is None or len(soft) == len(tokens), "soft labels belong to the same pieces"
+    assert soft is None or len(soft) == len(tokens), "one soft label per piece"
     weights = selection.weights()
     weights = None if weights is None else weights[tokens.source]
     return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
 
 
-_MOST_WORDS = 200
+_MOST_WORDS: Final = 200
+_LABELS, _SCORES = "token-labels", "token-scores"  # kinds of artifacts; their folders end with the phase, like token-labels-2-scorer
 
 Pools = tuple[TokenPool | None, TokenPool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """The model whose weights say which tokens are important, and the texts. model, pools: made when they are needed."""
+class _Scoring:
+    """What token importance is computed with. load_model, load_pools: called only if the stage is built."""
 
-    model: Callable[[], Model]
-    pools: Callable[[], Pools]
+    load_model: Callable[[], Model]
+    load_pools: Callable[[], Pools]
     tokenizer: Tokenizer
     special: SpecialIds
     precision: Precision
 
 
-def token_importance(run: Context, phase: PhaseConfig, judge: Judge, *, name: str, key: Mapping[str, Any]) -> Artifact | None:
-    """Token labels or scores that the phase needs, published; None where it needs none.
+def token_importance(
+    run: RunContext, phase: PhaseConfig, scoring: _Scoring, *, name: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Artifact | None:
+    """Publish the token labels or scores of a phase's pools (training/importance.py); None if the phase needs none.
 
-    name: of the phase's folder without 'phase-'. key: what the pools and the weights come from.
+    Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). name: of the phase's folder without
+    'phase-'.
     """
     if phase.needs_token_labels:
         (term,) = phase.terms_of(ImportantTokens)
-        kind, write = "marks", lambda target: _write_marks(target, term, judge, run.emit)
-        key = {**key, "marks": term.model_dump(mode="json", include={"rule", "delta", "share"})}
+        kind, write = _LABELS, lambda target: _write_token_labels(target, term, scoring, run.emit)
+        settings = {**settings, "term": term.model_dump(mode="json", include={"rule", "delta", "share"})}
     elif phase.needs_scores:
-        kind, write = "scores", lambda target: _write_scores(target, judge, run.emit)
+        kind, write = _SCORES, lambda target: _write_token_scores(target, scoring, run.emit)
     else:
         return None
-    return run.stage(f"{kind}-{name}", kind=kind, key={"format": 1, **key}, write=write)
+    return run.build(Stage(f"{kind}-{name}", 2, settings, inputs, write, kind=kind))
 
 
-def with_importance(pools: Pools, told: Artifact | None) -> Pools:
-    """The pools with what `token_importance` published."""
+def with_importance(pools: Pools, importance: Artifact | None) -> Pools:
+    """Return the pools with the labels or scores that `token_importance` published."""
     external, task = pools
-    if told is None:
+    if importance is None:
         return pools
-    if told.path.name.startswith("marks-"):
+    if importance.kind == _LABELS:
         assert task is not None
-        return external, replace(task, token_labels=read_array(told.path / "marks.npy"))
-    scored = ("external", external), ("task", task)
-    external, task = (None if pool is None else replace(pool, scores=read_array(told.path / f"{origin}.npy")) for origin, pool in scored)
+        return external, replace(task, token_labels=read_array(importance.path / "labels.npy"))
+    named = ("external", external), ("task", task)
+    external, task = (None if pool is None else replace(pool, scores=read_array(importance.path / f"{name}.npy")) for name, pool in named)
     return external, task
 
 
-def _write_marks(target: Path, term: ImportantTokens, judge: Judge, emit: Emit) -> None:
-    emit(Event("start", "marks"))
-    _, task = judge.pools()
+def _write_token_labels(target: Path, term: ImportantTokens, scoring: _Scoring, emit: Emit) -> None:
+    emit(Event("start", _LABELS))
+    _, task = scoring.load_pools()
     assert task is not None
     assert task.begins is not None
-    marks = label_words(judge.model(), task, term, judge.special, precision=judge.precision)
-    save_array(target / "marks.npy", marks)
+    labels = label_words(scoring.load_model(), task, term, scoring.special, precision=scoring.precision)
+    save_array(target / "labels.npy", labels)
     first = np.flatnonzero(task.begins)
-    words = zip(np.split(task.ids, first[1:]), marks[first].tolist(), strict=True)
-    marked = Counter(judge.tokenizer.decode(ids.tolist()) for ids, mark in words if mark == IMPORTANT)
-    asked, texts = marks[first], np.split(marks, task.offsets[1:-1])
+    word_labels, texts = labels[first], np.split(labels, task.offsets[1:-1])
+    words = zip(np.split(task.ids, first[1:]), word_labels.tolist(), strict=True)
+    important = Counter(scoring.tokenizer.decode(ids.tolist()) for ids, label in words if label == IMPORTANT)
     used = sum(bool((text != UNLABELLED).any()) for text in texts)
-    share = float((asked == IMPORTANT).sum() / max(1, (asked != UNLABELLED).sum()))
-    write_json(
-        target / "words.json", {"texts": len(task), "texts_used": used, "share": share, "marked": dict(marked.most_common(_MOST_WORDS))}
-    )
-    most = ", ".join(word for word, _ in marked.most_common(5))
-    emit(
-        Event("done", "marks", f"{used:,} of {len(task):,} texts labelled correctly; {share:.0%} of their words marked, most often {most}")
-    )
+    share = float((word_labels == IMPORTANT).sum() / max(1, (word_labels != UNLABELLED).sum()))
+    counts = {"texts": len(task), "texts_used": used, "share": share, "important": dict(important.most_common(_MOST_WORDS))}
+    write_json(target / "words.json", counts)
+    frequent = ", ".join(word for word, _ in important.most_common(5))
+    message = f"{used:,} of {len(task):,} texts classified correctly; {share:.0%} of their words are important, most often {frequent}"
+    emit(Event("done", _LABELS, message))
 
 
-def _write_scores(target: Path, judge: Judge, emit: Emit) -> None:
-    emit(Event("start", "scores"))
-    found, tokens, model = 0, 0, judge.model()
-    for origin, pool in zip(("external", "task"), judge.pools(), strict=True):
+def _write_token_scores(target: Path, scoring: _Scoring, emit: Emit) -> None:
+    emit(Event("start", _SCORES))
+    important, total, model = 0, 0, scoring.load_model()
+    for name, pool in zip(("external", "task"), scoring.load_pools(), strict=True):
         if pool is not None:
-            scores = score_tokens(model, pool, precision=judge.precision)
-            save_array(target / f"{origin}.npy", scores)
-            found, tokens = found + int((scores > 0).sum()), tokens + len(scores)
-    emit(Event("done", "scores", f"{found / max(1, tokens):.0%} of {tokens:,} tokens look like those that matter"))
+            scores = score_tokens(model, pool, precision=scoring.precision)
+            save_array(target / f"{name}.npy", scores)
+            important, total = important + int((scores > 0).sum()), total + len(scores)
+    emit(Event("done", _SCORES, f"{important / max(1, total):.0%} of {total:,} tokens score as important"))
 
 
 def report_loaded_weights(
     taken: LoadedWeights, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, uses_prompt: bool = False
 ) -> None:
-    """Say which weights the run begins with, and warn where a phase needs a vocabulary head that the folder lacks."""
+    """Emit which weights were loaded, and a warning if a phase needs a vocabulary head that the folder lacks."""
     head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
     left = f"; left out: {taken.unused[0]}{more(taken.unused)}" if taken.unused else ""
     emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
     if not taken.mlm_head and (uses_prompt or any(phase.text_terms for phase in phases)):
         begins = "a prompt" if uses_prompt else "masked language modeling"
-        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} begins with a drawn one"))
+        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} starts with a random one"))
 
 
-def describe_start(pretrained: Pretrained | None) -> dict[str, Any] | None:
-    """For provenance: the folder's name and the hashes of its files."""
+def describe_pretrained(pretrained: Pretrained | None) -> dict[str, Any] | None:
+    """Name and file hashes of the folder, for provenance.json."""
     if pretrained is None:
         return None
     return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}
