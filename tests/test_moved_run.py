@@ -75,29 +75,29 @@ def labelled(folder: Path) -> Path:
     return path
 
 
-def test_the_report_has_the_texts_the_queries_and_the_mistakes_as_before(before: Path, moved: Path) -> None:
+def test_report_shows_texts_queries_and_errors(before: Path, moved: Path) -> None:
     cramlm("report", moved)
     page = (moved / "report.html").read_text("utf-8")
     assert "asked by" in page
     assert page.replace(str(moved), "run") == (before / "before.html").read_text("utf-8")
 
 
-def test_several_runs_are_shown_side_by_side(moved: Path, tmp_path: Path) -> None:
+def test_report_compares_several_runs(moved: Path, tmp_path: Path) -> None:
     shutil.copytree(moved, tmp_path / "copy", ignore=shutil.ignore_patterns("onnx*"))
     cramlm("report", moved, tmp_path / "copy", "--out", tmp_path / "runs.html")
     assert "cannot be compared" not in (tmp_path / "runs.html").read_text("utf-8")
 
 
-def test_it_predicts(moved: Path, tmp_path: Path) -> None:
+def test_predict(moved: Path, tmp_path: Path) -> None:
     answers = cramlm("predict", moved, labelled(tmp_path)).stdout.splitlines()
     assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
 
 
-def test_it_is_evaluated_on_a_file(moved: Path, tmp_path: Path) -> None:
+def test_evaluate_on_a_file(moved: Path, tmp_path: Path) -> None:
     assert json.loads(cramlm("evaluate", moved, labelled(tmp_path), "--json").stdout)["accuracy"] == 1.0
 
 
-def test_it_explains_with_the_passages_of_the_run_which_are_not_indexed_again_after_a_move(moved: Path, tmp_path: Path) -> None:
+def test_explain_uses_the_passage_index_of_the_run(moved: Path, tmp_path: Path) -> None:
     told = json.loads(cramlm("explain", moved, TEXT, "--json").stdout)
     assert (told["label"], len(told["passages"])) == ("sea", 3)
     again = tmp_path / "again"
@@ -107,7 +107,7 @@ def test_it_explains_with_the_passages_of_the_run_which_are_not_indexed_again_af
     assert sorted(path.relative_to(again) for path in again.rglob("*")) == files, "the passages were indexed again"
 
 
-def test_it_becomes_an_onnx_folder_checked_on_its_own_texts(moved: Path, tmp_path: Path) -> None:
+def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> None:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     only_an_encoder(moved)
@@ -117,7 +117,7 @@ def test_it_becomes_an_onnx_folder_checked_on_its_own_texts(moved: Path, tmp_pat
     assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
 
 
-def test_it_is_pushed(moved: Path) -> None:
+def test_push(moved: Path) -> None:
     with running_hub() as hub:
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
         command = [sys.executable, "-m", "cramlm", "push", str(moved), "owner/mine"]
@@ -127,22 +127,22 @@ def test_it_is_pushed(moved: Path) -> None:
         assert set(hub.repositories["owner/mine"].files) == files - {"manifest.json"}
 
 
-def test_it_is_served(moved: Path) -> None:
+def test_serve(moved: Path) -> None:
     with serving(moved) as server:
         assert server.post("/v1/predict", {"texts": [TEXT]}).json()["predictions"][0]["label"] == "sea"
 
 
-def test_its_losses_go_to_a_tracker(moved: Path) -> None:
+def test_track(moved: Path) -> None:
     pytest.importorskip("tensorboard")
     cramlm("track", moved, "tensorboard")
     assert list((moved / "tensorboard").iterdir())
 
 
-def test_its_heads_are_looked_at(moved: Path, tmp_path: Path) -> None:
+def test_attention(moved: Path, tmp_path: Path) -> None:
     only_an_encoder(moved)
     cramlm("attention", moved, labelled(tmp_path), "--out", tmp_path / "heads")
     assert (tmp_path / "heads/heads.json").is_file()
 
 
-def test_every_file_of_it_is_verified(moved: Path) -> None:
+def test_verify(moved: Path) -> None:
     assert "folders verified" in cramlm("verify", moved).stdout

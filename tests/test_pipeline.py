@@ -67,7 +67,7 @@ class StopIn:
         return 75 if self.left < 0 else None
 
 
-def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
     stages = (
         "task",
@@ -100,7 +100,7 @@ def test_a_run_leaves_every_stage_whole_and_a_model_that_learnt_the_task(finishe
     assert [answer.label for answer in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == ["sea", "hill"]
 
 
-def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
+def test_a_second_equal_call_builds_nothing(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
     folder, config = copied
     before = hash_file(folder / "run" / WEIGHTS)
     events = events_of(config, folder / "run", finished[0] / "store")
@@ -109,7 +109,7 @@ def test_the_second_identical_call_finds_everything_fresh(copied: tuple[Path, di
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 
-def test_a_run_parses_every_file_and_decodes_and_tokenizes_every_text_at_most_once(tmp_path: Path) -> None:
+def test_a_run_parses_each_file_and_tokenizes_each_text_once(tmp_path: Path) -> None:
     done: Counter[tuple[str, str]] = Counter()
 
     def see(event: Event) -> None:
@@ -124,7 +124,7 @@ def test_a_run_parses_every_file_and_decodes_and_tokenizes_every_text_at_most_on
     assert {item: number for item, number in done.items() if number > 1} == {}
 
 
-def test_a_changed_setting_reruns_its_stage_and_those_after_it_and_says_why(
+def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(
     copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
 ) -> None:
     folder, config = copied
@@ -138,7 +138,7 @@ def test_a_changed_setting_reruns_its_stage_and_those_after_it_and_says_why(
     assert not fresh & {"phase-2-finetune", "evaluation", "export"}
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, config = finished
     events_of(config, tmp_path / "again", folder / "store")
     assert hash_file(tmp_path / "again" / WEIGHTS) == hash_file(folder / "run" / WEIGHTS)
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished: tup
     assert hash_file(tmp_path / "other" / WEIGHTS) != hash_file(folder / "run" / WEIGHTS)
 
 
-def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, config = finished
     asked = StopIn("phase-1-joint", after=14)
     with pytest.raises(Stopped) as stopped:
@@ -157,7 +157,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bits(finished: tuple[Path,
     assert hash_file(tmp_path / "run" / WEIGHTS) == hash_file(folder / "run" / WEIGHTS)
 
 
-def test_a_resumed_phase_keeps_the_dev_predictions_of_its_evaluations_before(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_resumed_phase_keeps_its_earlier_dev_predictions(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, config = finished
     asked = StopIn("phase-2-finetune", after=10)  # evaluations after steps 4 and 8
     with pytest.raises(Stopped):
@@ -171,9 +171,7 @@ def test_a_resumed_phase_keeps_the_dev_predictions_of_its_evaluations_before(fin
     assert one == two
 
 
-def test_dev_predictions_of_a_phase_stopped_under_another_config_do_not_count(
-    finished: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_dev_predictions_of_another_config_are_not_used(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, config = finished
     other = json.loads(json.dumps(config))
     other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
@@ -193,7 +191,7 @@ def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("has_teacher", [False, True])
-def test_without_the_baseline_none_is_fitted_or_scored_and_a_teacher_still_teaches(
+def test_a_disabled_baseline_is_not_fitted_but_the_teacher_is(
     has_teacher: bool, copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
 ) -> None:
     folder, config = copied
@@ -231,7 +229,7 @@ def test_a_linear_recipe_is_fitted_scored_and_exported_without_an_encoder(
     assert {"baseline", "evaluation", "export"} <= fresh
 
 
-def test_another_test_file_leaves_the_linear_models_as_they_are(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
+def test_another_test_file_does_not_refit_the_linear_models(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
     folder, config = copied
     shorter = folder / "test.jsonl"
     shorter.write_text("\n".join(Path(config["task"]["test"]).read_text("utf-8").splitlines()[:10]) + "\n", "utf-8")
@@ -264,7 +262,7 @@ def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Pat
     assert not (finished.export / "mlm").exists()
 
 
-def test_the_random_control_selects_without_looking_at_the_task(tmp_path: Path) -> None:
+def test_the_random_control_does_not_depend_on_the_task(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     config = tiny_config(paths, retriever={"kind": "random", "max_documents": 30})
     finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
@@ -280,7 +278,7 @@ def test_a_bert_shaped_run_exports_the_native_class(tmp_path: Path) -> None:
     assert settings["architectures"] == ["BertForSequenceClassification"]
 
 
-def test_without_a_dev_file_a_seeded_part_of_train_is_split_off_and_stored(tmp_path: Path) -> None:
+def test_without_a_dev_file_a_seeded_split_of_train_is_stored(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     config = tiny_config(paths)
     del config["task"]["dev"]
@@ -296,7 +294,7 @@ def test_the_stored_config_gives_the_same_run(finished: tuple[Path, dict[str, An
     assert (folder / "run/run.toml").read_text("utf-8") == to_toml(RunConfig.model_validate(config))
 
 
-def test_a_run_without_budget_or_steps_says_what_to_pass(tmp_path: Path) -> None:
+def test_a_run_without_budget_or_steps_names_the_options(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     config = tiny_config(paths)
     config["phases"][0]["steps"] = None
@@ -304,7 +302,7 @@ def test_a_run_without_budget_or_steps_says_what_to_pass(tmp_path: Path) -> None
         run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
 
 
-def test_a_budget_sets_every_open_number_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
+def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="1e11flops")
     config = config.model_copy(update={"encoder": RunConfig.model_validate(tiny_config(paths)).encoder, "threads": 1})
@@ -316,7 +314,7 @@ def test_a_budget_sets_every_open_number_and_a_second_call_keeps_the_plan(tmp_pa
     assert second.config == first.config
 
 
-def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn_from_it_depend_on_it(
+def test_only_phases_with_distillation_depend_on_the_teacher(
     copied: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, config = copied
@@ -339,9 +337,7 @@ def test_a_teacher_labels_passages_and_training_texts_and_only_phases_that_learn
     assert not (folder / "alone/teacher").exists()
 
 
-def test_the_teachers_labels_are_aligned_with_the_training_labels_where_the_config_says_so(
-    copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
-) -> None:
+def test_distribution_alignment_is_a_setting_of_the_teacher(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
     folder, config = copied
     plain = np.load(folder / "run/teacher/passages-32.npy")
     changed = {**config, "teacher": {"align_distribution": True}, "phases": [phase | {"steps": 2} for phase in config["phases"]]}
@@ -355,7 +351,7 @@ def test_the_teachers_labels_are_aligned_with_the_training_labels_where_the_conf
     np.testing.assert_allclose(shift, shift.mean(), rtol=1e-2)
 
 
-def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_labels_count_as_trained(tmp_path: Path) -> None:
+def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     train = Path(paths["train"])
     rows = train.read_text("utf-8").splitlines()
@@ -378,7 +374,7 @@ def test_what_dev_says_of_rare_labels_is_in_the_exported_bias_and_nothing_where_
     np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
 
 
-def test_a_run_leaves_pytorchs_number_of_threads_as_it_was(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_restores_pytorchs_number_of_threads(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, config = finished
     before = torch.get_num_threads()
     try:

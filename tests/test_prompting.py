@@ -150,7 +150,7 @@ def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(
     assert "pipeline_tag: fill-mask" in card
     explanation = explain_at(run.export, "wave ship harbour " * 20)
     assert 0 < explanation.read < len(explanation.text)
-    with pytest.raises(UsageError, match=r"reads texts in patterns \(prompt\.json\), which an ONNX graph of it would not"):
+    with pytest.raises(UsageError, match=r"a model with a prompt \(prompt\.json\) cannot be exported"):
         export_onnx(run.export)
     _, events = fit(place, tmp_path / "run", "prompt", *settings, scratch=True)
     assert not [event for event in events if event.kind == "stale"]

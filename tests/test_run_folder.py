@@ -42,7 +42,7 @@ from tiny_task import tiny_config, write_task
         ("/((.csv", "task"),
     ],
 )
-def test_a_task_is_named_after_its_training_file_or_the_folder_of_a_file_called_train(train: str, name: str) -> None:
+def test_a_task_is_named_after_its_training_file_or_its_folder(train: str, name: str) -> None:
     assert name_of_task(train) == name
 
 
@@ -68,7 +68,7 @@ def folder_of(config: RunConfig) -> Path:
     return folder_for(config, read_task(config.task, seed=config.seed), emit=silent)
 
 
-def test_an_equal_call_gets_the_same_folder_and_a_different_one_the_next_number(place: Path) -> None:
+def test_equal_calls_share_a_folder_and_others_get_the_next_number(place: Path) -> None:
     one, other = config_of(), config_of(seed=4)
     assert [folder_of(each) for each in (one, one, other, one, other)] == [Path(f"runs/sea-tlm-{n}") for n in (1, 1, 2, 1, 2)]
     assert folder_of(config_of(name="labels only/x")) == Path("runs/sea-labels-only-x-1")
@@ -76,13 +76,13 @@ def test_an_equal_call_gets_the_same_folder_and_a_different_one_the_next_number(
     assert folder_of(config_of(seed=5)) == Path("runs/sea-tlm-3"), "a number is not given twice while a later one is there"
 
 
-def test_of_equal_runs_the_newest_goes_on(place: Path) -> None:
+def test_of_equal_runs_the_newest_is_continued(place: Path) -> None:
     folder_of(config_of())
     shutil.copytree("runs/sea-tlm-1", "runs/sea-tlm-12")
     assert folder_of(config_of()) == Path("runs/sea-tlm-12")
 
 
-def test_a_file_that_holds_other_texts_than_before_gets_a_new_folder(place: Path) -> None:
+def test_a_file_with_other_texts_gets_a_new_folder(place: Path) -> None:
     config = config_of()
     first = folder_of(config)
     save_task(read_task(config.task, seed=config.seed), first, emit=silent)
@@ -92,7 +92,7 @@ def test_a_file_that_holds_other_texts_than_before_gets_a_new_folder(place: Path
     assert folder_of(config) == Path("runs/sea-tlm-2")
 
 
-def test_what_is_no_run_or_cannot_be_read_keeps_its_number(place: Path) -> None:
+def test_unreadable_folders_keep_their_number(place: Path) -> None:
     for number, toml in ((1, None), (2, "colour = 'red'\n"), (3, "x = [\n")):
         Path(f"runs/sea-tlm-{number}").mkdir(parents=True)
         if toml is not None:
@@ -116,7 +116,7 @@ def rewrite(path: str, old: str, new: str) -> None:
     Path(path).write_text(Path(path).read_text("utf-8").replace(old, new), "utf-8")
 
 
-def test_the_same_task_is_one_whose_file_or_texts_are_the_same_with_the_same_labels(place: Path) -> None:
+def test_tasks_are_the_same_with_equal_labels_and_equal_file_or_texts(place: Path) -> None:
     folder = kept(place / "run", config_of())
     shutil.copytree("sea", "copy")
     refuse(folder, config_of("copy"))  # the same texts elsewhere
@@ -126,7 +126,7 @@ def test_the_same_task_is_one_whose_file_or_texts_are_the_same_with_the_same_lab
     refuse(place / "nothing", config_of())
 
 
-def test_another_task_is_refused_with_what_the_folder_holds_and_what_to_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_task_is_refused_with_a_remedy(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = kept(place / "run", config_of())
     shutil.copytree("sea", "other")
     rewrite("other/train.jsonl", " old ", " ancient ")
@@ -145,7 +145,7 @@ def test_another_task_is_refused_with_what_the_folder_holds_and_what_to_pass(pla
         refuse(folder, config_of())
 
 
-def test_a_run_of_an_earlier_version_that_kept_no_task_is_known_by_its_stages(place: Path) -> None:
+def test_a_run_without_a_stored_task_is_identified_by_its_stages(place: Path) -> None:
     folder = kept(place / "run", config_of())
     task = json.loads((folder / "task/manifest.json").read_bytes())["key"]["task"]
     for name in ("task", "stages.json"):
@@ -189,7 +189,7 @@ def small_config(**changes: Any) -> RunConfig:
     return load_config(config | {"tokens_per_second": 1e6} | changes)
 
 
-def test_a_finished_run_has_a_record_of_every_stage_and_nothing_left_to_do(copied: Path) -> None:
+def test_the_record_of_a_finished_run_has_every_stage(copied: Path) -> None:
     record = read_record(Path("run"))
     assert record is not None
     assert record.finished
@@ -197,7 +197,7 @@ def test_a_finished_run_has_a_record_of_every_stage_and_nothing_left_to_do(copie
     assert unfinished(small_config(), out=Path("run"), store="store") is None
 
 
-def test_asking_what_is_left_to_do_changes_nothing(copied: Path) -> None:
+def test_unfinished_changes_nothing(copied: Path) -> None:
     def state() -> dict[str, str]:
         return {str(path): hash_file(path) for path in Path().rglob("*") if path.is_file() and path.suffix != ".lock"}
 
@@ -229,7 +229,7 @@ def longer() -> RunConfig:
     ],
     ids=["a phase", "the export", "training texts", "raw text", "no raw text", "no dev file", "damage", "parts", "no record"],
 )
-def test_what_is_left_to_do_is_what_a_run_would_do(copied: Path, change: Any, reason: str) -> None:
+def test_unfinished_names_the_first_stage_that_a_run_builds(copied: Path, change: Any, reason: str) -> None:
     change()
     assert reason in str(unfinished(small_config(), out=Path("run"), store="store"))
 
@@ -242,7 +242,7 @@ def stopped(config: RunConfig, out: str) -> None:
         run(config, out=out, store="store", emit=seen.append, process=Process(stop))
 
 
-def test_stages_of_other_settings_are_not_shown_until_they_are_run_again(copied: Path) -> None:
+def test_the_report_omits_stages_of_other_settings(copied: Path) -> None:
     stopped(longer(), "run")
     facts = read_run(Path("run"))
     assert not facts.finished
@@ -260,7 +260,7 @@ def test_stages_of_other_settings_are_not_shown_until_they_are_run_again(copied:
     assert not facts.stale
 
 
-def test_a_record_of_another_config_than_run_toml_confirms_nothing(copied: Path) -> None:
+def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
     """As a kill between the two writes leaves it."""
     with Path("run/run.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
@@ -268,7 +268,7 @@ def test_a_record_of_another_config_than_run_toml_confirms_nothing(copied: Path)
     assert not read_run(Path("run")).finished
 
 
-def test_a_damaged_record_is_named_and_written_anew_by_the_next_run(copied: Path) -> None:
+def test_a_damaged_record_is_named_and_rewritten_by_the_next_run(copied: Path) -> None:
     Path("run/stages.json").write_text('{"config": ', "utf-8")
     with pytest.raises(ArtifactError, match=r"stages\.json: damaged"):
         read_run(Path("run"))
@@ -276,7 +276,7 @@ def test_a_damaged_record_is_named_and_written_anew_by_the_next_run(copied: Path
     assert read_run(Path("run")).finished
 
 
-def test_a_run_of_an_earlier_version_is_reported_after_the_same_command_went_through_it(copied: Path) -> None:
+def test_a_run_of_an_earlier_version_is_reported_after_it_ran_again(copied: Path) -> None:
     Path("run/stages.json").unlink()
     with pytest.raises(ArtifactError, match="written by an earlier cramlm; run the same `cramlm fit` again"):
         read_run(Path("run"))
@@ -286,7 +286,7 @@ def test_a_run_of_an_earlier_version_is_reported_after_the_same_command_went_thr
     assert read_run(Path("run")).finished
 
 
-def test_another_name_of_the_recipe_is_an_evaluation_of_its_own(copied: Path) -> None:
+def test_another_recipe_name_rebuilds_the_evaluation(copied: Path) -> None:
     run(small_config(name="mine"), out="run", store="store")
     facts = read_run(Path("run"))
     assert facts.own_scores["test"]["rows"] == 16
@@ -300,7 +300,7 @@ def other_task() -> None:
         rewrite(f"sea/{split}.jsonl", '"label": "hill"', '"label": "lake"')
 
 
-def test_a_run_on_other_labels_is_left_alone_unless_it_may_be_replaced(copied: Path) -> None:
+def test_a_run_on_other_labels_is_replaced_only_with_overwrite(copied: Path) -> None:
     other_task()
     before = {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match="holds a run with other labels"):
@@ -312,7 +312,7 @@ def test_a_run_on_other_labels_is_left_alone_unless_it_may_be_replaced(copied: P
     assert verify(Path("run"))
 
 
-def test_bad_input_leaves_no_folder_behind(place: Path) -> None:
+def test_bad_input_creates_no_folder(place: Path) -> None:
     Path("sea/train.jsonl").write_text("{}\n", "utf-8")
     with pytest.raises(DataError):
         run(config_of(), store="store")
@@ -323,7 +323,7 @@ def cramlm(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_fit_without_out_names_the_folder_goes_on_there_and_keeps_other_runs(copied: Path) -> None:
+def test_fit_without_out_continues_its_folder_and_keeps_other_runs(copied: Path) -> None:
     from cramlm.config.run import to_toml
 
     Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")

@@ -41,7 +41,7 @@ def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> S
     return SelectedPassages(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
 
 
-def test_every_piece_of_a_long_passage_has_the_passages_weight(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_each_piece_of_a_long_passage_has_its_weight(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chosen = publish_selection(tmp_path / "selection", ["kinase " * 40, "river bank"], [1.5, 0.5])
     pool = external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16)
     assert len(pool) > 2
@@ -49,7 +49,7 @@ def test_every_piece_of_a_long_passage_has_the_passages_weight(tmp_path: Path, t
     assert pool.weights.tolist() == [1.5] * (len(pool) - 1) + [0.5]
 
 
-def test_equal_weights_are_none_so_that_training_draws_as_ever(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_equal_weights_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chosen = publish_selection(tmp_path / "selection", ["kinase", "river bank"], [1.0, 1.0])
     assert external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16).weights is None
 
@@ -66,7 +66,7 @@ def test_equal_weights_are_none_so_that_training_draws_as_ever(tmp_path: Path, t
     ],
     ids=["as it was", "new head", "other rows", "no labels before", "not the best of before", "the last was the best"],
 )
-def test_a_phase_takes_the_score_of_the_weights_it_starts_from_only_where_it_would_find_the_same(
+def test_a_phase_inherits_the_score_of_its_start_only_if_comparable(
     tmp_path: Path, joint: dict[str, Any], finetune: dict[str, Any], known: float | None
 ) -> None:
     before = joint_phase().model_copy(update={"max_length": 128, "keep": "best", "steps": 9, **joint})
@@ -77,9 +77,7 @@ def test_a_phase_takes_the_score_of_the_weights_it_starts_from_only_where_it_wou
 
 
 @pytest.mark.parametrize("pair", [None, "aspirin reduces pain"], ids=["texts", "pairs"])
-def test_the_stage_tokens_gives_what_encoding_the_texts_again_gives_without_doing_so(
-    pair: str | None, tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_the_stage_tokens_equals_encoding_the_texts_again(pair: str | None, tmp_path: Path, tokenizer: Tokenizer) -> None:
     examples = tuple(Example(str(number), text, pair, "a") for number, text in enumerate(["the cell acts", "strongly"]))
     task = Task(examples, examples[:1], (), ("a", "b"), dev_is_split_from_train=False)
     passages = ["kinase acts " * 40, "river bank"]
@@ -112,7 +110,7 @@ def test_the_stage_tokens_gives_what_encoding_the_texts_again_gives_without_doin
     assert texts == tokenizer.pieces(passages, max_length=16)[1]
 
 
-def test_ids_that_do_not_fit_their_offsets_are_refused_and_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_ids_that_do_not_match_their_offsets_are_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
     examples = (Example("0", "the cell acts", None, "a"),)
     task = Task(examples, examples, (), ("a", "b"), dev_is_split_from_train=False)
     config = load_config(tiny_config(write_task(tmp_path / "data")))

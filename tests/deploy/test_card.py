@@ -21,7 +21,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {**own, "versions": {"cramlm": "0.1.0", "torch": "2.13.0"}, **provenance(), **changes}
 
 
-def test_the_front_matter_names_library_and_task_and_leaves_the_license_to_the_user() -> None:
+def test_the_front_matter_has_library_and_task_but_no_license() -> None:
     head = model_card(facts()).split("---\n")[1]
     settings = [line for line in head.splitlines() if not line.startswith("#")]
     assert settings[:2] == ["library_name: transformers", "pipeline_tag: text-classification"]
@@ -29,7 +29,7 @@ def test_the_front_matter_names_library_and_task_and_leaves_the_license_to_the_u
     assert not any(line.startswith("license") for line in settings)
 
 
-def test_the_head_holds_the_scores_of_the_model_as_a_model_index() -> None:
+def test_the_front_matter_has_the_scores_as_a_model_index() -> None:
     given = facts(config={"name": "mine", "task": {"train": "/secret/place/train.csv", "dev": None, "test": "/secret/place/test\n.csv"}})
     head = ModelCard(model_card(given)).data
     measured = given["scores"]["models"]["mine"]["test"]
@@ -43,7 +43,7 @@ def test_the_head_holds_the_scores_of_the_model_as_a_model_index() -> None:
     assert "model-index" not in model_card(facts(scores={}))
 
 
-def test_license_and_language_stand_in_the_head_if_they_are_given() -> None:
+def test_license_and_language_are_in_the_front_matter_if_given() -> None:
     card = model_card(facts(), license_id="apache-2.0", language="no")
     head = ModelCard(card).data
     assert (head.license, head.language) == ("apache-2.0", "no")
@@ -65,7 +65,7 @@ def test_the_card_of_a_linear_model_loads_no_torch(tmp_path: Path) -> None:
     assert printed.splitlines()[-1] == "[]"
 
 
-def test_scores_stand_beside_the_baselines_with_their_intervals() -> None:
+def test_scores_have_intervals_and_baselines() -> None:
     card = model_card(facts())
     own = next(line for line in card.splitlines() if "(this model)" in line)
     assert re.fullmatch(r"\| \*\*mine\*\* \(this model\) \| 8\d\.\d \(\d\d\.\d–\d\d\.\d\) (\| 8\d\.\d \(\d\d\.\d–\d\d\.\d\) ){2}\|", own)
@@ -74,7 +74,7 @@ def test_scores_stand_beside_the_baselines_with_their_intervals() -> None:
     assert "Use it (macro-F1 85.7)." in card
 
 
-def test_the_linear_models_beside_it_are_explained_and_compared_by_cross_fitted_scores() -> None:
+def test_linear_models_are_described_with_cross_fitted_scores() -> None:
     given = facts()
     fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "train_texts": 100}
     dev = next(iter(given["scores"]["models"].values()))["dev"]
@@ -97,7 +97,7 @@ def test_every_table_has_as_many_cells_in_each_row() -> None:
         assert len(widths) == 1, block
 
 
-def test_names_from_data_cannot_become_markup() -> None:
+def test_names_from_data_are_escaped() -> None:
     card = model_card(facts(labels=["<script>alert(1)</script>", "a\n# heading", "[x](http://y)", "\x1b[31m"]))
     assert "<script>" not in card
     assert "\n# heading" not in card
@@ -105,13 +105,13 @@ def test_names_from_data_cannot_become_markup() -> None:
     assert "\x1b" not in card
 
 
-def test_files_are_named_without_the_folders_they_lay_in() -> None:
+def test_files_are_named_without_their_folders() -> None:
     card = model_card(facts())
     assert "corpus-a.jsonl.zst: 4,321 rows, sha256 `abababababababab…`" in card
     assert "secret/place" not in card
 
 
-def test_the_data_and_the_cost_are_told() -> None:
+def test_data_and_cost_are_in_the_card() -> None:
     card = model_card(facts())
     data = ("100 train, 20 dev, 60 test", "777 passages", "23 that overlap", "best 50 by BM25")
     for phrase in (*data, "1.5e+15", "3,456,789", "Seed 13.", "4.2M parameters"):
@@ -132,7 +132,7 @@ def card_of(config: RunConfig) -> str:
     return model_card(facts(config=config.model_dump(mode="json"), kind=config.task.kind, scores={}))
 
 
-def test_the_parts_that_the_run_used_beside_texts_and_labels_are_named() -> None:
+def test_the_parts_of_the_method_are_named() -> None:
     card = card_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     assert "Training also used a linear teacher, co-occurrence embeddings and logit adjustment." in card
     assert "- Linear teacher: logistic regression on TF-IDF and averaged token embeddings, fitted on the training labels." in card
@@ -155,14 +155,14 @@ def test_with_few_texts_a_label_alignment_and_smoothing_are_named(tmp_path: Path
     assert "- Label smoothing: 0.2 (phase finetune)." in card
 
 
-def test_a_run_with_none_of_these_parts_says_so() -> None:
+def test_a_run_without_these_parts_is_described_as_such() -> None:
     card = card_of(recipes.tlm_plain(train="", corpus="corpus.jsonl"))
     assert "no teacher, no co-occurrence embeddings, no label smoothing and no logit adjustment" in card
     for word in ("Linear teacher", "Training also used"):
         assert word not in card
 
 
-def test_a_model_whose_config_has_settings_of_another_version_has_a_card_without_them() -> None:
+def test_the_card_omits_unknown_settings() -> None:
     config = recipes.tlm(train="", corpus="corpus.jsonl").model_dump(mode="json")
     config["phases"][0]["terms"] = None
     card = model_card(facts(config=config))
@@ -177,7 +177,7 @@ def test_pseudo_labels_are_named_with_the_phase_that_gave_them_and_a_number_has_
     assert "logit adjustment" not in card_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression"))
 
 
-def test_random_retrieval_is_called_so() -> None:
+def test_random_retrieval_is_named() -> None:
     assert "drawn at random" in model_card(facts(retriever={"kind": "random", "max_documents": 10}))
     assert "importance resampling" in model_card(facts(retriever={"kind": "dsir"}))
     assert "best 7 by sentence embeddings" in model_card(facts(retriever={"kind": "dense", "top_k": 7}))
@@ -185,7 +185,7 @@ def test_random_retrieval_is_called_so() -> None:
     assert "chosen by bm25 and dsir in turn" in model_card(facts(retriever=union))
 
 
-def test_labels_measured_on_few_texts_are_warned_of() -> None:
+def test_labels_with_few_texts_get_a_warning() -> None:
     given = facts()
     given["scores"]["models"]["mine"]["test"]["per_class"][LABELS[0]]["support"] = 4
     assert "1 of its labels had fewer than 10 texts" in model_card(given)

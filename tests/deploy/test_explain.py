@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cramlm.cli.app import app
 from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, CramError, UsageError
-from cramlm.inference.explain import Explanation, Word, explain, explain_at, log_odds, nearest_passages
+from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.predictor import Predictor
 from cramlm.inference.runs import held_out, model_of, run_of
 from cramlm.inference.texts import word_spans
@@ -36,7 +36,7 @@ def predictor(finished: Path) -> Predictor:
     return Predictor.load(finished / "export")
 
 
-def test_words_are_found_where_they_stand_in_the_text_as_it_was_given(predictor: Predictor) -> None:
+def test_word_spans_are_positions_in_the_original_text(predictor: Predictor) -> None:
     explanation = explain(predictor, TEXT)
     assert all(explanation.text[word.start : word.stop] == word.text for word in explanation.words)
     assert [word.text for word in explanation.words] == TEXT.replace(",", " ,").split()
@@ -52,12 +52,12 @@ def test_words_are_found_where_they_stand_in_the_text_as_it_was_given(predictor:
         ("<< cell >>", ["<<", "cell", ">>"]),
     ],
 )
-def test_words_keep_what_the_tokenizer_changes_to_read_them(text: str, words: list[str], tokenizer: Tokenizer) -> None:
+def test_word_spans_ignore_normalisation(text: str, words: list[str], tokenizer: Tokenizer) -> None:
     spans = word_spans(tokenizer.content, text, max_length=64)
     assert [text[start:stop].strip("\u200e\u00ad") for start, stop in spans] == words
 
 
-def test_a_contribution_is_the_log_odds_that_the_word_is_worth(predictor: Predictor) -> None:
+def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> None:
     explanation = explain(predictor, TEXT)
     column = predictor.labels.index(explanation.label)
     word = explanation.words[2]
@@ -67,7 +67,7 @@ def test_a_contribution_is_the_log_odds_that_the_word_is_worth(predictor: Predic
     assert explanation.probability == pytest.approx(predictor.probabilities([TEXT])[0, column], abs=1e-5)
 
 
-def test_the_words_that_it_names_decide(predictor: Predictor, finished: Path) -> None:
+def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished: Path) -> None:
     """Deletion: without its three first words the label loses more than without three words drawn blindly, on average."""
     draw = np.random.default_rng(0)
     own, blind = [], []
@@ -83,7 +83,7 @@ def test_the_words_that_it_names_decide(predictor: Predictor, finished: Path) ->
     assert np.mean(own) > np.mean(blind) + 0.05
 
 
-def test_what_is_cut_off_is_not_read_and_does_not_move_in(predictor: Predictor) -> None:
+def test_truncated_text_has_no_contribution(predictor: Predictor) -> None:
     long = " ".join([TEXT] * 10)
     explanation = explain(predictor, long)
     assert 0 < explanation.read < len(long)
@@ -92,7 +92,7 @@ def test_what_is_cut_off_is_not_read_and_does_not_move_in(predictor: Predictor) 
     assert [word.contribution for word in again.words] == pytest.approx([word.contribution for word in explanation.words], abs=1e-4)
 
 
-def test_the_nearest_passages_are_of_the_runs_selection_and_share_words(finished: Path) -> None:
+def test_nearest_passages_are_from_the_selection(finished: Path) -> None:
     passages = nearest_passages(finished, TEXT, limit=3)
     selected = set(SelectionTable.open(finished / "selection").texts())
     assert len(passages) == 3
@@ -103,7 +103,7 @@ def test_the_nearest_passages_are_of_the_runs_selection_and_share_words(finished
     assert nearest_passages(finished.parent, TEXT, limit=3) == ()
 
 
-def test_a_model_is_explained_wherever_it_lies(finished: Path, tmp_path: Path) -> None:
+def test_explain_takes_runs_exports_and_onnx_folders(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     for file in (finished / "export").glob("*.*"):
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
@@ -127,7 +127,7 @@ def test_the_command_gives_a_table_or_json(finished: Path) -> None:
     assert "\x1b[31m" not in escaped.stdout
 
 
-def test_what_cannot_be_explained_is_said_in_one_line(predictor: Predictor) -> None:
+def test_explain_errors_are_one_line(predictor: Predictor) -> None:
     for text in ("", "  \n", ["a"]):
         with pytest.raises(UsageError, match="pass one string that is not blank"):
             explain(predictor, text)  # type: ignore[arg-type]
@@ -136,5 +136,5 @@ def test_what_cannot_be_explained_is_said_in_one_line(predictor: Predictor) -> N
     assert explain(predictor, "\u200e").words == ()
 
 
-def _without(gone: list[Word], explanation: Explanation) -> str:
+def _without(gone: list[ExplainedWord], explanation: Explanation) -> str:
     return " ".join(word.text for word in explanation.words if word not in gone)

@@ -58,9 +58,7 @@ def exported(out: Path, model: Model, tokenizer: Tokenizer, texts: list[str], **
     return publish_encoder(out, LoadedModel(model, tokenizer, LABELS, 48), **{**arguments, **changes})
 
 
-def test_the_folder_answers_as_the_model_does_wherever_it_is_copied(
-    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]
-) -> None:
+def test_a_copied_folder_predicts_like_the_model(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     exported(tmp_path / "run" / "export", model, tokenizer, texts)
     shutil.copytree(tmp_path / "run" / "export", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "run")
@@ -70,7 +68,7 @@ def test_the_folder_answers_as_the_model_does_wherever_it_is_copied(
     assert artifacts.verify(tmp_path / "elsewhere") == 1
 
 
-def test_the_card_and_the_provenance_hold_what_was_given(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_card_and_provenance_have_the_given_facts(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     artifact = exported(tmp_path / "export", model, tokenizer, texts)
     facts = json.loads((artifact.path / "provenance.json").read_text("utf-8"))
     assert facts["labels"] == list(LABELS)
@@ -83,7 +81,7 @@ def test_the_card_and_the_provenance_hold_what_was_given(tmp_path: Path, model: 
     assert "mine: a text classifier" in card
 
 
-def test_the_language_model_is_there_only_if_it_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_the_mlm_folder_exists_only_if_its_head_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     with_mlm = exported(tmp_path / "one", model, tokenizer, texts)
     without = exported(tmp_path / "two", model, tokenizer, texts, mlm=False)
     assert (with_mlm.path / "mlm" / "model.safetensors").is_file()
@@ -91,12 +89,12 @@ def test_the_language_model_is_there_only_if_it_was_trained(tmp_path: Path, mode
     assert "mlm/" not in (without.path / "README.md").read_text("utf-8")
 
 
-def test_no_probe_text_is_kept(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+def test_probe_texts_are_not_stored(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
     artifact = exported(tmp_path / "export", model, tokenizer, ["the patient Xylander Quorx"])
     assert not any(b"Quorx" in file.read_bytes() for file in artifact.path.rglob("*") if file.is_file())
 
 
-def test_the_same_export_is_fresh_and_another_key_is_not(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_an_export_is_kept_for_the_same_key_only(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     events: list[Event] = []
     first = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
     assert [event.kind for event in events] == ["start", "done"]
@@ -112,7 +110,7 @@ def test_two_exports_of_one_model_are_equal_byte_for_byte(tmp_path: Path, model:
 
 
 @pytest.mark.parametrize("head", ["classifier", "mlm_head"])
-def test_weights_that_change_on_the_way_publish_nothing(
+def test_an_export_with_other_logits_is_not_published(
     tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
     name, folder, size = {"classifier": ("save_classifier", "export", "1.0e-02"), "mlm_head": ("save_mlm", "export/mlm", "")}[head]
@@ -145,7 +143,7 @@ def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path, model: Model
     assert not (tmp_path / "export").exists()
 
 
-def test_labels_are_probed_when_there_are_no_texts(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+def test_labels_are_the_probes_without_texts(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
     events: list[Event] = []
     exported(tmp_path / "export", model, tokenizer, [], emit=events.append)
     assert "3 texts" in events[-1].message

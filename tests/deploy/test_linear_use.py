@@ -63,7 +63,7 @@ def cramlm(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_every_loader_gives_the_model_that_the_run_scored(finished: Path, runs: dict[str, Path]) -> None:
+def test_every_loader_loads_the_scored_model(finished: Path, runs: dict[str, Path]) -> None:
     texts = [json.loads(line)["text"] for line in (runs["data"] / "test.jsonl").read_text().splitlines()]
     lines = [json.loads(line) for line in (finished / "evaluation/predictions-test.jsonl").read_text().splitlines()]
     for predictor in (Predictor.load(finished / "export"), load_predictor(model_of(finished)), LinearPredictor.load(finished / "export")):
@@ -105,7 +105,7 @@ def test_evaluate_takes_the_run_and_gives_its_scores(finished: Path, runs: dict[
     assert again == scores
 
 
-def test_an_explanation_is_of_words_where_they_stand(finished: Path) -> None:
+def test_explanations_of_linear_models_have_word_spans(finished: Path) -> None:
     predictor = Predictor.load(finished / "export")
     explanation = explain(predictor, TEXT)
     assert all(TEXT[word.start : word.stop] == word.text for word in explanation.words)
@@ -117,7 +117,7 @@ def test_an_explanation_is_of_words_where_they_stand(finished: Path) -> None:
     assert explanation.label == "sea"
 
 
-def test_words_of_an_explanation_keep_their_marks(finished: Path) -> None:
+def test_word_spans_keep_combining_marks(finished: Path) -> None:
     text = "ỌRỌ\u0301 ile\u0301 3mg"
     spans = Predictor.load(finished / "export").word_spans(text)
     assert [text[start:stop] for start, stop in spans] == ["ỌRỌ\u0301", "ile\u0301", "3mg"]
@@ -129,7 +129,7 @@ def test_an_explained_run_shows_its_nearest_passages(runs: dict[str, Path]) -> N
     assert found["tfidf"]["passages"] == []
 
 
-def test_the_server_answers_as_the_predictor_does_and_cuts_no_text(finished: Path) -> None:
+def test_the_server_computes_linear_models_without_truncation(finished: Path) -> None:
     texts = ["ship " * 3000, "a path to the summit"]
     predictor = Predictor.load(finished / "export")
     with serving(finished) as server:
@@ -141,7 +141,7 @@ def test_the_server_answers_as_the_predictor_does_and_cuts_no_text(finished: Pat
     assert [answer["truncated"] for answer in answers] == [False, False]
 
 
-def test_there_is_no_onnx_form_and_one_line_says_so(finished: Path, tmp_path: Path) -> None:
+def test_onnx_export_of_a_linear_model_is_an_error(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a linear model has no ONNX form") as caught:
         cramlm("export", finished, "--format", "onnx", "--out", tmp_path / "onnx")
     assert "\n" not in str(caught.value)
@@ -155,7 +155,7 @@ def test_verify_and_report_take_the_run(finished: Path, tmp_path: Path) -> None:
     assert "How the linear models were fitted" in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_what_was_pushed_answers_as_the_model_does_and_names_no_folder(finished: Path, tmp_path: Path) -> None:
+def test_a_pushed_linear_model_predicts_equally_without_folder_names(finished: Path, tmp_path: Path) -> None:
     with running_hub() as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
         command = [sys.executable, "-m", "cramlm", "push", str(finished), "owner/mine", "--language", "en"]
@@ -175,7 +175,7 @@ def test_what_was_pushed_answers_as_the_model_does_and_names_no_folder(finished:
     assert str(finished.parent) not in sent
 
 
-def test_the_card_says_how_the_model_was_fitted_and_what_it_is_compared_with(runs: dict[str, Path]) -> None:
+def test_the_card_describes_the_fit_and_the_comparison(runs: dict[str, Path]) -> None:
     for name in ("static", "tfidf"):
         card = (runs[name] / "export/README.md").read_text("utf-8")
         scores = json.loads((runs[name] / "evaluation/scores.json").read_bytes())
@@ -210,7 +210,7 @@ def test_the_estimator_fits_linear_models(runs: dict[str, Path], tmp_path: Path)
         assert (Predictor.load(saved).probabilities(texts) == classifier.predict_proba(texts)).all()
 
 
-def test_models_of_several_labels_are_predicted_with_and_not_served(tmp_path: Path) -> None:
+def test_multi_label_models_predict_but_are_not_served(tmp_path: Path) -> None:
     words = [(topic, word, other) for topic in TOPICS for word in TOPICS[topic] for other in "ab"]
     rows = [{"text": f"{word} {other}", "label": [topic] if other == "a" else list(TOPICS)} for topic, word, other in words]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

@@ -53,7 +53,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-def test_the_answers_are_those_of_the_model_for_any_length_and_company(exported: Path, texts: list[str]) -> None:
+def test_onnx_predictions_equal_torch_for_any_length_and_batch(exported: Path, texts: list[str]) -> None:
     ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
     assert (theirs.labels, theirs.max_length) == (LABELS, 48)
     asked = [*texts, *HARD]
@@ -78,7 +78,7 @@ def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None
             predictor.score([])
 
 
-def test_pairs_are_cut_as_the_model_cuts_them(exported: Path, texts: list[str]) -> None:
+def test_pairs_are_truncated_like_in_torch(exported: Path, texts: list[str]) -> None:
     ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
     pairs = [None if number % 5 == 0 else text for number, text in enumerate(reversed(texts))]
     np.testing.assert_allclose(theirs.probabilities(texts, pairs), ours.probabilities(texts, pairs), atol=1e-4)
@@ -86,7 +86,7 @@ def test_pairs_are_cut_as_the_model_cuts_them(exported: Path, texts: list[str]) 
     assert [answer.label for answer in streamed] == [answer.label for answer in ours.predict(texts, pairs)]
 
 
-def test_the_folder_says_what_it_is_and_how_it_was_checked(exported: Path, texts: list[str]) -> None:
+def test_onnx_json_describes_the_export(exported: Path, texts: list[str]) -> None:
     folder = exported / "export-onnx"
     facts = json.loads((folder / "onnx.json").read_bytes())
     assert (facts["labels"], facts["max_length"], facts["weights"]) == (list(LABELS), 48, "fp32")
@@ -110,7 +110,7 @@ print({"torch", "transformers", "sklearn", "pydantic", "numba", "pyarrow", "scip
 """
 
 
-def test_it_answers_with_onnxruntime_tokenizers_and_numpy_alone(exported: Path) -> None:
+def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ALONE, str(exported / "export-onnx")], capture_output=True, text=True, check=True)
     (expected,) = Predictor.load(exported / "export").predict(["aspirin reduces pain"])
     assert done.stdout.split("\n")[:2] == [expected.label, "set()"]
@@ -122,7 +122,7 @@ def modern(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
 
 
 @pytest.mark.slow
-def test_int8_is_smaller_and_tells_how_often_it_agrees(exported: Path, texts: list[str]) -> None:
+def test_int8_is_smaller_and_reports_its_agreement(exported: Path, texts: list[str]) -> None:
     folder = export_onnx(exported / "export", int8=True, texts=examples(texts)).path
     assert folder == exported / "export-onnx-int8"
     facts = json.loads((folder / "onnx.json").read_bytes())
@@ -135,7 +135,7 @@ def test_int8_is_smaller_and_tells_how_often_it_agrees(exported: Path, texts: li
 
 
 @pytest.mark.slow
-def test_a_graph_that_answers_otherwise_is_not_published(modern: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_with_other_logits_is_not_published(modern: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooling that forgets the mask, as a fault in the graph would be: only texts of different lengths show it."""
     from cramlm.export import onnx
 
@@ -149,7 +149,7 @@ def test_a_graph_that_answers_otherwise_is_not_published(modern: Path, texts: li
     assert [path.name for path in modern.parent.iterdir() if not path.name.startswith(".")] == ["export"]
 
 
-def test_without_run_or_texts_there_is_nothing_to_check_on(modern: Path) -> None:
+def test_without_run_or_texts_the_export_is_an_error(modern: Path) -> None:
     with pytest.raises(UsageError, match="pass --texts FILE"):
         export_onnx(modern)
     with pytest.raises(UsageError, match="pass --texts FILE"):
@@ -158,14 +158,14 @@ def test_without_run_or_texts_there_is_nothing_to_check_on(modern: Path) -> None
         export_onnx(modern.parent.parent)
 
 
-def test_something_else_at_the_place_of_the_result_stays(modern: Path, texts: list[str], tmp_path: Path) -> None:
+def test_other_content_at_the_target_is_kept(modern: Path, texts: list[str], tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(UsageError, match="would be replaced"):
         export_onnx(modern, texts=examples(texts), out=tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def test_the_second_export_is_fresh(exported: Path, texts: list[str]) -> None:
+def test_a_second_onnx_export_is_kept(exported: Path, texts: list[str]) -> None:
     events: list[Event] = []
     export_onnx(exported / "export", texts=examples(texts), emit=events.append)
     assert [event.kind for event in events] == ["up_to_date"]
@@ -193,7 +193,7 @@ def test_a_damaged_folder_is_refused_in_one_line(exported: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("place", ["../weights.bin", "{outside}", "link.bin"])
-def test_weights_that_lie_outside_of_the_folder_are_not_read(exported: Path, tmp_path: Path, place: str) -> None:
+def test_external_weights_are_not_read(exported: Path, tmp_path: Path, place: str) -> None:
     folder, outside = tmp_path / "model", tmp_path / "weights.bin"
     shutil.copytree(exported / "export-onnx", folder)
     (folder / "manifest.json").unlink()
@@ -221,7 +221,7 @@ def test_what_is_not_text_is_refused(exported: Path) -> None:
         predictor.predict(["\ud800"])
 
 
-def test_a_file_that_is_not_what_was_exported_is_refused_by_its_size(exported: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_refused(exported: Path, tmp_path: Path) -> None:
     for path in (exported / "export-onnx").iterdir():
         if path.name != "model.onnx":
             os.link(path, tmp_path / path.name)

@@ -32,7 +32,7 @@ def predictor(folder: Path) -> Predictor:
     return Predictor.load(folder)
 
 
-def test_answers_are_those_of_the_model_that_was_saved(predictor: Predictor, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_predictions_equal_those_of_the_saved_model(predictor: Predictor, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
     expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=tokenizer.pad_id)
     np.testing.assert_allclose(predictor.probabilities(texts), expected, atol=1e-6)
@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_model_that_was_saved(predictor: Predictor, mod
         assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
 
 
-def test_the_fast_way_gives_the_labels_of_fp32_and_nearly_its_probabilities(folder: Path, predictor: Predictor, texts: list[str]) -> None:
+def test_auto_precision_gives_the_labels_of_fp32(folder: Path, predictor: Predictor, texts: list[str]) -> None:
     model, tokenizer = predictor._loaded.model, predictor._loaded.tokenizer
     tokens = tokenizer.sequences(texts * 3, max_length=48, cut="truncate")
     exact, fast = (
@@ -56,7 +56,7 @@ def test_the_fast_way_gives_the_labels_of_fp32_and_nearly_its_probabilities(fold
     assert [answer.label for answer in auto] == [answer.label for answer in predictor.predict(texts)]
 
 
-def test_an_answer_does_not_depend_on_the_texts_asked_with_it(predictor: Predictor, texts: list[str]) -> None:
+def test_a_prediction_does_not_depend_on_the_batch(predictor: Predictor, texts: list[str]) -> None:
     together = predictor.predict(texts)
     for text, answer in zip(texts, together, strict=True):
         (single,) = predictor.predict([text])
@@ -64,7 +64,7 @@ def test_an_answer_does_not_depend_on_the_texts_asked_with_it(predictor: Predict
         assert list(single.probabilities.values()) == pytest.approx(list(answer.probabilities.values()), abs=1e-5)
 
 
-def test_a_stream_gives_the_same_answers_and_reads_no_further_than_it_must(predictor: Predictor, texts: list[str]) -> None:
+def test_predict_iter_is_lazy_and_equals_predict(predictor: Predictor, texts: list[str]) -> None:
     taken = 0
 
     def counted() -> Iterator[str]:
@@ -78,14 +78,14 @@ def test_a_stream_gives_the_same_answers_and_reads_no_further_than_it_must(predi
     assert taken == 48
 
 
-def test_a_stream_of_pairs_agrees_with_a_list_of_pairs(predictor: Predictor, texts: list[str]) -> None:
+def test_predict_iter_takes_pairs(predictor: Predictor, texts: list[str]) -> None:
     pairs = [None, *texts[:0:-1]]
     streamed = [answer.label for answer in predictor.predict_iter(iter(texts), iter(pairs), batch=7)]
     assert streamed == [answer.label for answer in predictor.predict(texts, pairs)]
     assert not np.allclose(predictor.probabilities(texts, pairs), predictor.probabilities(texts), atol=1e-3)
 
 
-def test_no_texts_give_no_answers(predictor: Predictor) -> None:
+def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
     assert predictor.predict([]) == []
     assert predictor.probabilities([]).shape == (0, 3)
     assert list(predictor.predict_iter([])) == []
@@ -99,7 +99,7 @@ def test_one_string_instead_of_a_list_is_refused(predictor: Predictor) -> None:
         predictor.predict(["a"], "b")
 
 
-def test_what_is_no_string_is_named_by_its_place(predictor: Predictor) -> None:
+def test_a_text_that_is_not_a_string_is_named_by_its_position(predictor: Predictor) -> None:
     with pytest.raises(DataError, match=r"text 2: is float \('nan'\), not a string"):
         predictor.predict(["fine", float("nan")])  # type: ignore[list-item]
 
@@ -113,7 +113,7 @@ def test_pairs_of_another_number_are_refused(predictor: Predictor) -> None:
         list(predictor.predict_iter(["a"], ["c", "d"]))
 
 
-def test_a_stream_of_no_texts_at_a_time_is_refused(predictor: Predictor) -> None:
+def test_a_batch_below_one_is_refused(predictor: Predictor) -> None:
     with pytest.raises(UsageError, match="batch is 0"):
         predictor.predict_iter(["a"], batch=0)
 
@@ -126,14 +126,14 @@ def test_scores_count_what_was_predicted(predictor: Predictor, texts: list[str])
         predictor.score([])
 
 
-def test_threads_and_random_state_are_left_alone(folder: Path, texts: list[str]) -> None:
+def test_threads_and_random_state_do_not_change(folder: Path, texts: list[str]) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     Predictor.load(folder).predict(texts)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="nowhere"):
         Predictor.load(tmp_path / "nowhere")
 

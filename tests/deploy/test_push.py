@@ -95,7 +95,7 @@ def push(hub: Hub, *arguments: str | Path, token: str = "hf_right") -> subproces
 
 
 @pytest.mark.parametrize("model", ["modernbert"], indirect=True)
-def test_what_was_pushed_answers_as_the_model_does(tmp_path: Path, hub: Hub, folder: Path, texts: list[str]) -> None:
+def test_a_pushed_model_predicts_equally(tmp_path: Path, hub: Hub, folder: Path, texts: list[str]) -> None:
     result = push(hub, folder, "owner/mine", "--license", "apache-2.0", "--language", "yo")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"{hub.url}/owner/mine/commit/")
@@ -126,7 +126,7 @@ def test_what_was_pushed_answers_as_the_model_does(tmp_path: Path, hub: Hub, fol
     assert push(hub, folder, "owner/mine").returncode == 0, "again, to a repository that is there"
 
 
-def test_every_setting_is_either_published_or_withheld_on_purpose() -> None:
+def test_each_setting_is_published_or_withheld() -> None:
     published = {
         RunConfig: PUBLISHED["config"],
         TaskConfig: PUBLISHED["config"]["task"],
@@ -155,12 +155,12 @@ def test_every_setting_is_either_published_or_withheld_on_purpose() -> None:
         ("/", "?"),
     ],
 )
-def test_of_a_file_its_name_is_published_and_not_where_it_lies(name: str, shown: str) -> None:
+def test_only_the_names_of_files_are_published(name: str, shown: str) -> None:
     assert file_name(name) == shown
 
 
 @pytest.mark.parametrize("model", ["bert"], indirect=True)
-def test_what_cannot_be_pushed_is_one_line(tmp_path: Path, hub: Hub, folder: Path) -> None:
+def test_push_errors_are_one_line(tmp_path: Path, hub: Hub, folder: Path) -> None:
     for place, repository, kind in ((folder, "mine", UsageError), (tmp_path / "none", "owner/mine", ArtifactError)):
         with pytest.raises(kind):
             push_model(place, repository)

@@ -75,7 +75,7 @@ def alone(texts: Sequence[str]) -> list[None]:
     return [None] * len(texts)
 
 
-def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: ServedModel, folder: Path, texts: list[str]) -> None:
+def test_each_request_gets_its_own_predictions(loaded: ServedModel, folder: Path, texts: list[str]) -> None:
     requests = [texts[start : start + size] for start, size in ((0, 1), (1, 3), (4, 10), (14, 26))] * 5
 
     async def ask() -> list[np.ndarray]:
@@ -88,7 +88,7 @@ def test_each_request_gets_its_own_answers_whatever_waits_with_it(loaded: Served
         np.testing.assert_allclose(got, predictor.probabilities(request), atol=1e-5)
 
 
-def test_a_cancelled_request_makes_room_at_once(loaded: ServedModel) -> None:
+def test_a_cancelled_request_leaves_the_queue_at_once(loaded: ServedModel) -> None:
     async def ask() -> int:
         with batching(loaded, window_seconds=NEVER, limits=Limits(texts=4, queue_texts=4, wait_seconds=NEVER)) as batcher:
             first = batcher.submit(["a"] * 4, [None] * 4)
@@ -106,7 +106,7 @@ def test_a_cancelled_request_makes_room_at_once(loaded: ServedModel) -> None:
     assert asyncio.run(ask()) == 4
 
 
-def test_what_waited_too_long_is_refused_instead_of_computed(loaded: ServedModel) -> None:
+def test_a_request_that_waited_too_long_is_refused(loaded: ServedModel) -> None:
     now = 0.0
 
     async def ask() -> list[object]:
@@ -124,7 +124,7 @@ def test_what_waited_too_long_is_refused_instead_of_computed(loaded: ServedModel
     assert not isinstance(fresh, BaseException)
 
 
-def test_a_server_that_drains_says_so_and_takes_no_texts(loaded: ServedModel) -> None:
+def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
     async def ask() -> list[httpx.Response]:
         with batching(loaded) as batcher:
             app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
@@ -140,7 +140,7 @@ def test_a_server_that_drains_says_so_and_takes_no_texts(loaded: ServedModel) ->
     assert "draining" in refused.json()["error"]
 
 
-def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(loaded: ServedModel) -> None:
+def test_a_failing_request_does_not_fail_the_others(loaded: ServedModel) -> None:
     async def ask() -> list[object]:
         with batching(loaded, window_seconds=0.1) as batcher:
             requests = [["fine"], ["\ud83d"], ["fine too"]]
@@ -152,13 +152,13 @@ def test_a_request_that_the_model_cannot_answer_does_not_spoil_its_neighbours(lo
     assert not isinstance(other, BaseException)
 
 
-def test_lengths_are_those_of_the_whole_texts_with_special_tokens(loaded: ServedModel) -> None:
+def test_lengths_count_tokens_before_truncation(loaded: ServedModel) -> None:
     texts = ["water", "water " * 45, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs = [None, None, None, None, None, "river " * 40]
     assert loaded.compute(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
 
 
-def test_an_onnx_folder_is_asked_as_the_model_is(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
+def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
     other = load_model(onnx_folder, 1)
     assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
     asked = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
@@ -177,7 +177,7 @@ def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Pa
     assert answer["truncated"]
 
 
-def test_a_model_whose_numbers_are_not_finite_answers_nothing(folder: Path) -> None:
+def test_a_model_with_logits_that_are_not_finite_raises(folder: Path) -> None:
     broken = load_classifier(folder)
     for parameter in broken.model.parameters():
         parameter.data.fill_(float("nan"))

@@ -75,7 +75,7 @@ EXPECTED = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scores_of_other_settings_than_those_of_the_run_are_not_sent(run: Path, config: RunConfig) -> None:
+def test_scores_of_other_settings_are_not_sent(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     Recorder.begin(run, config.model_copy(update={"seed": 99}))
     replay("tensorboard", run, silent)
@@ -83,7 +83,7 @@ def test_scores_of_other_settings_than_those_of_the_run_are_not_sent(run: Path, 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_what_the_log_of_a_run_holds(run: Path) -> None:
+def test_tensorboard_gets_the_events_of_a_run(run: Path) -> None:
     pytest.importorskip("tensorboard")
     assert replay("tensorboard", run, silent) == 3
     found = tensorboard_scalars(run)
@@ -92,7 +92,7 @@ def test_tensorboard_shows_what_the_log_of_a_run_holds(run: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_that_goes_on_is_followed(run: Path, config: RunConfig) -> None:
+def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     heard: list[Event] = []
     with follow("tensorboard", run, config, heard.append) as emit:
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_is_followed(run: Path, config: RunConfig) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_holds_scalars_and_every_setting(run: Path) -> None:
+def test_mlflow_gets_scalars_and_settings(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     replay("mlflow", run, silent)
     (found,) = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("cramlm").experiment_id])
@@ -115,7 +115,7 @@ def test_mlflow_holds_scalars_and_every_setting(run: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trackio_holds_the_scalars(run: Path, tmp_path: Path) -> None:
+def test_trackio_gets_scalars(run: Path, tmp_path: Path) -> None:
     import sqlite3
 
     pytest.importorskip("trackio")
@@ -127,16 +127,14 @@ def test_trackio_holds_the_scalars(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_takes_a_run_offline(run: Path) -> None:
+def test_weights_and_biases_works_offline(run: Path) -> None:
     pytest.importorskip("wandb")
     replay("wandb", run, silent)
     (log,) = (run / "wandb").glob("offline-run-*/*.wandb")
     assert b"phase-1-joint/loss" in log.read_bytes()
 
 
-def test_a_tracker_that_is_not_installed_is_one_line_with_the_command(
-    run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)  # what the import system itself does for a module that is not to be found
@@ -149,7 +147,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_with_the_command(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_tracker_that_fails_costs_a_warning_and_not_the_run(run: Path, config: RunConfig) -> None:
+def test_a_failing_tracker_gives_a_warning_and_the_run_continues(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     heard: list[Event] = []
     with follow("tensorboard", run, config, heard.append) as emit:

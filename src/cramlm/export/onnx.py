@@ -1,12 +1,12 @@
-"""An exported model as an ONNX graph that runs without torch.
+"""Export a model as an ONNX graph that runs without torch.
 
     model.onnx          input_ids, attention_mask (batch, length) int64 -> logits (batch, labels) float32; batch and length are free
-    tokenizer.json, tokenizer_config.json, config.json      as they were
-    onnx.json           labels, max_length, weights (fp32 or int8), how the graph was checked, versions
+    tokenizer.json, tokenizer_config.json, config.json      copies
+    onnx.json           labels, max_length, weights (fp32 or int8), the result of the check, versions
 
-The graph is recorded from our encoder, one sequence a row. Before the folder gets its name it is read back with `OnnxPredictor`: its logits
-for held-out texts must be those of the model. int8 quantises the weights as they are and the activations as they come, in onnxruntime;
-that changes answers, so the share of texts that keep their label is told and stored.
+The graph is traced from the encoder with one sequence per row. Before the folder is published `OnnxPredictor` loads it: its logits for
+held-out texts must equal those of the model. int8 quantizes weights statically and activations dynamically; this changes predictions, so
+the share of texts with an equal label is reported and stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
-from cramlm.inference.onnx import FACTS_FILE, GRAPH_FILE, OnnxPredictor
+from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
 from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
@@ -45,8 +45,8 @@ _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
-class Graph(nn.Module):
-    """The classifier over padded rows, as other runtimes call it; every row is one sequence, padding at its end."""
+class PaddedClassifier(nn.Module):
+    """The classifier over padded rows: one sequence per row, padded at the end."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Graph(nn.Module):
 def export_onnx(
     path: Path, *, int8: bool = False, out: Path | None = None, texts: Sequence[Example] | None = None, emit: Emit = silent
 ) -> Artifact:
-    """Publish the ONNX form of `path`, a run or an exported model, or leave it if it is there.
+    """Publish the ONNX form of `path` (a run or an exported model), or keep the present one for the same model and texts.
 
-    out: by default `onnx` or `onnx-int8` in the run, beside a model elsewhere. texts: up to 200 are what the graph is checked on; by
-    default the run's dev and test texts.
+    out: by default `onnx` or `onnx-int8` in the run, or beside a model outside of a run. texts: up to 200 to check the graph on; by default
+    the run's dev and test texts.
 
     Raises:
-        EnvironmentFault: if a package is missing. UsageError: if there are no texts to check with, or something else lies at `out`.
-        ArtifactError: if there is no model at `path`, or the graph does not answer as the model does (nothing is published).
+        EnvironmentFault: if a package is missing. UsageError: if there are no texts for the check, or `out` holds something else.
+        ArtifactError: if there is no model at `path`, or the graph gives other logits than the model (nothing is published).
     """
     folder, run = model_of(path), run_of(path)
     if is_linear(folder):
@@ -85,7 +85,7 @@ def export_onnx(
     refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     if texts is None:
         if run is None:
-            raise UsageError(f"{path}: lies in no run, so there are no texts to check its ONNX form on; pass --texts FILE")
+            raise UsageError(f"{path}: is not in a run, so there are no texts to check its ONNX form on; pass --texts FILE")
         texts = held_out(run, limit=MOST_TEXTS)
     if not texts:
         raise UsageError("there are no texts to check the ONNX form on; pass --texts FILE")
@@ -94,9 +94,9 @@ def export_onnx(
     target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
     loaded = load_classifier(folder)
     if loaded.model.encoder_config.shape == "moe":
-        raise UsageError(f"{folder}: experts are chosen while the model runs, which an ONNX graph of it cannot hold; export another shape")
+        raise UsageError(f"{folder}: a mixture of experts cannot be exported to ONNX; export another shape")
     if loaded.model.prompt is not None:
-        raise UsageError(f"{folder}: reads texts in patterns (prompt.json), which an ONNX graph of it would not; export a classifier")
+        raise UsageError(f"{folder}: a model with a prompt (prompt.json) cannot be exported to ONNX; export a classifier")
 
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))
@@ -119,18 +119,18 @@ def export_onnx(
                 "nothing was published, please report this"
             )
         facts["largest_difference"] = difference
-        said = f"logits within {difference:.0e} on {len(probes)} texts"
+        message = f"logits within {difference:.0e} on {len(probes)} texts"
         if int8:
             quantize(temporary / GRAPH_FILE)
             facts["weights"] = "int8"
-            answers = _read_back(temporary, facts, probes)
+            quantized = _read_back(temporary, facts, probes)
             facts["int8"] = {
-                "label_agreement": float(np.mean(answers.argmax(axis=1) == expected.argmax(axis=1))),
-                "largest_difference": float(np.abs(answers - expected).max()),
+                "label_agreement": float(np.mean(quantized.argmax(axis=1) == expected.argmax(axis=1))),
+                "largest_difference": float(np.abs(quantized - expected).max()),
             }
-            said = f"int8 gives the same label for {facts['int8']['label_agreement']:.1%} of {len(probes)} texts (as fp32: {said})"
-        (temporary / FACTS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-        emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {said}"))
+            message = f"int8 gives the same label for {facts['int8']['label_agreement']:.1%} of {len(probes)} texts (as fp32: {message})"
+        (temporary / SETTINGS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {message}"))
 
     refuse_foreign(target, kind=KIND)
     files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors")}
@@ -139,14 +139,14 @@ def export_onnx(
 
 
 def write_graph(loaded: LoadedModel, path: Path) -> None:
-    """Record the model as an ONNX graph of free batch size and length (up to the model's positions)."""
+    """Trace the model as an ONNX graph of any batch size and length (up to the model's positions)."""
     ids = torch.full((2, min(loaded.max_length, 16)), loaded.tokenizer.unk_id)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=loaded.model.encoder_config.max_positions)}
     with _quietly():
         program = torch.onnx.export(
-            Graph(loaded.model),
+            PaddedClassifier(loaded.model),
             (ids, mask),
             dynamo=True,
             input_names=["input_ids", "attention_mask"],
@@ -160,18 +160,18 @@ def write_graph(loaded: LoadedModel, path: Path) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Replace a graph by its int8 form: weights per tensor ahead of time, activations as they come."""
+    """Replace a graph by its int8 form: static weights per tensor, dynamic activations."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = onnx.load(path)
-    del graph.graph.value_info[:]  # the exporter's notes on shapes, which the quantiser contradicts where it folds a transpose
+    del graph.graph.value_info[:]  # shape annotations, which the quantizer contradicts where it folds a transpose
     with _quietly():
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8)
 
 
 def _read_back(folder: Path, facts: dict[str, Any], examples: Sequence[Example]) -> FloatArray:
-    (folder / FACTS_FILE).write_text(json.dumps(facts), "utf-8")
+    (folder / SETTINGS_FILE).write_text(json.dumps(facts), "utf-8")
     pairs = [example.text_pair for example in examples]
     return OnnxPredictor.load(folder).logits([example.text for example in examples], pairs)
 
@@ -189,7 +189,7 @@ def _require_packages() -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporters' warnings are about themselves; what matters is checked afterwards."""
+    """Silence the exporters' warnings; the graph is checked afterwards."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

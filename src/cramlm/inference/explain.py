@@ -1,13 +1,12 @@
-"""Why a text got its label: what each of its words adds, and the passages of the run that are nearest to it.
+"""Explain a prediction: the contribution of each word, and the nearest passages of the run.
 
-A word's contribution is by how much the log-odds of the predicted label fall when the word is taken out of the text (occlusion). In a
-deletion test it was as faithful as integrated gradients (docs/log.md), at less than half the time, and it asks nothing of a predictor but
-probabilities, so that models in ONNX form are explained as well. The cost is one answer per word. Two words that say the same hide each
-other: without one of them the other still decides.
+The contribution of a word is the decrease of the predicted label's log-odds without the word (occlusion). In a deletion test it was as
+faithful as integrated gradients (docs/log.md) in less than half the time; it needs probabilities only, so it works for ONNX models as well.
+It costs one prediction per word. Of two redundant words each has a small contribution, since the other one remains.
 
-Words are what the tokenizer cuts at, not its pieces: a run of letters, a punctuation mark or two equal ones, a single Han character. Of a
-linear model, which has no such tokenizer: runs of letters and digits with their marks, and runs of any other character.
-Nearest passages are found by BM25 among those that the run trained on, in an index of their own beside the selection.
+Words are pre-tokens, not subword tokens: a run of letters, one or two equal punctuation marks, a single Han character. Of a linear model:
+runs of letters and digits with their combining marks, and runs of an equal other character.
+The nearest passages are the BM25 hits among the passages of the selection, which have an index of their own beside it.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
 PASSAGES_FOLDER = "selection-index"
-_SMALLEST = 1e-9  # probabilities are kept this far from 0 and 1, where log-odds end
+_SMALLEST = 1e-9  # minimum distance of probabilities from 0 and 1
 
 
 class Explainable(Protocol):
-    """What an explanation asks of a predictor."""
+    """The part of a predictor that an explanation needs."""
 
     labels: tuple[str, ...]
     kind: TaskKind
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where the words that the model reads stand in the text, as characters [start, stop), in order."""
+        """Character spans [start, stop) of the words within the model's input, in order."""
 
     def probabilities(self, texts: Sequence[str]) -> FloatArray:
         """(n, labels), rows sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """text[start:stop] and what it adds to the log-odds of the label (natural logarithm); negative: it speaks against it."""
+class ExplainedWord:
+    """text[start:stop] and its contribution to the log-odds of the label (natural logarithm); negative: against the label."""
 
     start: int
     stop: int
@@ -59,16 +58,16 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A text's label with its reasons. read: characters of the text that the model reads; the rest was cut off, and adds nothing.
+    """An explained prediction. read: characters of the text within the model's input; the rest was truncated.
 
-    words: in the order of the text. passages: nearest first; empty where the run is unknown, retrieved nothing, or shares no word.
+    words: in the order of the text. passages: nearest first; empty without a run, without a selection, or without a shared word.
     """
 
     text: str
     label: str
     probability: float
     read: int
-    words: tuple[Word, ...]
+    words: tuple[ExplainedWord, ...]
     passages: tuple[SearchResult, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,9 +76,9 @@ class Explanation:
 
 
 def explain(predictor: Explainable, text: str, *, run: Path | None = None, passages: int = 3) -> Explanation:
-    """The predicted label of `text`, the contribution of each word, and the nearest passages of `run` (where one is given).
+    """Return the predicted label of `text`, the contribution of each word, and the nearest passages of `run`, if given.
 
-    Costs one answer for each word that the model reads.
+    Costs one prediction per word.
 
     Raises:
         UsageError: if `text` is blank, or not one string. DataError: if it holds a lone surrogate.
@@ -89,30 +88,29 @@ def explain(predictor: Explainable, text: str, *, run: Path | None = None, passa
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
     spans = predictor.word_spans(text)
     read = text[: spans[-1][1]] if spans else ""
-    # A space stays in the place of a word, so that its neighbours do not grow together; what was cut off does not move in.
+    # A space replaces the word, so that its neighbours stay apart; truncated text does not move into the input.
     without = [f"{read[:start]} {read[stop:]}" for start, stop in spans]
     probabilities = predictor.probabilities([read, *without]).astype(np.float64)
     label = int(probabilities[0].argmax())
     odds = log_odds(probabilities[:, label])
-    words = tuple(
-        Word(start, stop, text[start:stop], float(odds[0] - changed)) for (start, stop), changed in zip(spans, odds[1:], strict=True)
-    )
+    contributions = (odds[0] - odds[1:]).tolist()
+    words = tuple(ExplainedWord(start, stop, text[start:stop], value) for (start, stop), value in zip(spans, contributions, strict=True))
     nearest = () if run is None else nearest_passages(run, text, limit=passages)
     return Explanation(text, predictor.labels[label], float(probabilities[0, label]), len(read), words, nearest)
 
 
 def log_odds(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """ln(p / (1 - p)), finite for 0 and 1 too."""
+    """ln(p / (1 - p)), clipped so that it is finite at 0 and 1."""
     kept = np.clip(probabilities, _SMALLEST, 1 - _SMALLEST)
     odds: np.ndarray[Any, Any] = np.log(kept) - np.log1p(-kept)
     return odds
 
 
 def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult, ...]:
-    """The passages of a run's selection that BM25 finds for a text, best first; none if the run retrieved nothing.
+    """The best BM25 hits for a text among the passages of a run's selection; none if the run retrieved nothing.
 
-    The first call for a selection indexes it, in the run's folder, under its fingerprint, so that a moved run has it already; passages
-    that repeat one another count once.
+    The first call indexes the selection in the run's folder, under its fingerprint, so that a moved run keeps the index. Duplicate passages
+    count once.
     """
     if limit < 1 or not (run / "selection" / MANIFEST).is_file():
         return ()
@@ -129,7 +127,7 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult,
 
 
 def explain_at(path: Path, text: str, *, passages: int = 3) -> Explanation:
-    """`explain` for a run, an exported model or an ONNX folder, with passages where it lies in a run."""
+    """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
     from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
 

@@ -1,4 +1,4 @@
-"""A linear model's folder as a function from texts to labels; needs neither torch nor transformers. Same interface as `Predictor`."""
+"""Predictions of an exported linear model, without torch and transformers; the interface of `Predictor`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cramlm.text.words import word_pattern
 
 
 class LinearPredictor:
-    """A loaded linear model; make one with `load`."""
+    """A loaded linear model; create it with `load`."""
 
     def __init__(self, model: LinearModel) -> None:
         self.model = model
@@ -30,7 +30,7 @@ class LinearPredictor:
 
     @classmethod
     def load(cls, folder: str | Path) -> LinearPredictor:
-        """Read the exported folder of a run of the recipe `static` or `tfidf`.
+        """Load the exported folder of the recipe `static` or `tfidf`.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
@@ -52,7 +52,7 @@ class LinearPredictor:
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """As `Predictor.probabilities`."""
         if self.kind == "regression":
-            raise UsageError("this model answers with a number, which has no probability; ask for predict")
+            raise UsageError("this model predicts a number, which has no probability; use predict")
         return self._outputs(texts, pairs)
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
@@ -61,11 +61,11 @@ class LinearPredictor:
         return self.model.logits(whole_texts(texts, pairs))
 
     def lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """Words separated by white space in each text, int64 (n,): no text is cut."""
+        """Words separated by white space in each text, int64 (n,); no text is truncated."""
         return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where words and other characters, equal ones together, stand in the text; all of them are read."""
+        """Character spans of words and of runs of an equal other character."""
         return [match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", text)]
 
     def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
@@ -90,6 +90,6 @@ class LinearPredictor:
 
 
 def whole_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:
-    """Both halves of pairs, one after the other, as the model was fitted on them."""
+    """Both halves of each pair as one text, as in training."""
     examples = (Example("", text, pair, None) for text, pair in zip(texts, pairs or [None] * len(texts), strict=True))
     return [example.whole_text for example in examples]

@@ -1,11 +1,10 @@
-"""A model in ONNX form as a function from texts to labels; needs onnxruntime, tokenizers and NumPy, neither torch nor transformers.
+"""Predictions of an exported ONNX model; needs onnxruntime, tokenizers and NumPy, neither torch nor transformers.
 
     predictor = OnnxPredictor.load("runs/mine/onnx")
     predictor.predict(["some text", "another"])
 
-The same face as `Predictor`, and in fp32 the same answers within 1e-4. Texts are sorted by length and computed in padded groups; an int8
-model computes one text at a time, because its activations are scaled over everything that is computed together, and an answer would
-depend on its company.
+The interface of `Predictor`; in fp32 equal probabilities within 1e-4. Texts are sorted by length and computed in padded batches; an int8
+model computes one text at a time, because its activation scale, and so each prediction, would depend on the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from cramlm.evaluation.kinds import AnyScores
 
 GRAPH_FILE = "model.onnx"
-FACTS_FILE = "onnx.json"
+SETTINGS_FILE = "onnx.json"
 TOKENIZER_FILE = "tokenizer.json"
 BATCH_TOKENS = 8192
 _CHUNK = 1024  # texts tokenized at a time
@@ -36,8 +35,8 @@ _QUIET = 3  # onnxruntime's level for errors only
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What onnx.json says beside how the graph was checked. labels: in the order of the logits. max_length: tokens, special ones too."""
+class OnnxSettings:
+    """Settings in onnx.json. labels: in the order of the logits. max_length: tokens, special ones included."""
 
     labels: tuple[str, ...]
     max_length: int
@@ -46,22 +45,22 @@ class Facts:
 
 
 class OnnxPredictor:
-    """A loaded ONNX classifier; make one with `load`."""
+    """A loaded ONNX classifier; create it with `load`."""
 
-    def __init__(self, session: Any, tokenizer: Any, facts: Facts) -> None:
+    def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings) -> None:
         self._session = session
         self._tokenizer = tokenizer
-        self._facts = facts
-        self.labels = facts.labels
-        self.kind: TaskKind = "classification"  # others are not exported to ONNX
-        self.max_length = facts.max_length
+        self._settings = settings
+        self.labels = settings.labels
+        self.kind: TaskKind = "classification"  # the only kind that is exported to ONNX
+        self.max_length = settings.max_length
 
     @classmethod
     def load(cls, folder: str | Path, *, threads: int | None = None) -> OnnxPredictor:
-        """Read a folder that `cramlm export --format onnx` wrote. threads: of the CPU; None as onnxruntime likes.
+        """Load a folder that `cramlm export --format onnx` wrote. threads: of the CPU; None = onnxruntime's default.
 
         Raises:
-            ArtifactError: naming what is missing, damaged or not ours in the folder. EnvironmentFault: if a package is missing.
+            ArtifactError: naming what is missing, damaged or foreign in the folder. EnvironmentFault: if a package is missing.
         """
         folder = Path(folder)
         try:
@@ -69,8 +68,8 @@ class OnnxPredictor:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise EnvironmentFault(f"an ONNX model needs the package {error.name}; run: pip install 'cramlm[onnx]'") from error
-        check_files(folder, (GRAPH_FILE, FACTS_FILE, TOKENIZER_FILE))
-        facts = _facts(folder)
+        check_files(folder, (GRAPH_FILE, SETTINGS_FILE, TOKENIZER_FILE))
+        settings = _settings(folder)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET
         options.intra_op_num_threads = threads or 0
@@ -81,17 +80,17 @@ class OnnxPredictor:
         try:
             session = onnxruntime.InferenceSession(folder / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no public base
-            raise ArtifactError(f"{folder / GRAPH_FILE}: missing, or not an ONNX graph that runs here; export the model again") from error
+            raise ArtifactError(f"{folder / GRAPH_FILE}: missing, or not a usable ONNX graph; export the model again") from error
         inputs, outputs = [value.name for value in session.get_inputs()], [value.shape[-1:] for value in session.get_outputs()]
-        if inputs != ["input_ids", "attention_mask"] or outputs != [[len(facts.labels)]]:
-            raise ArtifactError(f"{folder / GRAPH_FILE}: takes {inputs} and gives {outputs}, not what {FACTS_FILE} says; export it again")
-        tokenizer.encode_special_tokens = True  # `[MASK]` and its like in a text are text
-        tokenizer.enable_truncation(facts.max_length, strategy="longest_first")
+        if inputs != ["input_ids", "attention_mask"] or outputs != [[len(settings.labels)]]:
+            raise ArtifactError(f"{folder / GRAPH_FILE}: inputs {inputs}, outputs {outputs} contradict {SETTINGS_FILE}; export it again")
+        tokenizer.encode_special_tokens = True  # `[MASK]` in a text is ordinary text
+        tokenizer.enable_truncation(settings.max_length, strategy="longest_first")
         tokenizer.no_padding()
-        return cls(session, tokenizer, facts)
+        return cls(session, tokenizer, settings)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Prediction]:
-        """The most probable label of each text (or pair of texts), with the probability of every label, in the order given.
+        """Return the most probable label and all probabilities for each text (or pair of texts) in order.
 
         Raises:
             UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
@@ -101,10 +100,10 @@ class OnnxPredictor:
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
     ) -> Iterator[Prediction]:
-        """As `predict`, for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
+        """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
 
         Raises:
-            UsageError: as `predict`, or if texts and pairs end at different places.
+            UsageError: as `predict`, or if texts and pairs have different lengths.
         """
         return predict_stream(self.predict, texts, pairs, batch=batch)
 
@@ -112,7 +111,7 @@ class OnnxPredictor:
         """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1.
 
         Raises:
-            UsageError, DataError: as `predict`. DivergedError: if an answer is not a finite number.
+            UsageError, DataError: as `predict`. DivergedError: if a logit is not finite.
         """
         return probabilities_of(self.logits(texts, pairs))
 
@@ -123,7 +122,7 @@ class OnnxPredictor:
         check_labels(self.kind, self.labels, examples, origin=origin)
 
     def score(self, examples: Sequence[Example]) -> AnyScores:
-        """Compare with labelled examples; a label that this model does not know counts as missed.
+        """Score predictions on labelled examples; a label that the model lacks counts as an error.
 
         Raises:
             DataError: if there is no example, or one has no label.
@@ -136,22 +135,22 @@ class OnnxPredictor:
 
     @property
     def tokenizer_json(self) -> str:
-        """The text of its tokenizer.json."""
+        """Content of tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """What the graph gives for each text, float32 (n, labels), in the order given."""
+        """Logits, float32 (n, labels), in order."""
         return self.compute(texts, pairs)[0]
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> tuple[FloatArray, IntArray]:
-        """`logits`, and how many tokens were read of each text, special ones too: int64 (n,)."""
+        """Return `logits` and the input tokens of each text, special ones included: int64 (n,)."""
         check_texts(texts, pairs)
         sequences = self._sequences(self._tokenizer, texts, pairs)
         logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        for group in _groups(lengths, BATCH_TOKENS if self._facts.weights == "fp32" else 1):
+        for group in _groups(lengths, BATCH_TOKENS if self._settings.weights == "fp32" else 1):
             width = int(lengths[group[-1]])
-            ids = np.full((len(group), width), self._facts.pad_id, dtype=np.int64)
+            ids = np.full((len(group), width), self._settings.pad_id, dtype=np.int64)
             for row, index in enumerate(group):
                 ids[row, : lengths[index]] = sequences[index]
             mask = (np.arange(width) < lengths[group, None]).astype(np.int64)
@@ -160,7 +159,7 @@ class OnnxPredictor:
 
     @property
     def longest_text(self) -> int:
-        """Tokens of a text that are read, [CLS] and [SEP] with them."""
+        """Longest input in tokens, [CLS] and [SEP] included."""
         return self.max_length
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
@@ -168,7 +167,7 @@ class OnnxPredictor:
         return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """How many tokens each text has, special ones and those beyond `max_length` too: int64 (n,)."""
+        """Tokens of each text without truncation, special ones included: int64 (n,)."""
         return np.array([len(sequence) for sequence in self._sequences(self._uncut, texts, pairs)], dtype=np.int64)
 
     @cached_property
@@ -195,14 +194,14 @@ def probabilities_of(logits: FloatArray) -> FloatArray:
     """Softmax of each row (n, labels), float32. Raises DivergedError if a logit is not a finite number."""
     logits = logits.astype(np.float64)
     if not np.isfinite(logits).all():
-        raise DivergedError("the model's answers are not finite numbers; export it again, and report this")
+        raise DivergedError("the model's logits are not finite; export it again, and report this")
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
     return probabilities
 
 
 def _groups(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
-    """Places of sequences, shortest first, in groups that hold at most `batch_tokens` tokens once padded (at least one sequence)."""
+    """Indices of sequences, shortest first, in batches of at most `batch_tokens` padded tokens (at least one sequence)."""
     order: IntArray = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -213,18 +212,18 @@ def _groups(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
         start = stop
 
 
-def _facts(folder: Path) -> Facts:
-    path = folder / FACTS_FILE
+def _settings(folder: Path) -> OnnxSettings:
+    path = folder / SETTINGS_FILE
     try:
         values = json.loads(path.read_bytes())
-        facts = Facts(tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
+        settings = OnnxSettings(tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
     except OSError as error:
         raise_if_refused(error, path)
         raise ArtifactError(f"{path}: {error.strerror}; pass a folder that `cramlm export --format onnx` wrote") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{path}: damaged, not the facts of an ONNX export; export the model again") from error
-    strings = all(isinstance(label, str) for label in facts.labels) and len(set(facts.labels)) == len(facts.labels) > 0
-    numbers = type(facts.max_length) is int and facts.max_length >= 8 and type(facts.pad_id) is int
-    if not (strings and numbers and facts.weights in ("fp32", "int8")):
-        raise ArtifactError(f"{path}: labels, max_length, pad_id or weights are not what they should be; export the model again")
-    return facts
+        raise ArtifactError(f"{path}: damaged, not written by an ONNX export; export the model again") from error
+    strings = all(isinstance(label, str) for label in settings.labels) and len(set(settings.labels)) == len(settings.labels) > 0
+    numbers = type(settings.max_length) is int and settings.max_length >= 8 and type(settings.pad_id) is int
+    if not (strings and numbers and settings.weights in ("fp32", "int8")):
+        raise ArtifactError(f"{path}: labels, max_length, pad_id or weights are invalid; export the model again")
+    return settings

@@ -1,11 +1,10 @@
-"""An exported folder as a function from texts to labels; needs torch for an encoder, nothing of it for a linear model.
+"""Predictions of an exported model; torch is loaded for an encoder only.
 
     predictor = Predictor.load("runs/mine/export")
     predictor.predict(["some text", "another"])
 
-Answers come in the order of the texts. In fp32 (the default) they do not depend on which texts are asked together, up to 1e-5; "auto" is
-bf16 where the hardware computes in it, with fp32's labels and probabilities that differ by about 1e-2. Nothing global is touched: PyTorch
-keeps its threads and its random state.
+Predictions are in the order of the texts. In fp32 (the default) they do not depend on the other texts, up to 1e-5; "auto" uses bf16 if the
+hardware supports it: equal labels, probabilities within about 1e-2. PyTorch's number of threads and random state do not change.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Predictor:
-    """A loaded encoder; make one with `load`, which gives a `LinearPredictor` of a linear model."""
+    """A loaded encoder. Create it with `load`, which returns a `LinearPredictor` for a linear model."""
 
     def __init__(self, loaded: LoadedModel, *, precision: Precision | Literal["auto"] = "fp32") -> None:
         from cramlm.model.device import resolve_precision
@@ -47,9 +46,10 @@ class Predictor:
     def load(
         cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu"
     ) -> Predictor | LinearPredictor:
-        """Read an exported folder. bf16 is faster where the hardware computes in it, and answers differ by about 1e-2; auto takes it there,
-        and computes again in fp32 where the label could differ. A linear model (recipes `static` and `tfidf`) is loaded without torch;
-        precision and device mean nothing to it.
+        """Load an exported folder.
+
+        precision: bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16 there, and fp32 again
+        for texts whose label could differ. A linear model (recipes `static` and `tfidf`) ignores precision and device.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
@@ -67,8 +67,8 @@ class Predictor:
         return cls(loaded, precision=precision)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
-        """What the model answers each text (or pair of texts) with, in the order given: a `Prediction`, the most probable label with the
-        probability of every label; of a multi-label model a `LabelsPrediction`; of a regression a `NumberPrediction`.
+        """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
+        model a `LabelsPrediction`; of a regression a `NumberPrediction`.
 
         Raises:
             UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
@@ -78,10 +78,10 @@ class Predictor:
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
     ) -> Iterator[AnyPrediction]:
-        """As `predict`, for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
+        """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
 
         Raises:
-            UsageError: as `predict`, or if texts and pairs end at different places.
+            UsageError: as `predict`, or if texts and pairs have different lengths.
         """
         return predict_stream(self.predict, texts, pairs, batch=batch)
 
@@ -93,7 +93,7 @@ class Predictor:
             UsageError, DataError: as `predict`. UsageError: of a regression.
         """
         if self.kind == "regression":
-            raise UsageError("this model answers with a number, which has no probability; ask for predict")
+            raise UsageError("this model predicts a number, which has no probability; use predict")
         return self._outputs(texts, pairs)
 
     def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
@@ -110,7 +110,7 @@ class Predictor:
 
     @property
     def longest_text(self) -> int:
-        """Tokens of a text that are read, [CLS] and [SEP] with them; fewer than `max_length` where a prompt takes some."""
+        """Longest input in tokens, [CLS] and [SEP] included; below `max_length` if a prompt takes some."""
         from cramlm.model.prompts import text_room
 
         prompt = self._loaded.model.prompt
@@ -118,19 +118,19 @@ class Predictor:
 
     @property
     def tokenizer_json(self) -> str:
-        """The text of its tokenizer.json."""
+        """Content of tokenizer.json."""
         return self._loaded.tokenizer.content
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where the words that the model reads stand in the text (texts.py)."""
+        """Character spans of the words within the model's input (texts.py)."""
         return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
 
     def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """Raises DataError naming the first label that this model does not know, and its row in `origin`."""
+        """Raises DataError naming the first label that the model lacks, and its row in `origin`."""
         check_labels(self.kind, self.labels, examples, origin=origin)
 
     def score(self, examples: Sequence[Example]) -> AnyScores:
-        """Compare with labelled examples; a label that this model does not know counts as missed.
+        """Score predictions on labelled examples; a label that the model lacks counts as an error.
 
         Raises:
             DataError: if there is no example, or one has no label.
@@ -147,8 +147,7 @@ class Predictor:
 def load_predictor(
     folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32"
 ) -> Predictor | LinearPredictor | OnnxPredictor:
-    """The predictor for an exported folder, Hugging Face's, ONNX's or a linear model's; onnxruntime or torch is loaded only for its own.
-    `precision` is for the first; a graph computes in what it was exported in, a linear model in fp32.
+    """Load an exported folder of any kind; only the packages of its kind are imported. precision: of a Hugging Face folder.
 
     Raises:
         ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.

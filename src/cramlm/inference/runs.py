@@ -1,4 +1,4 @@
-"""From a path that a user gives to the model, the run it belongs to, and the run's held-out texts."""
+"""From a user's path to the model, its run, and the held-out texts of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cramlm.storage.artifacts import MANIFEST
 
 
 def model_of(path: Path) -> Path:
-    """The model that `path` means: an exported folder or an ONNX one as it is, of a run its export.
+    """Return the model folder for `path`: an exported or ONNX folder itself; of a run its export.
 
     Raises:
         ArtifactError: if there is none.
@@ -27,30 +27,30 @@ def model_of(path: Path) -> Path:
 
 
 def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:
-    """Raises UsageError if the model in `folder` is of a kind of task that `what` is not made for."""
+    """Raises UsageError if `what` does not support the kind of task of the model in `folder`."""
     path = folder / CONFIG_FILE
     if is_linear(folder):
         from cramlm.linear.model import kind_of_linear
 
         require_single_label(kind_of_linear(folder), what, instead)
-    elif path.is_file():  # else there is nothing, which is said elsewhere
+    elif path.is_file():  # a missing model is reported elsewhere
         require_single_label(kind_of(read_json(path), path), what, instead)
 
 
 def run_of(path: Path) -> Path | None:
-    """The run that `path`, a run or a folder in one, belongs to; None for a model that was copied elsewhere."""
+    """Return the run that `path` is or lies in; None for a copied model."""
     folder = path.resolve()
-    return next((place for place in (folder, folder.parent) if (place / "run.toml").is_file()), None)
+    return next((candidate for candidate in (folder, folder.parent) if (candidate / "run.toml").is_file()), None)
 
 
 def held_out(run: Path, *, limit: int) -> list[Example]:
-    """At most `limit` dev and test examples of a run, evenly spread over them, from the copy of its task that it keeps.
+    """At most `limit` dev and test examples, evenly spaced, from the task stored in the run.
 
     Raises:
-        UsageError: if the run keeps none. ArtifactError: if the copy is damaged.
+        UsageError: if the run stores none. ArtifactError: if the copy is damaged.
     """
     if not (run / TASK / MANIFEST).is_file():
-        raise UsageError(f"{run}: keeps no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
+        raise UsageError(f"{run}: stores no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
     task = load_task(run)
     examples = task.dev + task.test
     stride = max(1, -(-len(examples) // limit))

@@ -1,4 +1,4 @@
-"""What every predictor does with the texts it is given, whatever computes the answers; needs NumPy only."""
+"""Checks, word spans and streaming that all predictors share; needs NumPy only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cramlm.records import FloatArray, Prediction
 
 STREAM_BATCH = 1024
 
-A = TypeVar("A")  # what a predictor answers with
-Predict: TypeAlias = Callable[[Sequence[str], Sequence[str | None] | None], list[A]]
+P = TypeVar("P")  # a prediction
+Predict: TypeAlias = Callable[[Sequence[str], Sequence[str | None] | None], list[P]]
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
-    """Refuse what cannot be answered in order.
+    """Check that texts (and pairs) are lists of strings of equal length.
 
     Raises:
         UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
@@ -29,14 +29,14 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> Non
 
 
 def refuse_one_string(texts: object, pairs: object) -> None:
-    """Raises UsageError for a string where a list of strings is meant."""
+    """Raises UsageError if a string is passed in place of a list."""
     for name, value in (("texts", texts), ("pairs", pairs)):
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
 
 
 def word_spans(tokenizer_json: str, text: str, *, max_length: int) -> list[tuple[int, int]]:
-    """Where the words that the model reads stand in the text, as characters [start, stop), in order.
+    """Character spans [start, stop) of the words within the model's input, in order.
 
     Raises:
         DataError: if the text holds a lone surrogate.
@@ -58,11 +58,11 @@ def word_spans(tokenizer_json: str, text: str, *, max_length: int) -> list[tuple
     return list(spans.values())
 
 
-def predict_stream(predict: Predict[A], texts: Iterable[str], pairs: Iterable[str | None] | None, *, batch: int) -> Iterator[A]:
-    """Answers of `predict` for any number of texts: reads `batch` of them at a time and gives their answers before it reads on.
+def predict_stream(predict: Predict[P], texts: Iterable[str], pairs: Iterable[str | None] | None, *, batch: int) -> Iterator[P]:
+    """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
 
     Raises:
-        UsageError: as `check_texts`, at once; later, if texts and pairs end at different places.
+        UsageError: as `check_texts`, at once; later, if texts and pairs have different lengths.
     """
     refuse_one_string(texts, pairs)
     if batch < 1:
@@ -75,7 +75,7 @@ def predictions(probabilities: FloatArray, labels: Sequence[str]) -> list[Predic
     return [Prediction(labels[int(row.argmax())], dict(zip(labels, row.tolist(), strict=True))) for row in probabilities]
 
 
-def _stream(predict: Predict[A], texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[A]:
+def _stream(predict: Predict[P], texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[P]:
     while chunk := list(itertools.islice(texts, batch)):
         yield from predict(chunk, None if pairs is None else list(itertools.islice(pairs, len(chunk))))
     if pairs is not None and next(pairs, _stream) is not _stream:
@@ -83,6 +83,6 @@ def _stream(predict: Predict[A], texts: Iterator[str], pairs: Iterator[str | Non
 
 
 def _check_strings(name: str, values: Sequence[object]) -> None:
-    for place, value in enumerate(values, start=1):
+    for number, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise DataError(f"{name} {place}: is {type(value).__name__} ({str(value)[:30]!r}), not a string; convert it, or leave it out")
+            raise DataError(f"{name} {number}: is {type(value).__name__} ({str(value)[:30]!r}), not a string; convert it, or leave it out")

@@ -1,11 +1,11 @@
-"""A run's folder as a whole: which one a run gets, whose results are in it, and which of its stages belong together.
+"""The folder of a run: its name, its record, its events, and the check that it belongs to the same task.
 
     run.toml        the config of the last call
-    stages.json     the stages that this call found up to date or built, as hashes of their keys (`Record`)
+    stages.json     the record of the last call: hashes of the keys of the stages that it built or kept (`StageRecord`)
     events.jsonl    the events of all calls
 
-A stage that is published but not recorded is of an earlier call with other settings, or of a call that was stopped: it says nothing about
-run.toml. What is up to date is decided in one place, by `artifacts.stage`; the record holds what it decided.
+A published stage that is not in the record comes from a call with other settings, or from an interrupted one, and does not belong to
+run.toml. `artifacts.stage` alone decides what is up to date; the record stores its decisions.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, lock, open_a
 RUNS: Final = Path("runs")
 CONFIG, RECORD, EVENTS, EXPORT = "run.toml", "stages.json", "events.jsonl", "export"
 _KEYED_BY_TASK: Final = (TASK, "evaluation", "baseline")  # stages whose key holds the task's fingerprint
-_NAMELESS: Final = re.compile(r"(train|training|data)(?![a-z]).*", re.IGNORECASE)  # files that are named after their folder
+_NAMELESS: Final = re.compile(r"(train|training|data)(?![a-z]).*", re.IGNORECASE)  # a task with such a file is named after the folder
 _LONGEST_NAME: Final = 60
 _MOST_LABELS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What the last call did in a run's folder. config: sha256 of run.toml. train: the training file, local ones as absolute paths.
-    first_event: lines that events.jsonl had when this config was first run here. stages: sha256 of the key, by folder name.
+class StageRecord:
+    """StageRecord of the last call in a run's folder. config: sha256 of run.toml. train: training file, a local one as an absolute path.
+    first_event: number of lines in events.jsonl when this config was first run here. stages: sha256 of each key, by folder name.
     """
 
     config: str
@@ -50,36 +50,36 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Return True if the last call went through all stages."""
+        """Return True if the last call completed all stages."""
         return EXPORT in self.stages
 
     def confirms(self, artifact: Artifact) -> bool:
-        """Return True if the last call found this stage up to date, or built it."""
+        """Return True if the last call built or kept this stage."""
         return self.stages.get(artifact.path.name) == hash_json(artifact.key)
 
 
 class Recorder:
-    """Writes the record of a call, stage by stage. `begin` makes one."""
+    """Writes the record of a call, stage by stage; create it with `begin`."""
 
-    def __init__(self, folder: Path, record: Record) -> None:
+    def __init__(self, folder: Path, record: StageRecord) -> None:
         self._folder, self._record, self._stages = folder, record, dict(record.stages)
 
     @staticmethod
     def begin(folder: Path, config: RunConfig) -> Recorder:
-        """Write run.toml and an empty record; call only under the lock of the run."""
+        """Write run.toml and an empty record; the caller holds the lock of the run."""
         toml = to_toml(config).encode()
         digest = hashlib.sha256(toml).hexdigest()
         known = None
         with suppress(ArtifactError):
             known = read_record(folder)
         first = known.first_event if known is not None and known.config == digest else _count_lines(folder / EVENTS)
-        recorder = Recorder(folder, Record(digest, _place_of(config.task), first, {}))
-        recorder._write()  # before run.toml: a record of another config confirms nothing
+        recorder = Recorder(folder, StageRecord(digest, _train_path(config.task), first, {}))
+        recorder._write()  # before run.toml: the record of another config is ignored
         publish_file(folder / CONFIG, toml)
         return recorder
 
     def confirm(self, artifact: Artifact) -> None:
-        """Add a stage of this run; stages in the store belong to no run."""
+        """Add a stage of this run; stages in the store are skipped."""
         if artifact.path.parent == self._folder:
             self._stages[artifact.path.name] = hash_json(artifact.key)
             self._write()
@@ -91,24 +91,24 @@ class Recorder:
 
 @dataclass(slots=True)
 class EventLog:
-    """events.jsonl of a run: a JSON line for each event but progress. Events before `begin` are held back: the folder may be refused."""
+    """events.jsonl of a run: a JSON line per event except progress. Events before `begin` are buffered, since the folder may be refused."""
 
-    _held: list[str] = field(default_factory=list)
+    _buffered: list[str] = field(default_factory=list)
     _path: Path | None = None
 
     def begin(self, folder: Path) -> None:
-        """Write to this folder from now on, first what was held back."""
+        """Write the buffered events to this folder, and all further ones."""
         self._path = folder / EVENTS
-        self._append("".join(self._held))
+        self._append("".join(self._buffered))
 
     def around(self, emit: Emit) -> Emit:
-        """Return an `Emit` that logs an event and passes it on."""
+        """Return an `Emit` that logs each event and calls `emit`."""
 
         def both(event: Event) -> None:
             if event.kind != "progress":
                 line = json.dumps({"time": round(time.time(), 3), **asdict(event)}, ensure_ascii=False) + "\n"
                 if self._path is None:
-                    self._held.append(line)
+                    self._buffered.append(line)
                 else:
                     self._append(line)
             emit(event)
@@ -121,8 +121,8 @@ class EventLog:
             file.write(lines)
 
 
-def read_record(folder: Path) -> Record | None:
-    """Return the record of the last call in a run's folder; None if there is none.
+def read_record(folder: Path) -> StageRecord | None:
+    """Return the record of the last call; None if there is none.
 
     Raises:
         ArtifactError: if it is damaged.
@@ -130,25 +130,25 @@ def read_record(folder: Path) -> Record | None:
     path = folder / RECORD
     try:
         data: dict[str, Any] = json.loads(path.read_bytes())
-        record = Record(str(data["config"]), str(data["train"]), int(data["first_event"]), dict(data["stages"]))
+        record = StageRecord(str(data["config"]), str(data["train"]), int(data["first_event"]), dict(data["stages"]))
         toml = (folder / CONFIG).read_bytes()
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: damaged ({error}); run `cramlm fit` there again, which writes it anew") from error
-    return record if hashlib.sha256(toml).hexdigest() == record.config else Record(record.config, record.train, record.first_event, {})
+        raise ArtifactError(f"{path}: damaged ({error}); run `cramlm fit` there again, which rewrites it") from error
+    return record if hashlib.sha256(toml).hexdigest() == record.config else StageRecord(record.config, record.train, record.first_event, {})
 
 
 def is_up_to_date(folder: Path, name: str) -> bool:
-    """Return True if the stage in this folder of a run is published and belongs to run.toml."""
+    """Return True if this stage of a run is published and belongs to run.toml."""
     record = read_record(folder)
     return record is not None and (folder / name / MANIFEST).is_file() and record.confirms(open_artifact(folder / name, kind=name))
 
 
 def folder_for(config: RunConfig, task: Task, *, root: Path = RUNS, emit: Emit) -> Path:
-    """Return ROOT/<task>-<recipe>-<n>: the newest one with this config and task, so that an equal call continues; else a new one.
+    """Return ROOT/<task>-<recipe>-<n>: the newest one with this config and task, which the same call continues; else a new one.
 
-    A new folder holds run.toml when this returns, so that no other process takes it.
+    A new folder contains run.toml on return, so that no other process takes it.
     """
     stem = f"{name_of_task(config.task.train)}-{_plain(config.name) or 'run'}"
     numbered = re.compile(rf"{re.escape(stem)}-(\d+)")
@@ -169,33 +169,33 @@ def folder_for(config: RunConfig, task: Task, *, root: Path = RUNS, emit: Emit) 
 
 
 def refuse_other_task(folder: Path, config: RunConfig, task: Task) -> None:
-    """Refuse a folder that holds a run on another task: its labels and weights would be replaced.
+    """Refuse a folder with a run on another task, whose labels and weights would be replaced.
 
-    The task is the same if kind and labels are, and the training texts or the name of their file. A file that grew is the same task.
+    Tasks are the same if kind and labels are equal, and the training texts or their file. A file with new rows is the same task.
 
     Raises:
         UsageError: if it is another one. ArtifactError: if the folder is damaged.
     """
-    there, here = _fingerprint_of(folder), task_fingerprint(task)
-    if there is None:
+    old, new = _fingerprint_of(folder), task_fingerprint(task)
+    if old is None:
         return
     remedy = "pass another --out, or --overwrite to replace that run"
-    if any(there.get(name) != here.get(name) for name in ("kind", "labels")):
-        old = f" ({_answers(load_task(folder))})" if (folder / TASK / MANIFEST).is_file() else ""
-        raise UsageError(f"{folder}: holds a run with other labels{old}, {config.task.train} has {_answers(task)}; {remedy}")
-    if there["train"] == here["train"]:
+    if any(old.get(name) != new.get(name) for name in ("kind", "labels")):
+        labels = f" ({_brief_labels(load_task(folder))})" if (folder / TASK / MANIFEST).is_file() else ""
+        raise UsageError(f"{folder}: holds a run with other labels{labels}, {config.task.train} has {_brief_labels(task)}; {remedy}")
+    if old["train"] == new["train"]:
         return
-    place = None
-    with suppress(ArtifactError):  # of a damaged record the next one takes the place
-        place = None if (record := read_record(folder)) is None else record.train
-    if place != _place_of(config.task):
-        raise UsageError(f"{folder}: holds a run on other training texts ({place or 'of another file'}); {remedy}")
+    train = None
+    with suppress(ArtifactError):  # a damaged record is rewritten by this call
+        train = None if (record := read_record(folder)) is None else record.train
+    if train != _train_path(config.task):
+        raise UsageError(f"{folder}: holds a run on other training texts ({train or 'of another file'}); {remedy}")
 
 
 def name_of_task(train: str) -> str:
-    """Return a short name for a task: its training file's, or that of the folder where the file is just called train."""
-    place = re.sub(r"[?#].*", "", train.partition("://")[2]) if is_remote(train) else _absolute(train)
-    *folders, file = [part for part in place.split("/") if part] or [""]
+    """Return a short name for a task: that of its training file, or of the folder if the file is just called train."""
+    path = re.sub(r"[?#].*", "", train.partition("://")[2]) if is_remote(train) else _absolute(train)
+    *folders, file = [part for part in path.split("/") if part] or [""]
     stem = file.partition(".")[0]
     chosen = folders[-1] if folders and (not stem or _NAMELESS.fullmatch(stem)) else stem
     return _plain(chosen) or "task"
@@ -209,14 +209,14 @@ def _is_of(folder: Path, config: RunConfig, task: Task) -> bool:
     try:
         if load_config(read_toml(folder / CONFIG)) != config:
             return False
-        there = _fingerprint_of(folder)
-    except (UsageError, ArtifactError):  # no run, of another version, or damaged: it stays as it is
+        fingerprint = _fingerprint_of(folder)
+    except (UsageError, ArtifactError):  # no run, of another version, or damaged
         return False
-    return there is None or there == task_fingerprint(task)
+    return fingerprint is None or fingerprint == task_fingerprint(task)
 
 
 def _fingerprint_of(folder: Path) -> Mapping[str, str] | None:
-    """Of the task whose results lie in the folder; None if there are none."""
+    """Fingerprint of the task whose results are in the folder; None if there are none."""
     for name in _KEYED_BY_TASK:
         if (folder / name / MANIFEST).is_file():
             fingerprint: Mapping[str, str] = open_artifact(folder / name, kind=name).key["task"]
@@ -224,16 +224,16 @@ def _fingerprint_of(folder: Path) -> Mapping[str, str] | None:
     return None
 
 
-def _place_of(task: TaskConfig) -> str:
+def _train_path(task: TaskConfig) -> str:
     return task.train if is_remote(task.train) else _absolute(task.train)
 
 
 def _absolute(path: str) -> str:
-    """As the user named it, from the root: links stay."""
+    """Absolute path without resolving links."""
     return os.path.normpath(Path(path).absolute())
 
 
-def _answers(task: Task) -> str:
+def _brief_labels(task: Task) -> str:
     if task.kind == "regression":
         return f"numbers named {brief(task.labels[0])}"
     shown = ", ".join(brief(label) for label in task.labels[:_MOST_LABELS])

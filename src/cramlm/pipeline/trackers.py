@@ -1,9 +1,9 @@
-"""A run's events to the place where a user keeps experiments: TensorBoard, Weights & Biases, MLflow or trackio. None is a dependency.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow or trackio (optional packages).
 
     event (step, evaluation) ─► scalars "phase/name" at the phase's step ─► tracker      at the end: final scores
 
-`follow` hears a run as it happens, `replay` reads events.jsonl of one that is done. What a tracker refuses once training goes on costs a
-warning and the rest of the tracking, never the run. Projects, servers and keys are told to each by its own environment variables.
+`follow` tracks a run while it runs, `replay` sends the events.jsonl of a finished one. If a tracker fails during training, a warning is
+emitted and tracking stops; the run continues. Each tracker reads project, server and keys from its own environment variables.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
 _PACKAGES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-_LONGEST_PARAMETER = 500  # characters that MLflow takes
+_LONGEST_PARAMETER = 500  # MLflow's limit in characters
 
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """An open place. log: scalars by name ("phase/loss") at a step of their phase."""
+    """An open tracker. log: scalars by name ("phase/loss") at a step of their phase."""
 
     log: Callable[[Mapping[str, float], int], None]
     close: Callable[[], None]
@@ -37,10 +37,10 @@ class Tracker:
 
 @contextmanager
 def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterator[Emit]:
-    """`emit`, and the scalars of every event to the tracker of this name (None: none) until the block ends.
+    """Return an `emit` that also sends the scalars of each event to the tracker of this name (None = none) until the block ends.
 
     Raises:
-        UsageError: there is no such tracker. EnvironmentFault: its package is missing, or it cannot begin.
+        UsageError: if there is no such tracker. EnvironmentFault: if its package is missing, or it cannot start.
     """
     if name is None:
         yield emit
@@ -49,7 +49,7 @@ def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterat
 
     def both(event: Event) -> None:
         emit(event)
-        guarded.hear(event)
+        guarded.log_event(event)
 
     try:
         yield both
@@ -59,10 +59,10 @@ def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterat
 
 
 def replay(name: str, run: Path, emit: Emit) -> int:
-    """Send what a run's events.jsonl holds; the number of points. Of a step that was done twice, after a stop, the later counts.
+    """Send the events.jsonl of a run; return the number of points. Of a step that was repeated after an interruption the last one counts.
 
     Raises:
-        UsageError: no such tracker, or no run there. EnvironmentFault: the package is missing, or the tracker refuses.
+        UsageError: if there is no such tracker or no run. EnvironmentFault: if the package is missing, or the tracker fails.
     """
     log = run / "events.jsonl"
     if not log.is_file():
@@ -73,15 +73,15 @@ def replay(name: str, run: Path, emit: Emit) -> int:
         for line in lines:
             event = json.loads(line)
             if event["kind"] in ("step", "evaluation") and "step" in event["data"]:
-                found = Event(event["kind"], event["stage"], data=event["data"])
-                points[event["kind"], event["stage"], event["data"]["step"]] = scalars(found)
+                parsed = Event(event["kind"], event["stage"], data=event["data"])
+                points[event["kind"], event["stage"], event["data"]["step"]] = scalars(parsed)
     tracker = open_tracker(name, run, config)
     try:
         for (_, _, step), values in points.items():
             tracker.log(values, step)
         tracker.log(final_scores(run), 0)
     except Exception as error:
-        raise EnvironmentFault(f"{name}: refused what it was sent ({_first_line(error)}); see its own documentation") from error
+        raise EnvironmentFault(f"{name}: failed ({_first_line(error)}); see its own documentation") from error
     finally:
         tracker.close()
     emit(Event("done", "track", f"{len(points)} points to {name}"))
@@ -98,22 +98,22 @@ def scalars(event: Event) -> dict[str, float]:
 
 
 def final_scores(run: Path) -> dict[str, float]:
-    """Dev and test scores of a finished run's model and the linear models beside it; none if they are of other settings than run.toml."""
+    """Dev and test scores of a finished run's models; empty if they belong to other settings than run.toml."""
     if not is_up_to_date(run, "evaluation"):
         return {}
     models = json.loads((run / "evaluation" / "scores.json").read_bytes())["models"]
     return {
         f"final/{model}/{split}_{metric}": float(scores[metric])
-        for model, facts in models.items()
+        for model, splits in models.items()
         for split in ("dev", "test", "test_leak_free")
-        if (scores := facts.get(split)) is not None
+        if (scores := splits.get(split)) is not None
         for metric in METRIC_NAMES
         if metric in scores
     }
 
 
 def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
-    """Raises UsageError or EnvironmentFault, as `follow` says."""
+    """Raises UsageError or EnvironmentFault like `follow`."""
     if name not in _PACKAGES:
         raise UsageError(f"--track {name!r} is not one of {', '.join(_PACKAGES)}")
     opened = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[name]
@@ -123,18 +123,18 @@ def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
         raise EnvironmentFault(f"--track {name}: {_first_line(error)}; pip install {_PACKAGES[name]}") from error
     except Exception as error:
         raise EnvironmentFault(
-            f"--track {name}: cannot begin ({_first_line(error)}); see its own documentation, or drop --track"
+            f"--track {name}: cannot start ({_first_line(error)}); see its own documentation, or drop --track"
         ) from error
 
 
 class _Guarded:
-    """A tracker that is given up when it fails."""
+    """A tracker that is closed for good after its first error."""
 
     def __init__(self, name: str, tracker: Tracker, emit: Emit) -> None:
         self._name, self._tracker, self._emit = name, tracker, emit
         self._works = True
 
-    def hear(self, event: Event) -> None:
+    def log_event(self, event: Event) -> None:
         if values := scalars(event):
             self.log(values, event.data["step"])
 
@@ -149,9 +149,9 @@ class _Guarded:
             return
         try:
             call()
-        except Exception as error:  # of four libraries, over networks: nothing that they raise is worth a run
+        except Exception as error:  # any error of four libraries and their networks: the run must continue
             self._works = False
-            remedy = f"the run goes on without; afterwards: cramlm track RUN {self._name}"
+            remedy = f"the run continues without it; later: cramlm track RUN {self._name}"
             self._emit(Event("warning", "track", f"{self._name} failed ({_first_line(error)}); {remedy}"))
 
 

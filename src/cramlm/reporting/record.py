@@ -16,7 +16,7 @@ from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.pipeline.run_folder import EVENTS, RECORD, Record, read_record
+from cramlm.pipeline.run_folder import EVENTS, RECORD, StageRecord, read_record
 from cramlm.records import Example, Task
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
@@ -180,7 +180,7 @@ def task_used(stages: Mapping[str, Artifact]) -> Mapping[str, str]:
     return next((stage.key["task"] for name in ("evaluation", "baseline") if (stage := stages.get(name)) is not None), {})
 
 
-def _events(path: Path, record: Record | None, stages: Collection[str]) -> tuple[Json, ...]:
+def _events(path: Path, record: StageRecord | None, stages: Collection[str]) -> tuple[Json, ...]:
     """Return the events of the log in order, without steps of other settings (before `record.first_event`, phases not in `stages`).
 
     A truncated last line of a killed run is skipped.
