@@ -278,7 +278,7 @@ def test_a_damaged_record_is_named_and_rewritten_by_the_next_run(copied: Path) -
 
 def test_a_run_of_an_earlier_version_is_reported_after_it_ran_again(copied: Path) -> None:
     Path("run/stages.json").unlink()
-    with pytest.raises(ArtifactError, match="written by an earlier cramlm; run the same `cramlm fit` again"):
+    with pytest.raises(ArtifactError, match="written by an earlier version of cramlm; run the same `cramlm fit` again"):
         read_run(Path("run"))
     events: list[Event] = []
     run(small_config(), out="run", store="store", emit=events.append)
