@@ -78,7 +78,7 @@ def labelled(folder: Path) -> Path:
 def test_report_shows_texts_queries_and_errors(before: Path, moved: Path) -> None:
     cramlm("report", moved)
     page = (moved / "report.html").read_text("utf-8")
-    assert "asked by" in page
+    assert "<span class=tag>query" in page
     assert page.replace(str(moved), "run") == (before / "before.html").read_text("utf-8")
 
 
