@@ -19,7 +19,7 @@ import numpy.typing as npt
 Blocks: TypeAlias = tuple[tuple[int, int], ...]
 """First and last code point of each block."""
 
-# Scripts written without spaces: each grapheme cluster is a word of its own. Halfwidth kana and ideographs beyond the basic plane included.
+# Scripts without spaces, in which each grapheme cluster is a word. With halfwidth kana and ideographs beyond the basic plane.
 HAN_AND_KANA: Final[Blocks] = (
     (0x3005, 0x3005), (0x3007, 0x3007), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
     (0xFF66, 0xFF9F), (0x20000, 0x3FFFF),
@@ -27,9 +27,9 @@ HAN_AND_KANA: Final[Blocks] = (
 OTHER_SPACELESS: Final[Blocks] = ((0x0E00, 0x0EFF), (0x0F00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 """Thai and Lao, Tibetan, Myanmar, Khmer."""
 STACKING: Final[Blocks] = ((0x1039, 0x1039), (0x17D2, 0x17D2))
-"""In Myanmar and Khmer: the consonant that follows is written below the one before."""
-# Scripts whose runs the analysis for BM25 cuts into overlapping n-grams. More of them: hangul has spaces, but particles glued to its words;
-# Tibetan is not among them, as a mark ends its syllables.
+# Scripts whose runs the BM25 analysis cuts into overlapping n-grams. With Hangul, which has spaces, but particles attached to its words;
+# Scripts whose runs the BM25 analysis cuts into overlapping n-grams. With Hangul, which has spaces, but particles attached to its words;
+# without Tibetan, which marks the ends of syllables.
 CUT_INTO_PAIRS: Final[Blocks] = (
     (0x1100, 0x11FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x303C), (0x3040, 0x318F), (0x31A0, 0x31BF),
     (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0xA4CF), (0xA960, 0xA97F), (0xAC00, 0xD7FF), (0xF900, 0xFAFF), (0x16FE0, 0x18DFF),
@@ -42,7 +42,7 @@ CUT_INTO_TRIPLES: Final[Blocks] = (
 _INVISIBLE: Final = frozenset(
     [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]
 )
-_WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # beyond are ideographs, private use and nothing
+_WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # above are ideographs, private use and unassigned code points
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 _NAMES = {
     **dict.fromkeys(("CJK", "IDEOGRAPHIC", "OLD CHINESE"), "Han"),
@@ -50,7 +50,7 @@ _NAMES = {
     **dict.fromkeys(("TURNED", "ROMAN"), "Latin"),
     "NEW TAI": "New Tai Lue",
 }
-_TWO_WORDS = {"OLD", "NEW", "TAI", "LINEAR", "INSCRIPTIONAL"}  # begin the names of several scripts, or say nothing alone
+_TWO_WORDS = {"OLD", "NEW", "TAI", "LINEAR", "INSCRIPTIONAL"}  # first words of the names of several scripts
 _NOT_SCRIPTS = {
     *("MODIFIER", "FEMININE", "MASCULINE", "MICRO", "OHM", "KELVIN", "ANGSTROM", "DOUBLE-STRUCK", "SCRIPT", "ALEF", "BET"),
     *("CARON", "TILDE", "VEDIC"),
@@ -58,81 +58,82 @@ _NOT_SCRIPTS = {
 
 
 def normalise(text: str) -> str:
-    """Compatibility forms and case folded away. The second NFKC puts together what casefold took apart."""
+    """Return NFKC, case-folded. The second NFKC composes what casefold decomposed."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def is_letter(character: str) -> bool:
-    """A letter or a number of any kind; the same as `str.isalnum`."""
+    """Return True for letters and numbers of any kind, as `str.isalnum`."""
     return unicodedata.category(character)[0] in "LN"
 
 
 def is_mark(character: str) -> bool:
-    """A mark that combines with the character before it."""
+    """Return True for marks that combine with the character before them."""
     return unicodedata.category(character)[0] == "M"
 
 
 def is_invisible(character: str) -> bool:
-    """Joiners, soft hyphens, selectors of variants, marks that enclose: they are taken out without ending a word. A zero-width space
-    ends it.
+    """Return True for characters that are removed without ending a word: joiners, soft hyphens, variation selectors, enclosing marks.
+
+    A zero-width space ends a word.
     """
     category = unicodedata.category(character)
     return ord(character) in _INVISIBLE or category == "Me" or (category == "Cf" and character != _ZERO_WIDTH_SPACE)
 
 
 def is_unknown(character: str) -> bool:
-    """Unassigned in this Python's Unicode, for private use, or half a surrogate pair: may be a letter or not."""
+    """Return True for code points unassigned in this Python's Unicode, of private use, and for surrogates."""
     return unicodedata.category(character) in ("Cn", "Co", "Cs")
 
 
 def within(code: int, blocks: Blocks) -> bool:
-    """Whether a code point lies in one of the blocks."""
+    """Return True if a code point is in one of the blocks."""
     return any(first <= code <= last for first, last in blocks)
 
 
 def blocks_of(belongs: Callable[[str], bool], codes: Iterable[int]) -> Blocks:
-    """The runs of those code points, given in order, whose character belongs."""
-    found = [code for code in codes if belongs(chr(code))]
-    breaks = [place for place, (code, following) in enumerate(pairwise(found), 1) if following != code + 1]
-    return tuple((found[first], found[last - 1]) for first, last in pairwise([0, *breaks, len(found)]) if last > first)
+    """Return the runs of the code points (in ascending order) whose character satisfies `belongs`."""
+    members = [code for code in codes if belongs(chr(code))]
+    breaks = [index for index, (code, following) in enumerate(pairwise(members), 1) if following != code + 1]
+    return tuple((members[first], members[last - 1]) for first, last in pairwise([0, *breaks, len(members)]) if last > first)
 
 
 def codes_of(blocks: Blocks) -> Iterator[int]:
-    """Every code point of the blocks."""
+    """Yield every code point of the blocks."""
     for first, last in blocks:
         yield from range(first, last + 1)
 
 
 def character_set(*blocks: Blocks) -> str:
-    """The inside of a set of characters in a regular expression."""
+    """Return the blocks as the inside of a regular expression's character set."""
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for part in blocks for first, last in part)
 
 
 @functools.cache
 def all_marks() -> Blocks:
-    """Every mark of Unicode."""
+    """Return all marks of Unicode."""
     return blocks_of(is_mark, _WITH_MARKS)
 
 
 @functools.cache
 def all_invisible() -> Blocks:
-    """Every character beyond ASCII that `is_invisible`."""
+    """Return all characters beyond ASCII for which `is_invisible` is True."""
     return blocks_of(is_invisible, _WITH_MARKS)
 
 
-def table_of(shares: Sequence[tuple[Blocks, int]], default: int, size: int) -> npt.NDArray[np.uint8]:
-    """A number for each code point below `size`, uint8: that of its blocks, else the default."""
+def table_of(values: Sequence[tuple[Blocks, int]], default: int, size: int) -> npt.NDArray[np.uint8]:
+    """Return a number for each code point below `size`, uint8: that of its blocks, else the default."""
     table = np.full(size, default, np.uint8)
-    for blocks, share in shares:
+    for blocks, value in values:
         for first, last in blocks:
-            table[first : last + 1] = share
+            table[first : last + 1] = value
     return table
 
 
 def count_scripts(texts: Iterable[str]) -> Counter[str]:
-    """Letters of each script, over all texts."""
+    """Count the letters of each script, over all texts."""
     counts: Counter[str] = Counter()
     for text in texts:
         if text.isascii():
@@ -143,7 +144,7 @@ def count_scripts(texts: Iterable[str]) -> Counter[str]:
 
 
 def main_script(text: str) -> str | None:
-    """The script of most letters; None for a text without letters."""
+    """Return the script with the most letters; None for a text without letters."""
     counts = count_scripts([text])
     return counts.most_common(1)[0][0] if counts else None
 

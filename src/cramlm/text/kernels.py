@@ -10,8 +10,8 @@ import numpy as np
 
 from cramlm.storage.compiled import jit
 
-# Classes of characters: between tokens; runs; runs; a token each; belong to the word or lone character before them; those of them that also
-# bind the lone character after them.
+# Classes of characters: SPACE separates tokens; WORD and OTHER form runs; each ALONE is a token; MARK and STACKING extend the previous WORD
+# or ALONE, and STACKING also joins the next ALONE.
 SPACE, WORD, OTHER, ALONE, MARK, STACKING = range(6)
 _JOIN = 0x20  # between the words of a bigram
 _REMEMBERED_BITS = 18
@@ -44,7 +44,7 @@ def _rotate(value, bits):  # type: ignore[no-untyped-def]
 
 @jit
 def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[no-untyped-def]
-    """SHA-256 of message[:length] as one big-endian number, modulo `divisor`. `message` needs 72 bytes of room behind its text."""
+    """SHA-256 of message[:length] as a big-endian number, modulo `divisor`. `message` needs 72 more bytes of space."""
     total = (length + 8) // 64 * 64 + 64
     message[length] = 0x80
     for place in range(length + 1, total):
@@ -92,7 +92,7 @@ def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[n
 
 @jit
 def _class_and_size(text, place, classes):  # type: ignore[no-untyped-def]
-    """Class and bytes of the character that begins at `place`; the text is valid UTF-8."""
+    """Class and size in bytes of the character at `place`; the text is valid UTF-8."""
     first = np.int64(text[place])
     if first < 0x80:
         return classes[first], 1
@@ -106,9 +106,7 @@ def _class_and_size(text, place, classes):  # type: ignore[no-untyped-def]
 
 @jit
 def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-untyped-def]
-    """Tokens of text[start:end]: runs of one class, characters of class ALONE each on its own with its marks, spaces left out. Returns
-    how many.
-    """
+    """Write the tokens of text[start:end] to starts and ends: runs of one class, ALONE characters with their marks. Return their number."""
     count, running, place, stacks = 0, SPACE, start, False
     while place < end:
         kind, size = _class_and_size(text, place, classes)
@@ -134,13 +132,12 @@ def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-unt
 
 @jit
 def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type: ignore[no-untyped-def]
-    """Buckets of the words of every text, then of its pairs of neighbours; found_offsets says where each text's begin.
+    """Write the buckets of the words, then of the bigrams, of every text to `found`; those of text i start at found_offsets[i].
 
-    text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). found: uint16, room for 2 * len(text). Frequent n-grams are
-    remembered under 64 bits of another hash, which saves two in three of the SHA-256; that two n-grams share those is as good as
-    impossible (5e-20 for every pair that is compared).
+    text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). found: uint16 (2 * len(text),). A cache keyed by another 64-bit
+    hash saves two in three SHA-256 computations; a collision has probability 5e-20 per compared pair.
     """
-    keys, answers = np.zeros(_REMEMBERED, np.uint64), np.zeros(_REMEMBERED, np.uint16)
+    keys, cached = np.zeros(_REMEMBERED, np.uint64), np.zeros(_REMEMBERED, np.uint16)
     longest = 0
     for number in range(len(offsets) - 1):
         longest = max(longest, offsets[number + 1] - offsets[number])
@@ -172,8 +169,8 @@ def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type:
                         for place in range(starts[token], ends[token]):
                             message[length] = text[place]
                             length += 1
-                    keys[slot], answers[slot] = key, _sha256_modulo(message, length, buckets, state, schedule)
-                found[size] = answers[slot]
+                    keys[slot], cached[slot] = key, _sha256_modulo(message, length, buckets, state, schedule)
+                found[size] = cached[slot]
                 size += 1
         found_offsets[number + 1] = size
     return size
@@ -181,7 +178,7 @@ def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type:
 
 @jit
 def sum_by_text(found, offsets, values):  # type: ignore[no-untyped-def]
-    """For every text the sum of its n-grams' values, float64 (n,), added in the order of the n-grams."""
+    """Sum the values of every text's n-grams in their order, float64 (n,)."""
     sums = np.zeros(len(offsets) - 1, np.float64)
     for number in range(len(sums)):
         for place in range(offsets[number], offsets[number + 1]):
@@ -191,10 +188,10 @@ def sum_by_text(found, offsets, values):  # type: ignore[no-untyped-def]
 
 @jit
 def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: ignore[no-untyped-def]
-    """A hash and the size of every word, those of text i at [word_offsets[i]:word_offsets[i + 1]]; returns how many there are.
+    """Write a hash and the size of every word, those of text i at [word_offsets[i]:word_offsets[i + 1]]; return the number of words.
 
-    data: uint8, UTF-8 words with at least one space between two. offsets: int64 (n + 1,). quarters: uint8, the size of a word by its first
-    character; 4 for characters beyond the table. hashes, sizes: uint64 and uint8, room for half of the bytes and one a text.
+    data: uint8, UTF-8 words separated by white space. offsets: int64 (n + 1,). quarters: uint8, size of a word by its first character; 4
+    above the table. hashes, sizes: uint64 and uint8, of length at least (bytes / 2 + texts).
     """
     count = 0
     word_offsets[0] = 0
@@ -202,7 +199,7 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
         value, inside = _FNV_START, False
         for place in range(offsets[text], offsets[text + 1]):
             byte = data[place]
-            if byte <= _BLANK:  # white space of any kind: nothing else that is not a letter is left
+            if byte <= _BLANK:  # any white space; other separators were replaced
                 if inside:
                     hashes[count] = value * PRIME
                     count += 1
@@ -222,7 +219,7 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
 
 @jit
 def _code_point(data, place):  # type: ignore[no-untyped-def]
-    """The code point of the character of three or four bytes that begins here; of a shorter one its first byte."""
+    """Code point of the character of three or four bytes at `place`; the first byte of shorter characters."""
     byte = np.int64(data[place])
     if byte < 0xE0:
         return byte
@@ -232,7 +229,7 @@ def _code_point(data, place):  # type: ignore[no-untyped-def]
 
 @jit
 def _window_ends(sizes, most, ends):  # type: ignore[no-untyped-def]
-    """The end of the shortest run of at least this size from every word on; returns how many words have one."""
+    """Write the end of the shortest run of size >= `most` from every word; return the number of words with such a run."""
     following, size = 0, 0
     for place in range(len(sizes)):
         while size < most:
@@ -247,11 +244,11 @@ def _window_ends(sizes, most, ends):  # type: ignore[no-untyped-def]
 
 @jit
 def collect_windows(hashes, sizes, word_offsets, least, most, windows, length, whole, text, start):  # type: ignore[no-untyped-def]
-    """The windows by which a text is found: of one of size `most` or more the shortest run of at least this size from every word on, of
-    a smaller one the whole text if its size is at least `least`. Returns how many; there is at most one a word.
+    """Write the windows that identify a text: from every word the shortest run of size >= `most`; of smaller texts the whole text, if its
+    size is >= `least`. Return their number, at most one per word.
 
-    windows: their hashes, the sum of word * prime^(words after it), modulo 2^64. length: in words. whole: True for all of a small text.
-    text, start: the text, and the word in it with which the window begins.
+    windows: hashes, the sum of word * prime^(words after it) modulo 2^64. length: in words. whole: True for a whole small text. text,
+    start: index of the text, and of the window's first word in it.
     """
     count = 0
     ends = np.empty(len(hashes), np.int64)
@@ -274,7 +271,7 @@ def collect_windows(hashes, sizes, word_offsets, least, most, windows, length, w
 
 @jit
 def set_bits(windows, tables, bits, first, shift):  # type: ignore[no-untyped-def]
-    """Mark windows in their tables, by the upper bits of their hashes, which every word reaches.
+    """Set the bits of windows in their tables, by the upper bits of their hashes, which depend on every word.
 
     bits: uint64, all tables; table t begins at bits[first[t]] and has 2^(64 - shift[t]) bits.
     """
@@ -285,13 +282,13 @@ def set_bits(windows, tables, bits, first, shift):  # type: ignore[no-untyped-de
 
 @jit
 def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, start, length, window):  # type: ignore[no-untyped-def]
-    """Windows that may be held-out ones, text by text; in a text first those of whole small texts, by length and first word, then those of
-    size `most`. Returns how many there are, which may be more than there is room for: the rest are not written.
+    """Write the windows whose bit is set, text by text; within a text first those of whole small texts, by length and first word, then
+    those of size `most`. Return their number; those that exceed the length of `window` are not written.
 
-    Tables as in `set_bits`: table 0 holds the windows of size `most`, table n the small texts of n words; first[t] is -1 where there is
-    none. A window's hash is the difference of two of the text's beginnings, so that windows do not wait for one another.
+    Tables as in `set_bits`: table 0 has the windows of size `most`, table n the small texts of n words; first[t] is -1 without a table. A
+    window's hash is the difference of two prefix hashes, so that windows are independent of one another.
     """
-    count, room = 0, len(window)
+    count, limit = 0, len(window)
     begun = np.zeros(np.max(np.diff(word_offsets)) + 1, np.uint64)  # of the first n words
     ends, values = np.empty(len(begun), np.int64), np.empty(len(begun), np.uint64)
     powers = np.ones(most + 1, np.uint64)
@@ -309,7 +306,7 @@ def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, st
                 value = begun[place + run] - begun[place] * power
                 slot = value >> by
                 if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                    if count < room:
+                    if count < limit:
                         text[count], start[count], length[count], window[count] = number, place, run, value
                     count += 1
         if first[0] < 0:
@@ -323,7 +320,7 @@ def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, st
             value = values[place]
             slot = value >> by
             if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                if count < room:
+                if count < limit:
                     text[count], start[count], length[count], window[count] = number, place, ends[place] - place, value
                 count += 1
     return count

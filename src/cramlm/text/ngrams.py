@@ -1,12 +1,12 @@
-"""Texts as hashed n-grams: the features of DSIR, and the measure of how near a slice is to the task.
+"""Hashed n-grams of texts: the features of DSIR, and a measure of the distance between a selection and the task.
 
     text ─► NFC, lower case ─► words (runs of letters, digits, marks; runs of other characters) ─► words and pairs of neighbours
       ─► SHA-256 modulo 10,000 ─► uint16
 
-Tokens and buckets are those of the released DSIR code (nltk's WordPunctTokenizer on lower case, `sha256 mod 10000`), except where its
-tokenizer breaks words: a combining mark belongs to its word (Yoruba, Hindi), and in scripts without spaces every grapheme
-cluster is one. The hash is the released one, so that buckets compare with published ones; scikit-learn's (MurmurHash) is another, and a
-call of hashlib for every n-gram would take longer than all the rest. About 17,000 passages of 190 words per second on one core.
+Tokens and buckets are those of the released DSIR code (nltk's WordPunctTokenizer on lower case, `sha256 mod 10000`), except that combining
+marks belong to their word (Yoruba, Hindi), and that in scripts without spaces every grapheme cluster is a token. With the same hash,
+buckets are comparable with published ones; scikit-learn's hash (MurmurHash) differs, and calling hashlib for every n-gram would take most
+of the time. About 17,000 passages of 190 words per second on one core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 class Token(NamedTuple):
-    """A word (with at least one letter, digit or mark), or a run of other characters that are not space; `space` is what follows it."""
+    """A word (with at least one letter, digit or mark), or a run of other characters; `space` is the white space after it."""
 
     text: str
     is_word: bool
@@ -48,17 +48,17 @@ class Ngrams:
     offsets: IntArray
 
     def sums(self, values: Doubles) -> Doubles:
-        """For every text the sum of a value per n-gram; values: float64 (buckets,)."""
+        """Return for every text the sum of its n-grams' values; values: float64 (buckets,)."""
         return np.asarray(kernels.sum_by_text(self.buckets, self.offsets, values))
 
 
 def hash_texts(texts: Sequence[str], *, buckets: int = BUCKETS) -> Ngrams:
-    """The n-grams of texts in memory."""
+    """Return the hashed n-grams of texts."""
     return hash_utf8([text.encode() for text in texts], buckets=buckets)
 
 
 def hash_utf8(texts: Sequence[bytes], *, buckets: int = BUCKETS) -> Ngrams:
-    """As `hash_texts`, of texts in UTF-8."""
+    """As `hash_texts`, for texts in UTF-8."""
     blocks = [hash_block(texts[first : first + BLOCK], buckets) for first in range(0, len(texts), BLOCK)]
     ends = np.cumsum([0, *(len(block.buckets) for block in blocks)])
     offsets = [block.offsets[1:] + end for block, end in zip(blocks, ends, strict=False)]
@@ -66,23 +66,23 @@ def hash_utf8(texts: Sequence[bytes], *, buckets: int = BUCKETS) -> Ngrams:
 
 
 def count(ngrams: Ngrams, *, buckets: int = BUCKETS) -> IntArray:
-    """How many n-grams fall into each bucket, int64 (buckets,)."""
+    """Return the number of n-grams in each bucket, int64 (buckets,)."""
     return np.bincount(ngrams.buckets, minlength=buckets)
 
 
 def log_probabilities(counts: IntArray) -> Doubles:
-    """ln(share of each bucket + 1e-8), float64; no n-gram at all gives ln(1e-8) everywhere."""
+    """Return ln(share of each bucket + 1e-8), float64; ln(1e-8) everywhere without n-grams."""
     return np.asarray(np.log(counts / max(counts.sum(), 1) + SMOOTHING))
 
 
 def divergence(target: IntArray, other: IntArray) -> float:
-    """KL(target || other) of two counts over the same buckets, in nats, with both smoothed: how badly `other` stands in for `target`."""
+    """Return KL(target || other) of two smoothed distributions over the same buckets, in nats."""
     shares = target / max(target.sum(), 1)
     return float(shares @ (log_probabilities(target) - log_probabilities(other)))
 
 
 def cut_into_tokens(text: str) -> list[Token]:
-    """The tokens of a text in NFC, in order and in their own case."""
+    """Return the tokens of a text in NFC, in order, without changing case."""
     data = (text if text.isascii() else unicodedata.normalize("NFC", text)).encode()
     classes, starts, ends = _character_classes(), np.empty(len(data), np.int64), np.empty(len(data), np.int64)
     count = kernels.find_tokens(np.frombuffer(data, np.uint8), 0, len(data), classes, starts, ends)
@@ -92,7 +92,7 @@ def cut_into_tokens(text: str) -> list[Token]:
 
 
 def hash_block(texts: Sequence[bytes], buckets: int) -> Ngrams:
-    """As `hash_utf8`, all at once."""
+    """As `hash_utf8`, in one call of the kernel."""
     lowered = [_lower(text) for text in texts]
     offsets = np.cumsum([0, *map(len, lowered)], dtype=np.int64)
     text = np.frombuffer(b"".join(lowered), np.uint8)
@@ -107,8 +107,8 @@ def _lower(text: bytes) -> bytes:
 
 @functools.cache
 def _character_classes() -> npt.NDArray[np.uint8]:
-    """The class of every character, uint8 (0x110000,), as the kernels number them."""
-    letters = blocks_of(is_letter, range(0x20000))  # what lies beyond is without spaces, or selects variants of what precedes it
+    """Return the class of every code point, uint8 (0x110000,), numbered as in kernels.py."""
+    letters = blocks_of(is_letter, range(0x20000))  # above are scripts without spaces, and variation selectors
     spaces = blocks_of(str.isspace, range(0x20000))
     kinds = [(letters, kernels.WORD), ((_UNDERSCORE,), kernels.WORD), (spaces, kernels.SPACE)]
     kinds += [(HAN_AND_KANA, kernels.ALONE), (OTHER_SPACELESS, kernels.ALONE), (all_marks(), kernels.MARK), (STACKING, kernels.STACKING)]

@@ -1,4 +1,4 @@
-"""Where a long text is cut into passages: at sentence ends, else between words, else between grapheme clusters."""
+"""Cutting long texts into passages: at sentence ends, else between words, else between grapheme clusters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from cramlm.text.words import count_words, splits_cluster
 
 _SENTENCE_END: Final = re.compile(r"""[.!?…؟۔।॥።][.!?…]*["'”’»)\]]*\s+|[。！？．][」』”’）]*\s*|\n\s*\n\s*""")
 _WHITE_SPACE: Final = re.compile(r"\s+")
-_LONG: Final = 1.5  # a document is cut when it has more than this many times the words of a passage
+_LONG: Final = 1.5  # a text with more than this many times the words of a passage is cut
 
 
 def cut_passages(text: str, words: int, passage_words: int) -> list[tuple[int, int]]:
-    """Where to cut a text of `words` words into passages of about `passage_words`: spans (start, end) in order, edge white space left out.
+    """Return spans (start, end) that cut a text of `words` words into passages of about `passage_words`, without white space at the edges.
 
-    One span (the whole text, untouched) if the text is not over 1.5 times that long. Cuts fall at the sentence end nearest to the even
-    division; a sentence longer than half a passage may be cut between words, and a run without spaces between characters (never inside
-    a grapheme cluster). The spans hold every character of the text that is not white space, once.
+    Texts up to 1.5 times that length are one span, unchanged. Cuts are at the sentence ends nearest to an even division; a sentence longer
+    than half a passage may be cut between words, and a run without spaces between grapheme clusters. Every character except white space is
+    in exactly one span.
     """
     if words <= _LONG * passage_words:
         return [(0, len(text))]
     pieces = max(2, round(words / passage_words))
     segments = list(_segments(text, words / pieces / 2))
-    goal = sum(weight for _, weight in segments) / pieces  # the parts' words, each rounded up, may exceed the whole's
+    goal = sum(weight for _, weight in segments) / pieces  # words are rounded up per segment, so their sum may exceed `words`
     spans: list[tuple[int, int]] = []
     start, done, total, target = 0, 0, 0.0, goal
     for end, weight in segments:
@@ -44,9 +44,7 @@ def cut_passages(text: str, words: int, passage_words: int) -> list[tuple[int, i
 
 
 def _segments(text: str, longest: float) -> Iterator[tuple[int, float]]:
-    """Ends of the places where a cut may fall, each with the words since the one before: sentences, or the words or characters of long
-    ones.
-    """
+    """Yield (end, words) of the segments between possible cuts: sentences, or words or clusters of long sentences."""
     for start, end in _between(text, 0, len(text), _SENTENCE_END):
         weight = count_words(text[start:end])
         if weight <= longest:
@@ -57,20 +55,20 @@ def _segments(text: str, longest: float) -> Iterator[tuple[int, float]]:
             if weight <= longest:
                 yield word_end, weight
                 continue
-            step, place = max(2, int(longest)), word_start
-            while place < word_end:
-                following = min(place + step, word_end)
+            step, begin = max(2, int(longest)), word_start
+            while begin < word_end:
+                following = min(begin + step, word_end)
                 while following < word_end and splits_cluster(text, following):
                     following += 1
-                yield following, weight * (following - place) / (word_end - word_start)
-                place = following
+                yield following, weight * (following - begin) / (word_end - word_start)
+                begin = following
 
 
 def _between(text: str, start: int, end: int, separator: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    place = start
+    begin = start
     for match in separator.finditer(text, start, end):
-        if match.end() > place:
-            yield place, match.end()
-            place = match.end()
-    if place < end:
-        yield place, end
+        if match.end() > begin:
+            yield begin, match.end()
+            begin = match.end()
+    if begin < end:
+        yield begin, end

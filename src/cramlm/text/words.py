@@ -1,7 +1,7 @@
-"""Words: the segmentation, how long a text is in words, and keys for texts of equal words. The package's docstring says what a word is.
+"""Segmentation into words, lengths in words, and keys for equal texts. The package's docstring defines a word.
 
-ASCII takes a path through byte tables: about 5 times as fast, and most text is ASCII. `segment_utf8` and `MeasuredText` take text with a
-few other characters (quotation marks, an accent here and there) by the same path.
+ASCII is processed by byte tables, about 5 times as fast. `segment_utf8` and `MeasuredText` also do this for texts with few other characters
+(quotation marks, accented letters), if each of them can be replaced independently of its neighbours ("simple" characters).
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ _ASCII_IN_WORD = bytes(code >= 128 or not chr(code).isspace() for code in range(
 
 
 def segment(text: str) -> list[str]:
-    """The words of a text, normalised, in order."""
+    """Return the normalised words of a text, in order."""
     return segment_text(text).decode("utf-8", "surrogatepass").split()
 
 
 def segment_text(text: str) -> bytes:
-    """The same words as UTF-8 with white space between them."""
+    """Return the words of a text as UTF-8, separated by white space."""
     return segment_utf8(text.encode("utf-8", "surrogatepass"))
 
 
 def segment_utf8(data: bytes) -> bytes:
-    """As `segment_text`, of a text in UTF-8, which is decoded only if it needs more than byte tables."""
+    """As `segment_text`, for a text in UTF-8, which is decoded only if byte tables do not suffice."""
     if data.isascii():
         return data.translate(_ASCII_TO_WORDS)
-    foreign = None if b"\xed" in data else _few_foreign(data)  # where lone surrogates begin, and some Hangul
-    if foreign is None:
+    simple = None if b"\xed" in data else _simple_characters(data)  # 0xED: first byte of surrogates, and of some Hangul
+    if simple is None:
         return _segment_any_script(data.decode("utf-8", "surrogatepass"))
     data = data.translate(_ASCII_TO_WORDS)
-    for character in foreign:
+    for character in simple:
         if character.words != character.data:
             data = data.replace(character.data, character.words)
     return data
@@ -74,7 +74,7 @@ def _segment_any_script(text: str) -> bytes:
 
 
 def _runs(text: str) -> str:
-    """The text normalised, without invisible characters, white space where no letter, digit or mark is."""
+    """Normalise, remove invisible characters, and replace all but letters, digits and marks by white space."""
     normal = normalise(text)
     spaced = normal.encode("utf-8", "surrogatepass").translate(_ASCII_TO_SPACE).decode("utf-8", "surrogatepass")
     return spaced if normal.isascii() else _separators().sub(" ", _invisible().sub("", spaced))
@@ -82,45 +82,45 @@ def _runs(text: str) -> str:
 
 @functools.cache
 def word_sizes() -> npt.NDArray[np.uint8]:
-    """How many quarters of a word a word of `segment` counts for, by its first character, uint8 (0x40000,); beyond: 4.
+    """Return the size of a word of `segment` in quarters of a word, by its first character, uint8 (0x40000,); above: 4.
 
-    A character of Han or kana is half a word, a cluster of the other scripts without spaces a quarter. In the parallel treebanks of
-    Universal Dependencies (PUD, 1,000 sentences) Chinese has 1.74 characters and Thai 4.04 clusters for each word of the English.
+    A character of Han or kana is half a word, a cluster of other scripts without spaces a quarter. In the parallel treebanks of Universal
+    Dependencies (PUD, 1,000 sentences) Chinese has 1.74 characters and Thai 4.04 clusters per English word.
     """
     return table_of([(OTHER_SPACELESS, 1), (HAN_AND_KANA, 2)], QUARTERS, 0x40000)
 
 
 class MeasuredText:
-    """A text, its bytes, and how many words and which letters it has."""
+    """A text and its UTF-8 bytes, to count its words and to compute its keys."""
 
-    __slots__ = ("_foreign", "data", "text")
+    __slots__ = ("_simple", "data", "text")
 
     def __init__(self, text: str) -> None:
         """`text`: without lone surrogates."""
         self.text = text
         self.data = text.encode()
-        self._foreign: Collection[_Foreign] | None = ()  # kinds of characters beyond ASCII; None if they are many or hard
+        self._simple: Collection[_SimpleCharacter] | None = ()  # None if characters beyond ASCII are many or not simple
         if not text.isascii():
-            self._foreign = _few_foreign(self.data)
+            self._simple = _simple_characters(self.data)
 
     def count_words(self) -> int:
-        """As the function of that name."""
-        if self._foreign is None:
+        """As the function `count_words`."""
+        if self._simple is None:
             return _count_words_of_any_script(self.text)
-        # One byte per character of the text, 1 in words, as one large number: its bits that follow a 0 begin a word.
+        # One byte per character, 1 inside words, as one large integer: a set bit after a 0 starts a word.
         in_word = int.from_bytes(self._with_ascii_spaces().translate(_ASCII_IN_WORD), "little")
         return (in_word & ~(in_word << 8)).bit_count()
 
     def duplicate_key(self) -> bytes:
-        """16 bytes, equal for texts that are equal in Unicode NFC and with white space collapsed."""
+        """Return 16 bytes that are equal for texts equal in Unicode NFC with white space collapsed."""
         return _digest(self._collapsed())
 
     def words_key(self) -> bytes:
-        """16 bytes, equal for texts with the same words (`segment`); for texts without any as `duplicate_key`."""
+        """Return 16 bytes that are equal for texts with the same words (`segment`); without words as `duplicate_key`."""
         return _digest(b" ".join(segment_text(self.text).split()) or self._collapsed())
 
     def _collapsed(self) -> bytes:
-        if self._foreign is None or not unicodedata.is_normalized("NFC", self.text):
+        if self._simple is None or not unicodedata.is_normalized("NFC", self.text):
             return unicodedata.normalize("NFC", " ".join(self.text.split())).encode()
         data = self._with_ascii_spaces().translate(_ASCII_SPACES)
         while b"  " in data:
@@ -129,73 +129,74 @@ class MeasuredText:
 
     def _with_ascii_spaces(self) -> bytes:
         data = self.data
-        for character in self._foreign or ():
+        for character in self._simple or ():
             if character.is_space:
                 data = data.replace(character.data, b" ")
         return data
 
 
 def duplicate_key(text: str) -> bytes:
-    """As the method of that name."""
+    """As `MeasuredText.duplicate_key`."""
     return MeasuredText(text).duplicate_key()
 
 
 def count_words(text: str) -> int:
-    """Length in words: runs between white space; in scripts without spaces the sizes of the clusters (`word_sizes`), added and rounded up.
+    """Return the length in words: runs between white space; in scripts without spaces the sum of `word_sizes`, rounded up.
 
-    A run that holds both counts once more, unless it begins with a cluster. Clusters are counted as the text stands, not normalised.
+    A run with both counts as one word more, unless it starts with a cluster. The text is not normalised for this.
     """
     return MeasuredText(text).count_words()
 
 
 @functools.cache
 def word_pattern() -> str:
-    """A regular expression of words in any script: letters and digits with the marks that combine with them, which Python's \\w does not
-    include (it cuts 'ọ̀rọ̀' at each tone), and joiners inside them.
+    """Return a regular expression for words in any script: letters and digits with combining marks and joiners.
+
+    Python's \\w does not include marks: it cuts 'ọ̀rọ̀' at each tone.
     """
     return rf"\w[\w{character_set(all_marks())}\u200c\u200d]*"
 
 
-def splits_cluster(text: str, place: int) -> bool:
-    """Whether a cut before this place, not the first, would part a character from its marks or from the consonant above it."""
-    return is_mark(text[place]) or (within(ord(text[place - 1]), STACKING) and SPACELESS_CHARACTER.match(text[place]) is not None)
+def splits_cluster(text: str, index: int) -> bool:
+    """Return True if a cut before this index (> 0) would separate a character from its marks or a stacked consonant from its base."""
+    return is_mark(text[index]) or (within(ord(text[index - 1]), STACKING) and SPACELESS_CHARACTER.match(text[index]) is not None)
 
 
-class _Foreign(NamedTuple):
-    """A character beyond ASCII that stands for itself, whatever is around it. words: what `segment` makes of it."""
+class _SimpleCharacter(NamedTuple):
+    """A character beyond ASCII that `segment` replaces independently of its neighbours, by `words`."""
 
     data: bytes
     words: bytes
     is_space: bool
 
 
-def _few_foreign(data: bytes) -> Collection[_Foreign] | None:
-    """The distinct characters beyond ASCII of a text; None if they are more than a tenth of it, or one needs its neighbours to be read."""
+def _simple_characters(data: bytes) -> Collection[_SimpleCharacter] | None:
+    """Return the distinct characters beyond ASCII; None if they are more than a tenth of the bytes, or if one is not simple."""
     beyond = data.translate(None, _ASCII)
     if len(beyond) * 10 > len(data):
         return None
-    found = []
+    characters = []
     for character in set(beyond.decode()):
-        if (foreign := _foreign(character)) is None:
+        if (simple := _simple_character(character)) is None:
             return None
-        found.append(foreign)
-    return found
+        characters.append(simple)
+    return characters
 
 
 @functools.cache
-def _foreign(character: str) -> _Foreign | None:
-    """None for characters of scripts without spaces, and for those that NFKC may join with the one before (marks, parts of Hangul)."""
+def _simple_character(character: str) -> _SimpleCharacter | None:
+    """Return None for characters of scripts without spaces, and if NFKC may compose it with the one before (marks, parts of Hangul)."""
     normal = normalise(character)
     forms = (character, unicodedata.normalize("NFKC", character), normal)
     if any(_joins(form[0]) for form in forms) or SPACELESS_CHARACTER.search(character):
         return None
     if normalise(normal) != normal:
-        return None  # else the order in which characters are replaced would matter
-    return _Foreign(character.encode(), _segment_any_script(character), character.isspace())
+        return None  # the order of replacements would matter
+    return _SimpleCharacter(character.encode(), _segment_any_script(character), character.isspace())
 
 
 def _joins(character: str) -> bool:
-    """True for every character that NFKC may join with the one before it or move, and for some others."""
+    """Return True for every character that NFKC may compose with the one before it or reorder, and for some others."""
     code = ord(character)
     beyond_basic_plane = code > 0xFFFF and not 0x1F000 <= code < 0x1FB00
     return beyond_basic_plane or 0x1100 <= code < 0x1200 or is_mark(character)
@@ -217,21 +218,22 @@ def _count_words_of_any_script(text: str) -> int:
 
 @functools.cache
 def _cluster_starts() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Letters and digits with which a cluster begins, of Han and kana and of the other scripts without spaces: all but stacked ones."""
+    """Return patterns of the first character of a cluster: in Han and kana; in other scripts without spaces (not if stacked)."""
     han_and_kana, others = (
         character_set(blocks_of(lambda one: is_letter(one) or is_unknown(one), codes_of(blocks)))
-        for blocks in (HAN_AND_KANA[:-1], OTHER_SPACELESS)  # the last block, beyond the basic plane, holds nothing but ideographs
+        for blocks in (HAN_AND_KANA[:-1], OTHER_SPACELESS)  # the last block, beyond the basic plane, has only ideographs
     )
     return re.compile(f"[{han_and_kana}{character_set(HAN_AND_KANA[-1:])}]"), re.compile(f"(?<![{character_set(STACKING)}])[{others}]")
 
 
 @functools.cache
 def _separators() -> re.Pattern[str]:
-    """Runs of characters beyond ASCII that part words: punctuation, symbols, spaces, controls. What this Python's Unicode does not know
-    may be a letter of a later version, and parts nothing.
+    """Return a pattern of characters beyond ASCII that separate words: punctuation, symbols, spaces, controls.
+
+    Code points unknown to this Python may be letters of a later Unicode version, so they do not separate words.
     """
-    parting = blocks_of(lambda one: not (is_letter(one) or is_mark(one) or is_unknown(one)), range(0x80, 0x10000))
-    return re.compile(f"[{character_set(parting, ((0x1F000, 0x1FAFF), (0xE0000, 0xE00FF)))}]+")
+    separating = blocks_of(lambda one: not (is_letter(one) or is_mark(one) or is_unknown(one)), range(0x80, 0x10000))
+    return re.compile(f"[{character_set(separating, ((0x1F000, 0x1FAFF), (0xE0000, 0xE00FF)))}]+")
 
 
 @functools.cache
@@ -241,6 +243,6 @@ def _invisible() -> re.Pattern[str]:
 
 @functools.cache
 def _clusters() -> re.Pattern[str]:
-    """Grapheme clusters of scripts without spaces: a character, its marks, and the consonants stacked below it in Khmer and Myanmar."""
+    """Return a pattern of grapheme clusters in scripts without spaces: a character, its marks, and stacked consonants."""
     spaceless, marks = character_set(HAN_AND_KANA, OTHER_SPACELESS), character_set(all_marks())
     return re.compile(f"[{spaceless}](?:[{marks}]|(?<=[{character_set(STACKING)}])[{spaceless}])*")
