@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import cramlm
-from serving import PATIENCE
 
 SOURCE = Path(cramlm.__file__).parent
 
@@ -36,11 +35,11 @@ NEVER_CALLED = {
 
 def modules() -> dict[str, Path]:
     """Dotted name below cramlm -> file; a folder's own `__init__` has the folder's name."""
-    found = {}
+    paths = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -129,7 +128,6 @@ def test_the_document_of_the_faults_names_tests_that_exist() -> None:
         pytest.skip("an installed package: the documents are not beside it")
     defined = {name for path in Path(__file__).parent.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
     named = set(re.findall(r"`(test_\w+)`", document.read_text("utf-8")))
-    assert len(named) > 80
     assert not named - defined
 
 
@@ -140,12 +138,19 @@ def test_only_one_module_compiles_so_that_all_kernels_are_kept_alike() -> None:
     assert compiling == {"storage.compiled"}
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_importing_it_does_not_load_torch_or_transformers(module: str) -> None:
-    names = ", ".join(f"cramlm.{name}" for name in modules() if name.split(".")[0] == module)
-    code = f"import sys; import cramlm, {names}; print({{'torch', 'transformers'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+IMPORT_EACH = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if loaded := {"torch", "transformers"} & set(sys.modules):
+        sys.exit(f"importing {name} loads {loaded}")
+"""
+
+
+def test_importing_what_needs_no_torch_does_not_load_it() -> None:
+    names = [f"cramlm.{name}" for part in WITHOUT_TORCH for name in modules() if name.split(".")[0] == part]
+    done = subprocess.run([sys.executable, "-c", IMPORT_EACH, "cramlm", *names], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 HELP = """
@@ -177,32 +182,3 @@ def test_the_help_of_every_command_imports_no_heavy_package() -> None:
     assert {"", "fit", "predict", "recipes", "recipes show"} <= set(printed)
     assert all(text.startswith(f"Usage: {' '.join(('cramlm', command)).strip()} [OPTIONS]") for command, text in printed.items()), printed
     assert {command: packages for command, packages in loaded.items() if packages} == {}
-
-
-def test_no_test_of_the_default_suite_asserts_how_long_something_takes() -> None:
-    """A machine may be busy. What hangs is ended by a limit far above what any machine needs (serving.PATIENCE)."""
-    found = []
-    for path in sorted(Path(__file__).parent.rglob("test_*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        if any(isinstance(node, ast.Assign) and "mark.slow" in ast.unparse(node) for node in tree.body):
-            continue
-        for part in (part for part in tree.body if not (isinstance(part, ast.FunctionDef) and _is_slow(part))):
-            found += [f"{path.name}:{node.lineno}" for node in ast.walk(part) if _asserts_a_time(node) or _short_limit(node)]
-    assert not found
-
-
-def _asserts_a_time(node: ast.AST) -> bool:
-    clocks = r"\btime\.(monotonic|perf_counter|process_time|thread_time|time)\b|\bru_[us]time\b"
-    return isinstance(node, ast.Assert) and re.search(clocks, ast.unparse(node.test)) is not None
-
-
-def _short_limit(node: ast.AST) -> bool:
-    """True for `timeout=SECONDS` of a process, where a busy machine may need longer."""
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {"run", "check_output", "communicate", "wait"}):
-        return False
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
-    return any(isinstance(value, ast.Constant) and value.value < PATIENCE for value in given)
-
-
-def _is_slow(function: ast.FunctionDef) -> bool:
-    return any("mark.slow" in ast.unparse(decorator) for decorator in function.decorator_list)

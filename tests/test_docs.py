@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from commands import cramlm
 from cramlm.cli.app import app
 from cramlm.config.run import RunConfig
 from tiny_task import write_task
@@ -145,8 +146,6 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_available_for_common_shells(shell: str) -> None:
-    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "cramlm", "--show-completion", shell]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    result = cramlm("--show-completion", shell, environment={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert result.returncode == 0, result.stderr
     assert "complet" in result.stdout

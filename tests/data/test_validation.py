@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from commands import cramlm
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat
@@ -95,12 +94,11 @@ def test_scripts_are_those_of_the_letters() -> None:
 
 def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", TRAIN)
-    command = [sys.executable, "-m", "cramlm", "check", train, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    result = cramlm("check", train, "--json")
     events = json.loads(result.stdout)
     assert (result.returncode, events["problems"]) == (3, 1)
     assert events["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
     clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
-    shown = subprocess.run([*command[:4], clean], capture_output=True, text=True, timeout=600)
+    shown = cramlm("check", clean)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "0 problems, 0 notices in 1 file" in shown.stdout

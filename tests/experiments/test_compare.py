@@ -328,7 +328,7 @@ def test_an_encoder_cannot_have_the_name_of_a_linear_model(tmp_path: Path) -> No
     paths = write_arms(tmp_path / "data")
     (tmp_path / "data/raw.toml").rename(tmp_path / "data/static.toml")
     grid = Grid(arms_of([str(tmp_path / "data/static.toml")]), (1,), ("all",), {"train": paths["train"]})
-    with pytest.raises(UsageError, match="'static' is the name of a linear model"):
+    with pytest.raises(UsageError, match="'static' is reserved for a linear model"):
         cells_of(grid, tmp_path / "out")
 
 
