@@ -201,7 +201,7 @@ def weighted(weights: list[float]) -> TokenPool:
 def counts_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarray:
     """How often each sequence is sampled, (epochs, n)."""
     stream = Stream(pool, "external", seed=seed, phase_index=0)
-    return np.array([np.bincount(stream.positions(range(e * len(pool), (e + 1) * len(pool))), minlength=len(pool)) for e in range(epochs)])
+    return np.array([np.bincount(stream.indices(range(e * len(pool), (e + 1) * len(pool))), minlength=len(pool)) for e in range(epochs)])
 
 
 @given(st.lists(st.floats(0.0625, 9, width=32), min_size=1, max_size=30), st.integers(0, 5))
@@ -217,7 +217,7 @@ def test_over_many_epochs_sequences_are_sampled_in_proportion_to_their_weights()
     weights = [3.0, 1.0, 0.5, 0.25, 0.25]
     counts = counts_in_epochs(weighted(weights), 600).mean(axis=0)
     np.testing.assert_allclose(counts, weights, atol=0.08)
-    orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).positions(range(e * 5, e * 5 + 5))) for e in range(20)}
+    orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).indices(range(e * 5, e * 5 + 5))) for e in range(20)}
     assert len(orders) > 10  # every epoch has an order of its own
 
 

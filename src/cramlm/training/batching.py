@@ -38,7 +38,7 @@ class Stream:
         self._seed, self._phase_index = seed, phase_index
         self._epochs: dict[int, IntArray] = {}
 
-    def positions(self, numbers: range) -> IntArray:
+    def indices(self, numbers: range) -> IntArray:
         """Indices into the pool of consecutive sequence numbers."""
         size, number, pieces = len(self.pool), numbers.start, []
         while number < numbers.stop:
@@ -109,15 +109,15 @@ class Batches:
         token_values: list[npt.NDArray[Any]] = []
         for origin, numbers in self.sequence_numbers(step).items():
             stream = self._streams[origin]
-            positions = stream.positions(numbers)
-            sequences += [stream.pool.sequence(int(position)) for position in positions]
-            labels.append(stream.pool.labels[positions] if origin == "task" else np.full(len(positions), -1, dtype=np.int64))
-            external.append(np.full(len(positions), origin == "external"))
+            indices = stream.indices(numbers)
+            sequences += [stream.pool.sequence(int(index)) for index in indices]
+            labels.append(stream.pool.labels[indices] if origin == "task" else np.full(len(indices), -1, dtype=np.int64))
+            external.append(np.full(len(indices), origin == "external"))
             soft = stream.pool.soft_labels
-            soft_labels.append(np.zeros((len(positions), self._classes), dtype=np.float32) if soft is None else soft[positions])
+            soft_labels.append(np.zeros((len(indices), self._classes), dtype=np.float32) if soft is None else soft[indices])
             own = stream.pool.targets
-            targets.append(np.zeros((len(positions), self._outputs), dtype=np.float32) if own is None else own[positions])
-            token_values += [each for index in positions if (each := token_values_of(self.phase, stream.pool, int(index))) is not None]
+            targets.append(np.zeros((len(indices), self._outputs), dtype=np.float32) if own is None else own[indices])
+            token_values += [each for index in indices if (each := token_values_of(self.phase, stream.pool, int(index))) is not None]
         parts = (np.concatenate(labels), np.concatenate(external), np.concatenate(soft_labels), np.concatenate(targets))
         sampled, random = Sampled(sequences, token_values, *parts), functools.partial(self._generator, index=step)
         return objective_of(self.phase).batch(sampled, self.special, step=step, random=random)
