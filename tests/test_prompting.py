@@ -168,7 +168,7 @@ def test_the_last_phase_learns_from_the_ensembles_soft_labels_of_passages(place:
     run, events = fit(place, tmp_path / "run", "pet", *CASES["given"])
     labelled = next(event.message for event in events if event.stage == "teacher-of-distil" and event.kind == "done")
     answers = np.load(run.path / "teacher-of-distil/passages.npy")
-    assert f"soft labels by the model of finetune: {len(answers):,} texts" in labelled
+    assert f"soft labels of the model of phase finetune: {len(answers):,} texts" in labelled
     np.testing.assert_allclose(answers.sum(1), 1, atol=1e-5)
     last = [event.data for event in events if event.kind == "step" and event.stage == "phase-2-distil"][-1]
     assert {"mlm_external", "classify_task", "distil_external"} <= set(last)

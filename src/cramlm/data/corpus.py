@@ -322,7 +322,7 @@ def _summary(statistics: dict[str, Any]) -> str:
         duplicates += f" and {passages['near_duplicates']:,} near-duplicates"
     return (
         f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
-        f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} cut, {duplicates} dropped)"
+        f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} split, {duplicates} dropped)"
     )
 
 

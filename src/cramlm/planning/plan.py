@@ -47,7 +47,15 @@ def plan(run: RunContext) -> RunPlan:
     precision = resolve_precision(run.config.precision, TRAINING_DEVICE)
 
     def write(target: Path) -> None:
-        run.emit(Event("start", "plan", "measuring this machine" if run.config.tokens_per_second is None else "with the speed given"))
+        run.emit(
+            Event(
+                "start",
+                "plan",
+                "measuring the training speed of this machine"
+                if run.config.tokens_per_second is None
+                else "using the setting tokens_per_second",
+            )
+        )
         peak = memory.peak_resident()
         machine = measure_machine(run.config, run.clock.budget, precision).times(
             run.ranks.count if run.config.tokens_per_second is None else 1

@@ -191,7 +191,7 @@ def select_documents(
 
     def write(folder: Path) -> None:
         kinds = " and ".join(member.kind for member in members_of(config))
-        emit(Event("start", KIND, f"choosing by {kinds} for {len(task.train):,} training texts"))
+        emit(Event("start", KIND, f"retrieving with {kinds} for {len(task.train):,} training texts"))
         proposal = retriever.propose(corpus, [example.whole_text for example in task.train], emit=emit)
         _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
 
@@ -318,8 +318,8 @@ class _Writer:
         documents, queries = report["documents"], report["queries"]
         reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
         summary = (
-            f"{documents['selected']:,} documents, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
-            f"{documents['dropped']} dropped ({reasons or 'no held-out text found'})"
+            f"{documents['selected']:,} passages, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
+            f"{documents['dropped']} dropped ({reasons or 'no overlap with dev or test'})"
         )
         if queries["texts"]:
             summary += f"; {queries['answered']:,} queries answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "

@@ -65,7 +65,7 @@ def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
     def write(target: Path) -> None:
         if run.pretrained is not None:
             (target / TOKENIZER_FILE).write_text(run.pretrained.tokenizer.content, "utf-8")
-            run.emit(Event("done", "tokenizer", f"{run.pretrained.tokenizer.vocab_size} tokens, of {run.pretrained.folder}"))
+            run.emit(Event("done", "tokenizer", f"{run.pretrained.tokenizer.vocab_size} tokens, the vocabulary of {run.pretrained.folder}"))
             return
         run.emit(Event("start", "tokenizer"))
         texts = [text for example in run.task.train for text in (example.text, example.text_pair) if text is not None]
@@ -76,7 +76,7 @@ def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
                 break
             texts.append(text)
         train_tokenizer(texts, run.config.tokenizer, target)
-        run.emit(Event("done", "tokenizer", f"{Tokenizer.load(target).vocab_size} tokens from {len(texts)} texts"))
+        run.emit(Event("done", "tokenizer", f"{Tokenizer.load(target).vocab_size:,} tokens, a vocabulary trained on {len(texts):,} texts"))
 
     inputs = {"selection": fingerprint(selection), "task": task_fingerprint(run.task)["train"]}
     settings = {"config": run.config.tokenizer.model_dump(mode="json")}
@@ -186,8 +186,8 @@ def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:
         write_json(target / PROMPT_FILE, prompt_json(resolved, run.task.labels))
         shown = [f"{label}: {' + '.join('|'.join(slot) for slot in slots)}" for label, slots in zip(run.task.labels, words, strict=True)]
         left = f"; and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-        how = "given" if settings.words else "chosen from the training texts"
-        run.emit(Event("done", "prompt", f"words {how}: {'; '.join(shown[:_MOST_SHOWN])}{left}"))
+        how = "from the config" if settings.words else "chosen from the training texts"
+        run.emit(Event("done", "prompt", f"label words {how}: {'; '.join(shown[:_MOST_SHOWN])}{left}"))
 
     inputs = {"tokenizer": tokenizer.fingerprint, "train": task_fingerprint(run.task)["train"]}
     config = {"config": settings.model_dump(mode="json", exclude={"vectors"}), "vectors": run.config.head.vectors}
