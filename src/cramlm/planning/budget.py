@@ -185,7 +185,7 @@ def describe(phase: PhaseConfig, sizes: Sizes, *, seconds: float) -> str:
     """A planned phase in one line: steps, tokens, passes over what it reads, and the time it is planned to take."""
     over = ", ".join(f"{count:.1f} passes over the {text}" for text, count in passes(phase, sizes).items())
     shape = f"{phase.steps:,} steps in rows of {phase.max_length}"
-    return f"{phase.name}: {shape}, {phase_tokens(phase, sizes) / 1e6:.1f}M tokens ({over}), about {seconds / 60:.1f} min"
+    return f"{phase.name}: {shape}, {phase_tokens(phase, sizes) / 1e6:.2f}M tokens ({over}), about {seconds / 60:.1f} min"
 
 
 def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:

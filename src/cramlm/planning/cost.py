@@ -87,7 +87,7 @@ class CostForecast:
     def describe(self) -> str:
         """The cost in one line."""
         memory = "" if self.memory is None else f", at most {self.memory / 1e9:.1f} GB of memory"
-        selected = f"{self.external_tokens / 1e6:.1f}M tokens of raw text, " if self.external_tokens else ""
+        selected = f"{self.external_tokens / 1e6:.2f}M tokens of raw text, " if self.external_tokens else ""
         return (
             f"{self.parameters / 1e6:.1f}M parameters, {selected}{self.seconds / 60:.1f} min in all, {self.flops:.1e} FLOPs{memory}, "
             f"{self.disk / 1e9:.1f} GB of disk"
