@@ -47,15 +47,8 @@ def plan(run: RunContext) -> RunPlan:
     precision = resolve_precision(run.config.precision, TRAINING_DEVICE)
 
     def write(target: Path) -> None:
-        run.emit(
-            Event(
-                "start",
-                "plan",
-                "measuring the training speed of this machine"
-                if run.config.tokens_per_second is None
-                else "using the setting tokens_per_second",
-            )
-        )
+        speed_source = "measuring the training speed" if run.config.tokens_per_second is None else "using the setting tokens_per_second"
+        run.emit(Event("start", "plan", speed_source))
         peak = memory.peak_resident()
         machine = measure_machine(run.config, run.clock.budget, precision).times(
             run.ranks.count if run.config.tokens_per_second is None else 1

@@ -122,7 +122,7 @@ def teach_by_encoder(
         logits = predict_logits(encoder, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
         predicted = outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
         save_array(target / (pieces_file(length) if encoder.prompt is None else PASSAGES_FILE), predicted)
-        run.emit(Event("done", name, f"soft labels by the model of {teacher}: {_message(len(predicted), 'texts', predicted)}"))
+        run.emit(Event("done", name, f"soft labels of the model of phase {teacher}: {_message(len(predicted), 'texts', predicted)}"))
 
     settings = {"length": length, "precision": plan.precision}
     return run.build(Stage(name, 2, settings, inputs, write, kind="teacher"))
