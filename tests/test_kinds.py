@@ -103,7 +103,7 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
     cramlm("evaluate", tmp_path / "run/export", paths["test"])
 
 
-def test_predict_and_predictor_answer_with_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
+def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = fitted
     (tmp_path / "new.txt").write_text(f"{SEA}\n{HILL}\n", "utf-8")
     lines = [json.loads(line) for line in cramlm("predict", folder / "run/export", tmp_path / "new.txt").splitlines()]
@@ -143,7 +143,7 @@ def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_answers(fi
         assert [row[0] for row in pipeline([SEA, HILL])] == [{"label": "label", "score": pytest.approx(row[0], rel=1e-6)} for row in ours]
 
 
-def test_the_report_and_the_card_tell_the_kinds_own_figures(fitted: tuple[str, Path]) -> None:
+def test_the_report_and_the_card_show_the_metrics_of_the_kind(fitted: tuple[str, Path]) -> None:
     kind, folder = fitted
     page, card = report_page(folder / "run"), (folder / "run/export/README.md").read_text("utf-8")
     name = {"multi-label": "macro-F1", "regression": "Pearson"}[kind]
@@ -153,7 +153,7 @@ def test_the_report_and_the_card_tell_the_kinds_own_figures(fitted: tuple[str, P
     assert name in comparison_page([folder / "run", folder / "run"])
 
 
-def test_what_a_kind_does_not_have_says_so_in_one_line(fitted: tuple[str, Path]) -> None:
+def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: tuple[str, Path]) -> None:
     kind, folder = fitted
     data, export = folder / "data", folder / "run/export"
     refused = f"is for texts of one label each, and this is a {kind} task; "

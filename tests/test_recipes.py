@@ -235,7 +235,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
         ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )
-def test_what_a_recipe_lacks_is_said_in_one_line(recipe: str, given: dict[str, Any], message: str, place: dict[str, str]) -> None:
+def test_wrong_arguments_of_a_recipe_are_one_line(recipe: str, given: dict[str, Any], message: str, place: dict[str, str]) -> None:
     given = {"corpus": [place["corpus"]], **given}
     if given.get("init") == "folder":
         given["init"] = place["init"]
@@ -339,7 +339,7 @@ def test_settings_of_the_task_say_how_a_recipe_reads_the_training_file(tmp_path:
     assert (config.task.kind, softness(config)) == ("multi-label", (("finetune", 0, 0), False))
 
 
-def test_every_draw_of_labels_gets_numbers_of_its_own(tmp_path: Path) -> None:
+def test_every_subsample_of_labels_gets_its_own_numbers(tmp_path: Path) -> None:
     train = write_labels(tmp_path / "train.jsonl", [f"label {number % 2}" for number in range(200)])
     grid = Grid(arms_of(["labels-only"]), (1,), ("20", "all"), {"train": train, "dev": train})
     few, every = cells_of(grid, tmp_path / "out")

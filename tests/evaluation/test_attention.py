@@ -63,7 +63,7 @@ def test_shares_are_those_of_the_attention_weights_that_transformers_gives(
     assert found.special == pytest.approx(special / queries)
 
 
-def test_heads_that_look_at_neighbours_or_at_the_first_token_are_told_apart(tokenizer: Tokenizer) -> None:
+def test_positional_and_vertical_heads_are_counted_separately(tokenizer: Tokenizer) -> None:
     model = build(SHAPES[0], tokenizer)
     with torch.no_grad():
         model.encoder.word_embeddings.zero_()

@@ -38,16 +38,16 @@ def alone(model: Model, tokens: Tokens, index: int) -> FloatArray:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 300, 8192])
-def test_answers_do_not_depend_on_the_company_of_the_batch(model: Model, tokenizer: Tokenizer, texts: list[str], batch_tokens: int) -> None:
+def test_probabilities_do_not_depend_on_the_batch(model: Model, tokenizer: Tokenizer, texts: list[str], batch_tokens: int) -> None:
     tokens = sequences(tokenizer, texts)
     together = probabilities(model, tokens, batch_tokens=batch_tokens)
     apart = np.stack([alone(model, tokens, index) for index in range(len(tokens))])
     np.testing.assert_allclose(together, apart, atol=1e-5)
     assert (together.argmax(1) == apart.argmax(1)).all()
-    assert np.ptp(together[:, 0]) > 0.1, "a model that says the same of every text would prove nothing"
+    assert np.ptp(together[:, 0]) > 0.1, "a model with one output for all texts would prove nothing"
 
 
-def test_answers_follow_the_order_of_the_texts(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_probabilities_are_in_the_order_of_the_texts(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     order = np.random.default_rng(2).permutation(len(texts))
     straight = probabilities(model, sequences(tokenizer, texts))
     shuffled = probabilities(model, sequences(tokenizer, [texts[index] for index in order]), batch_tokens=200)
@@ -94,7 +94,7 @@ def test_logits_are_the_logarithms_of_the_probabilities_up_to_a_constant(model: 
     np.testing.assert_allclose(probabilities(model, tokens), expected, atol=1e-6)
 
 
-def test_answers_that_are_not_numbers_are_refused(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_logits_that_are_not_finite_are_an_error(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     with torch.no_grad():
         next(iter(model.classifier.parameters())).fill_(float("inf"))
     with pytest.raises(DivergedError, match="not finite"):

@@ -49,7 +49,7 @@ def test_every_score_equals_scikit_learns(rows: list[tuple[str, str]]) -> None:
         assert ours["support"] == theirs["support"]
 
 
-def test_a_hand_calculated_example_comes_out() -> None:
+def test_scores_equal_a_hand_calculation() -> None:
     # a: 2 of 3 found, one b taken for a; b: 1 of 2. F1(a) = 2*2/(3+3) = 2/3, F1(b) = 2*1/(2+2) = 1/2.
     scores = score(["a", "a", "a", "b", "b"], ["a", "a", "b", "a", "b"], ["a", "b"])
     assert scores.per_class["a"]["f1"] == pytest.approx(2 / 3)
@@ -62,7 +62,7 @@ def test_a_label_that_occurs_nowhere_does_not_lower_macro_f1() -> None:
     assert score(["a", "b"], ["a", "b"], LABELS).macro_f1 == 1.0
 
 
-def test_a_true_label_that_training_never_showed_counts_as_wrong() -> None:
+def test_a_true_label_that_training_does_not_have_is_always_missed() -> None:
     scores = score(["a", "strange"], ["a", "a"], ["a", "b"])
     assert scores.accuracy == scores.micro_f1 == 0.5
     assert scores.per_class["strange"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
@@ -119,7 +119,7 @@ def test_calibration_error_equals_a_hand_calculation() -> None:
     assert error == pytest.approx((2 * abs(0.635 - 0.5) + 1 * abs(0.9 - 1.0)) / 3, abs=1e-6)
 
 
-def test_probabilities_as_often_right_as_they_say_have_no_calibration_error() -> None:
+def test_calibrated_probabilities_have_no_calibration_error() -> None:
     probabilities = np.tile(np.array([0.75, 0.25], dtype=np.float32), (4, 1))
     assert calibration_error(probabilities, ["a", "a", "a", "b"], ["a", "b"]) == pytest.approx(0.0)
 
@@ -168,7 +168,7 @@ def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn() -> None:
     np.testing.assert_allclose(intervals["pearson"], plain, atol=0.03)
 
 
-def test_numbers_that_do_not_vary_correlate_with_nothing() -> None:
+def test_constant_numbers_have_correlation_0() -> None:
     for true, predicted in (([1.0, 2.0], [5.0, 5.0]), ([3.0, 3.0], [1.0, 2.0]), ([1.0], [1.0])):
         scores = score_numbers(true, predicted)
         assert scores.pearson == scores.spearman == 0

@@ -33,7 +33,7 @@ def test_the_difference_is_the_mean_over_seeds_of_scikit_learns_macro_f1() -> No
     assert (mirrored.value, mirrored.p) == (pytest.approx(-found.value), found.p)
 
 
-def test_equal_answers_differ_by_nothing() -> None:
+def test_equal_predictions_have_no_difference() -> None:
     same = [answers(TRUE, 0.6, 4)]
     found = compare_predictions(TRUE, same, same, trials=100)
     assert (found.value, found.low, found.high, found.p) == (0, 0, 0, 1)
@@ -49,7 +49,7 @@ def test_p_is_that_of_all_swaps_of_the_rows_where_two_methods_differ() -> None:
     assert found.p == pytest.approx(hits / len(swaps), abs=0.02)
 
 
-def test_chance_alone_is_called_significant_as_often_as_it_should() -> None:
+def test_equal_methods_are_significantly_different_as_often_as_p_says() -> None:
     small = TRUE[:80]
     found = [
         compare_predictions(small, [answers(small, 0.6, seed)], [answers(small, 0.6, seed + 500)], trials=150).p for seed in range(150)

@@ -160,7 +160,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_is_an_error_that_names_the_file(damage: str, copied: Path) -> None:
+def test_every_damaged_file_is_named_by_an_error(damage: str, copied: Path) -> None:
     do, file = DAMAGES[damage]
     do(copied)
     with pytest.raises(ArtifactError) as error:

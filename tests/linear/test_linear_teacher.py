@@ -140,7 +140,7 @@ def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
         np.testing.assert_allclose(moved, 4.0, atol=1e-2)
 
 
-def test_vectors_tell_the_label_of_words_that_no_training_text_has(tokenizer: Tokenizer) -> None:
+def test_vectors_predict_the_label_of_words_that_no_training_text_has(tokenizer: Tokenizer) -> None:
     """Tokens of `river` lie beside those of `water`, which stands for one of the labels."""
     words = {"water": 0, "river": 0, "kinase": 1, "protein": 1, "cell": 2}
     weighted = np.zeros((tokenizer.vocab_size, 3), dtype=np.float32)
@@ -180,7 +180,7 @@ def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> No
     assert np.array_equal(aligned(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
 
 
-def test_alignment_is_asked_for_by_its_setting_and_leaves_training_texts_alone() -> None:
+def test_alignment_is_a_setting_and_does_not_change_training_texts() -> None:
     rows = [*rows_of(("sea", "hill"), 10), *((f"{text} more", label) for text, label in rows_of(("hill",), 20))]
     passages = ["wave ship", "tide harbour", "sailor wave"] * 200
     plain, moved = (soft(rows, passages, align=align) for align in (False, True))
@@ -193,6 +193,6 @@ def test_a_few_passages_keep_their_soft_labels() -> None:
     np.testing.assert_allclose(aligned(found, np.array([10, 10])), found, atol=0.01)
 
 
-def test_a_label_without_a_training_text_is_given_to_no_passage() -> None:
+def test_a_label_without_a_training_text_has_probability_0_for_every_passage() -> None:
     found = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))
     np.testing.assert_allclose(found, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)
