@@ -29,28 +29,28 @@ def test_a_published_folder_opens_and_verifies(tmp_path: Path) -> None:
     assert verify(tmp_path) == 1
 
 
-def test_equal_results_have_equal_fingerprints_wherever_they_are(tmp_path: Path) -> None:
+def test_equal_results_have_equal_fingerprints(tmp_path: Path) -> None:
     here = publish(tmp_path / "here", kind="thing", key=OLD, write=writer("x"))
     there = publish(tmp_path / "there", kind="thing", key=NEW, write=writer("x"))
     other = publish(tmp_path / "other", kind="thing", key=OLD, write=writer("y"))
     assert here.fingerprint == there.fingerprint != other.fingerprint
 
 
-def test_a_copy_or_a_moved_folder_is_still_whole(tmp_path: Path) -> None:
+def test_copied_and_moved_folders_verify(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
     shutil.copytree(tmp_path / "thing", tmp_path / "copy")
     (tmp_path / "thing").rename(tmp_path / "moved")
     assert verify(tmp_path / "copy") == verify(tmp_path / "moved") == 1
 
 
-def test_replacing_leaves_the_new_folder_alone_and_no_leftovers(tmp_path: Path) -> None:
+def test_replacing_leaves_only_the_new_folder(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
     publish(tmp_path / "thing", kind="thing", key=NEW, write=lambda folder: (folder / "only.txt").touch())
     assert sorted(path.name for path in (tmp_path / "thing").iterdir()) == [MANIFEST, "only.txt"]
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
 
 
-def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_exchange_call_the_old_folder_is_moved_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_version(tmp_path / "thing", OLD)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: types.SimpleNamespace())
     publish_version(tmp_path / "thing", NEW)
@@ -58,7 +58,7 @@ def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
 
 
-def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_failing_writer_changes_nothing(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
 
     def write(folder: Path) -> None:
@@ -94,9 +94,7 @@ def void(value: Any) -> None:
 
 
 @pytest.mark.parametrize("there_before", [True, False])
-def test_kill_9_at_every_sync_leaves_the_old_folder_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
-) -> None:
+def test_kill_9_at_every_sync_leaves_the_old_or_the_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool) -> None:
     target = tmp_path / "thing"
     outcomes = []
     for number in range(100):
@@ -142,7 +140,7 @@ def test_a_disk_error_at_every_sync_is_an_environment_fault_and_nothing_is_half(
     assert contents(target) == {"content 2"}
 
 
-def test_a_full_disk_is_an_environment_fault_and_the_old_folder_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_environment_fault_and_keeps_the_old_folder(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
 
     def write(folder: Path) -> None:
@@ -158,7 +156,7 @@ def test_a_full_disk_is_an_environment_fault_and_the_old_folder_stays(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
 
 
-def test_a_limit_on_the_size_of_files_is_an_environment_fault_too(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_an_environment_fault(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
 
     def work() -> None:
@@ -201,7 +199,7 @@ def test_a_reader_keeps_the_old_content_after_a_replacement(tmp_path: Path) -> N
     assert contents(tmp_path / "thing") == {"content 2"}
 
 
-def test_every_flipped_bit_of_every_file_is_found_and_the_file_named(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected_and_its_file_named(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     publish_version(target, OLD)
     for path in (target / "a.txt", target / "größe" / "b.txt", target / MANIFEST):
@@ -219,7 +217,7 @@ def test_every_flipped_bit_of_every_file_is_found_and_the_file_named(tmp_path: P
     assert verify(target) == 1
 
 
-def test_every_truncation_is_found_at_opening(tmp_path: Path) -> None:
+def test_every_truncation_is_detected_at_opening(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     publish_version(target, OLD)
     for path in (target / "a.txt", target / MANIFEST):
@@ -232,7 +230,7 @@ def test_every_truncation_is_found_at_opening(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_a_flipped_byte_in_a_large_file_is_found_by_verify(tmp_path: Path) -> None:
+def test_a_flipped_byte_in_a_large_file_is_detected_by_verify(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     publish(target, kind="thing", key=OLD, write=lambda folder: void((folder / "large.bin").write_bytes(bytes(SMALL_FILE + 1))))
     with (target / "large.bin").open("r+b") as file:
@@ -253,14 +251,14 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         assert caught.value.exit_code == 5
 
 
-def test_a_file_that_was_put_in_afterwards_is_named(tmp_path: Path) -> None:
+def test_a_file_added_to_a_published_folder_is_named(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
     (tmp_path / "thing" / "größe" / "extra.txt").touch()
     with pytest.raises(ArtifactError, match=r"größe/extra\.txt: not listed"):
         verify(tmp_path)
 
 
-def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(ArtifactError, match="not a cramlm folder"):
         open_artifact(tmp_path, kind="thing")
@@ -270,7 +268,7 @@ def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_a_folder_of_another_kind_or_format_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_or_format_is_rejected(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
     with pytest.raises(ArtifactError, match="'thing' folder, expected 'index'"):
         open_artifact(tmp_path / "thing", kind="index")
@@ -283,7 +281,7 @@ def test_a_folder_of_another_kind_or_format_is_refused(tmp_path: Path) -> None:
         open_artifact(tmp_path / "thing", kind="thing")
 
 
-def test_verify_counts_every_folder_below_and_passes_over_those_being_built(tmp_path: Path) -> None:
+def test_verify_counts_folders_and_skips_temporary_ones(tmp_path: Path) -> None:
     for name in ("one", "deep/two", "deep/three"):
         publish_version(tmp_path / name, OLD)
     shutil.copytree(tmp_path / "one", tmp_path / ".one.tmp-123")
@@ -291,7 +289,7 @@ def test_verify_counts_every_folder_below_and_passes_over_those_being_built(tmp_
     assert verify(tmp_path) == 3
 
 
-def test_a_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "run" / "run.toml"
     publish_file(target, b"old")
     monkeypatch.setattr(os, "fsync", fail_at_call(0, break_disk, os.fsync))
@@ -303,7 +301,7 @@ def test_a_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypat
     assert target.read_bytes() == b"new"
 
 
-def test_a_temporary_file_stays_while_its_writer_lives_wherever_that_is_and_goes_when_it_is_dead(tmp_path: Path) -> None:
+def test_temporary_files_of_live_writers_are_kept_and_those_of_dead_ones_removed(tmp_path: Path) -> None:
     target, foreign = tmp_path / "run.toml", tmp_path / ".run.toml.tmp-999999999"  # no process here has this id; one elsewhere may
     with foreign.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -332,7 +330,7 @@ def test_two_builders_with_the_same_process_id_do_not_share_a_temporary_folder(t
     assert verify(tmp_path) == 1
 
 
-def test_a_folder_that_may_not_be_written_is_an_environment_fault(tmp_path: Path) -> None:
+def test_a_folder_without_write_permission_is_an_environment_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault) as caught:
         publish_version(tmp_path / "file" / "thing", OLD)

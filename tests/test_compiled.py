@@ -36,7 +36,7 @@ def machine_code(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("is_chosen", [False, True])
-def test_a_constant_that_changed_in_another_file_compiles_anew(tmp_path: Path, is_chosen: bool) -> None:
+def test_a_changed_constant_in_another_file_compiles_anew(tmp_path: Path, is_chosen: bool) -> None:
     kernels, cache = tmp_path / "kernels", tmp_path / "cache"
     environment = {"NUMBA_CACHE_DIR": str(cache) if is_chosen else ""}
     for constant in (10, 20, 10):
@@ -46,7 +46,7 @@ def test_a_constant_that_changed_in_another_file_compiles_anew(tmp_path: Path, i
     assert not machine_code(kernels if is_chosen else cache)
 
 
-def test_a_constant_that_changed_in_a_file_of_any_name_compiles_anew(tmp_path: Path) -> None:
+def test_a_changed_constant_in_a_file_of_any_name_compiles_anew(tmp_path: Path) -> None:
     for constant in (10, 20):
         write_kernels(tmp_path, constant)
         (tmp_path / "sum_kernels.py").rename(tmp_path / "linear.py")
@@ -56,7 +56,7 @@ def test_a_constant_that_changed_in_a_file_of_any_name_compiles_anew(tmp_path: P
         assert compiled_sum(tmp_path, "linear", NUMBA_CACHE_DIR="") == 1 + constant
 
 
-def test_where_the_folder_of_the_kernels_cannot_be_written_the_users_cache_is_as_safe(tmp_path: Path) -> None:
+def test_without_a_writable_kernel_folder_the_users_cache_is_used(tmp_path: Path) -> None:
     kernels, home = write_kernels(tmp_path / "kernels", 10), tmp_path / "home"
     (kernels / "__pycache__").write_text("a file where the folder would be")
     environment = {"NUMBA_CACHE_DIR": "", "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
@@ -65,7 +65,7 @@ def test_where_the_folder_of_the_kernels_cannot_be_written_the_users_cache_is_as
     assert machine_code(home / "cache")
 
 
-def test_where_nothing_can_be_written_kernels_are_compiled_and_not_kept(tmp_path: Path) -> None:
+def test_without_any_writable_folder_kernels_are_compiled_in_memory(tmp_path: Path) -> None:
     kernels, file = write_kernels(tmp_path / "kernels", 10), tmp_path / "file"
     file.write_text("no folder")
     (kernels / "__pycache__").write_text("no folder")

@@ -33,7 +33,7 @@ def test_a_table_read_back_equals_the_batches_that_were_written(table: Path) -> 
     assert open_table(table, SCHEMA).column("number").to_pylist() == [0, 1, 2, 3]
 
 
-def test_a_file_cut_anywhere_is_refused_and_named(table: Path) -> None:
+def test_a_truncated_table_is_rejected(table: Path) -> None:
     whole = table.read_bytes()
     for length in range(0, len(whole), 7):
         table.write_bytes(whole[:length])
@@ -41,7 +41,7 @@ def test_a_file_cut_anywhere_is_refused_and_named(table: Path) -> None:
             texts_of(table)
 
 
-def test_a_flipped_byte_never_ends_the_process_and_gives_texts_or_an_error(table: Path) -> None:
+def test_a_flipped_byte_in_a_table_gives_texts_or_an_error(table: Path) -> None:
     whole, refused = table.read_bytes(), 0
     for place in range(len(whole)):
         table.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
@@ -54,7 +54,7 @@ def test_a_flipped_byte_never_ends_the_process_and_gives_texts_or_an_error(table
     assert refused > len(whole) / 10
 
 
-def test_a_table_of_other_columns_or_none_at_all_is_refused(table: Path, tmp_path: Path) -> None:
+def test_a_table_with_other_columns_or_a_missing_one_is_rejected(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="its columns are number, text"):
         open_table(table, pa.schema([("text", pa.large_string())]))
     with pytest.raises(ArtifactError, match="missing"):

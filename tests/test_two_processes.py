@@ -107,7 +107,7 @@ def one_builds_and_the_other_waits(first: subprocess.Popen[str], *arguments: str
 
 
 @pytest.mark.parametrize("stage", ["corpora", "indexes"])
-def test_of_two_commands_that_index_the_same_folder_one_builds_and_the_other_waits(tmp_path: Path, stage: str) -> None:
+def test_one_of_two_index_commands_on_a_folder_builds_and_the_other_waits(tmp_path: Path, stage: str) -> None:
     for documents in SIZES:
         folder = tmp_path / str(documents)
         folder.mkdir()
@@ -123,7 +123,7 @@ def test_of_two_commands_that_index_the_same_folder_one_builds_and_the_other_wai
     assert not list((folder / "index").rglob("*.tmp-*"))
 
 
-def test_of_two_selections_that_hash_the_same_ngrams_one_hashes_and_the_other_waits(tmp_path: Path) -> None:
+def test_one_of_two_selections_hashes_shared_ngrams_and_the_other_waits(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     for documents in SIZES:
         folder = tmp_path / str(documents)
@@ -159,7 +159,7 @@ class SlowEncoder:
         return np.array([[len(text), 1] for text in texts], np.float32)
 
 
-def test_of_two_processes_that_encode_the_same_passages_one_encodes_and_the_other_waits(tmp_path: Path) -> None:
+def test_one_of_two_processes_encodes_shared_passages_and_the_other_waits(tmp_path: Path) -> None:
     corpus = build_corpus(CorpusConfig(files=(str(write_corpus(tmp_path / "corpus.jsonl", 50)),)), tmp_path / "store")
     (part,) = corpus.parts
     encoder = SlowEncoder(tmp_path / "waited for", tmp_path / "encoded")

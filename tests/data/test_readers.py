@@ -65,7 +65,7 @@ def test_an_empty_file_has_no_rows(make: MakeFile, name: str) -> None:
     assert "no rows" in fault(make(name, ""), (Column("text"),))
 
 
-def test_a_header_alone_has_no_rows(make: MakeFile) -> None:
+def test_a_file_with_only_a_header_has_no_rows(make: MakeFile) -> None:
     assert "no rows, only a header" in fault(make("a.csv", "text,label\n"))
 
 
@@ -79,7 +79,7 @@ def test_a_header_alone_has_no_rows(make: MakeFile) -> None:
         ('{"text": "a"}', "looks like JSON lines"),
     ],
 )
-def test_a_header_without_the_columns_tells_what_there_is(make: MakeFile, header: str, words: str) -> None:
+def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, header: str, words: str) -> None:
     assert words in fault(make("a.csv", f"{header}\na,b,c\n"))
 
 
@@ -96,7 +96,7 @@ def test_a_header_without_the_columns_tells_what_there_is(make: MakeFile, header
         (b'text,label\n"a" b,c\n', 2, "' b,c' follows the closing quote of field 1"),
     ],
 )
-def test_a_bad_csv_row_is_named_by_its_line(make: MakeFile, table: bytes, line: int, words: str) -> None:
+def test_an_invalid_csv_row_is_reported_with_its_line(make: MakeFile, table: bytes, line: int, words: str) -> None:
     assert fault(make("a.csv", table)).startswith(f":{line}: {words}")
 
 
@@ -104,7 +104,7 @@ def test_quotes_inside_a_field_that_is_not_quoted_are_text(make: MakeFile) -> No
     assert rows(make("a.tsv", 'text\tlabel\n5" pipe\tx\nhe said "no"\ty\n')) == [('5" pipe', "x"), ('he said "no"', "y")]
 
 
-def test_values_that_look_like_nothing_or_numbers_stay_strings(make: MakeFile) -> None:
+def test_values_like_null_or_numbers_stay_strings(make: MakeFile) -> None:
     values = ["NA", "null", "None", "nan", "1.0", "007", "true", " padded ", "-0"]
     expected = [(value, value) for value in values]
     assert rows(make("a.csv", "text,label\n" + "".join(f"{value},{value}\n" for value in values))) == expected
@@ -132,7 +132,7 @@ def test_values_that_look_like_nothing_or_numbers_stay_strings(make: MakeFile) -
         ('{"text": "a", "label": "b", "x": ' + "9" * 10_000 + "]", "not JSON"),
     ],
 )
-def test_a_bad_json_line_is_named_and_can_be_skipped(make: MakeFile, line: str, words: str) -> None:
+def test_an_invalid_json_line_is_reported_and_can_be_skipped(make: MakeFile, line: str, words: str) -> None:
     good = '{"text": "good", "label": "x"}\n'
     path = make("a.jsonl", f"{good}\n{line}\n{good}")
     message = fault(path)
@@ -151,7 +151,7 @@ def test_brackets_and_escaped_quotes_inside_strings_are_not_depth(make: MakeFile
     assert rows(make("a.jsonl", json.dumps({"text": text, "label": "x"}))) == [(text, "x")]
 
 
-def test_a_last_line_without_newline_counts_if_it_is_whole(make: MakeFile) -> None:
+def test_a_last_line_without_newline_is_read_if_it_is_complete(make: MakeFile) -> None:
     assert len(rows(make("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "label": "d"}'))) == 2
     message = fault(make("b.jsonl", '{"text": "a", "label": "b"}\n{"text": "c", "la'))
     assert message.startswith(":2: not JSON")
@@ -171,13 +171,13 @@ def test_json_labels_keep_their_spelling(make: MakeFile, spelled: list[str], kep
     assert [label for _, label in rows(path)] == kept
 
 
-def test_json_labels_of_two_types_fail_with_both_lines(make: MakeFile) -> None:
+def test_json_labels_of_two_types_are_reported_with_both_lines(make: MakeFile) -> None:
     path = make("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "a", "label": 1}\n')
     assert fault(path, on_bad_row="skip").startswith(":2: 'label' is a JSON integer (1) but a string in line 1")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
-def test_an_overlong_record_is_refused_by_line(make: MakeFile, name: str) -> None:
+def test_an_overlong_record_is_rejected_with_its_line(make: MakeFile, name: str) -> None:
     long = {"a.jsonl": json.dumps({"text": "x" * 5000}), "a.csv": "x" * 5000, "a.txt": "x" * 5000}[name]
     good = {"a.jsonl": '{"text": "ok"}', "a.csv": "ok", "a.txt": "ok"}[name]
     path = make(name, ("text\n" if name == "a.csv" else "\n") + f"{long}\n\n{good}\n")
@@ -185,7 +185,7 @@ def test_an_overlong_record_is_refused_by_line(make: MakeFile, name: str) -> Non
     assert rows(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip") == [("ok",)]
 
 
-def test_a_50_mb_line_is_accepted_in_bounded_memory_or_refused(make: MakeFile) -> None:
+def test_a_50_mb_line_is_read_in_bounded_memory_or_rejected(make: MakeFile) -> None:
     path = make("a.jsonl", b'{"text": "' + b"x" * 50_000_000 + b'"}\n')
     assert fault(path, (Column("text"),)).startswith(":1: the line is longer")
     tracemalloc.start()
@@ -194,7 +194,7 @@ def test_a_50_mb_line_is_accepted_in_bounded_memory_or_refused(make: MakeFile) -
     tracemalloc.stop()
 
 
-def test_an_open_quote_does_not_swallow_the_file_into_memory(make: MakeFile) -> None:
+def test_an_unclosed_quote_does_not_read_the_whole_file_into_memory(make: MakeFile) -> None:
     path = make("a.csv", 'text\nok\n"open\n' + "line\n" * 10_000)
     assert fault(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip").startswith(":3: the quote opened in this line")
 
@@ -235,7 +235,7 @@ def test_a_null_text_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sixteenth", range(1, 16))
-def test_a_cut_parquet_file_is_reported(tmp_path: Path, sixteenth: int) -> None:
+def test_a_truncated_parquet_file_is_reported(tmp_path: Path, sixteenth: int) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"text": [f"text {n}" for n in range(3000)], "label": ["x"] * 3000})
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * sixteenth // 16])
@@ -253,7 +253,7 @@ def test_a_damaged_parquet_page_is_reported_if_it_has_a_checksum(tmp_path: Path)
         assert "damaged" in fault(path)
 
 
-def test_a_parquet_name_on_other_content_is_reported(make: MakeFile) -> None:
+def test_a_parquet_extension_on_other_content_is_reported(make: MakeFile) -> None:
     assert "named .parquet but looks like text" in fault(make("a.parquet", TABLE))
     assert "named like text but looks like parquet; rename it to .parquet" in fault(make("a.csv", b"PAR1...."))
 
@@ -287,7 +287,7 @@ def test_what_pythons_json_module_writes_is_read_back(tmp_path: Path, table: lis
 
 
 @given(content=st.binary(max_size=60), name=st.sampled_from(["a.csv", "a.jsonl", "a.tsv", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.parquet"]))
-def test_no_bytes_whatever_give_anything_but_rows_or_a_one_line_error(tmp_path: Path, content: bytes, name: str) -> None:
+def test_any_bytes_give_rows_or_a_one_line_error(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
     for on_bad_row in ("fail", "skip"):
         try:
@@ -313,7 +313,7 @@ def test_a_parquet_bomb_is_read_in_bounded_memory(tmp_path: Path, as_dictionary:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_parquet_column_that_grows_as_text_never_does_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_column_with_an_implausible_compression_ratio_is_rejected(tmp_path: Path) -> None:
     table = pa.table({"text": ["x" * 1_000_000] * 280})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
     with pytest.raises(DataError, match=r"a\.parquet: column 'text' grows \d+ times when decompressed"):

@@ -55,7 +55,7 @@ def refusal(store: Path, *files: str) -> CramError:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
-def test_a_file_on_a_web_server_gives_the_corpus_that_the_same_file_here_gives(tmp_path: Path, hub: Hub, name: str) -> None:
+def test_a_file_on_a_web_server_gives_the_same_corpus_as_a_local_file(tmp_path: Path, hub: Hub, name: str) -> None:
     data = {"a.jsonl": LINES, "a.jsonl.gz": gzip.compress(LINES), "a.parquet": parquet(ROWS)}[name]
     hub.web[f"/{name}"] = data
     (tmp_path / name).write_bytes(data)
@@ -64,7 +64,7 @@ def test_a_file_on_a_web_server_gives_the_corpus_that_the_same_file_here_gives(t
     assert [document.id for document in there] == [document.id for document in here]
 
 
-def test_nothing_is_read_again_until_the_file_changes(tmp_path: Path, hub: Hub) -> None:
+def test_a_remote_file_is_read_again_only_if_it_changes(tmp_path: Path, hub: Hub) -> None:
     hub.web["/a.jsonl"] = LINES
     url = f"{hub.url}/a.jsonl"
     first = read(tmp_path, url)
@@ -77,7 +77,7 @@ def test_nothing_is_read_again_until_the_file_changes(tmp_path: Path, hub: Hub) 
     assert "kinase 8" in changed.text(1)
 
 
-def test_a_server_that_tells_no_version_is_refused(tmp_path: Path, hub: Hub) -> None:
+def test_a_server_without_versions_is_rejected(tmp_path: Path, hub: Hub) -> None:
     hub.web["/a.jsonl"] = LINES
     hub.etags = False
     error = refusal(tmp_path, f"{hub.url}/a.jsonl")
@@ -86,7 +86,7 @@ def test_a_server_that_tells_no_version_is_refused(tmp_path: Path, hub: Hub) -> 
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_connection_that_breaks_is_one_line_and_leaves_nothing(tmp_path: Path, hub: Hub, name: str) -> None:
+def test_a_broken_connection_is_a_one_line_error_and_leaves_nothing(tmp_path: Path, hub: Hub, name: str) -> None:
     hub.web[f"/{name}"] = LINES if name == "a.jsonl" else parquet(ROWS)
     hub.cut_after = 1000
     error = refusal(tmp_path, f"{hub.url}/{name}")
@@ -98,7 +98,7 @@ def test_a_connection_that_breaks_is_one_line_and_leaves_nothing(tmp_path: Path,
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.jsonl", "hf://owner/name/train#text"])
-def test_without_a_network_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_a_network_failure_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     error = refusal(tmp_path, url)
     assert isinstance(error, EnvironmentFault)
@@ -116,19 +116,19 @@ def test_without_a_network_there_is_one_line(tmp_path: Path, monkeypatch: pytest
         ("hf://owner/none/train", "not on the hub"),
     ],
 )
-def test_a_url_that_leads_nowhere_is_named(tmp_path: Path, hub: Hub, url: str, says: str) -> None:
+def test_an_invalid_url_is_reported(tmp_path: Path, hub: Hub, url: str, says: str) -> None:
     error = refusal(tmp_path, url.replace("HERE", hub.url.removeprefix("http://")))
     assert says in str(error)
     assert "secret" not in str(error)
 
 
-def test_a_package_that_is_missing_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nstall adlfs" in str(refusal(tmp_path, "abfs://container/a.jsonl"))
     monkeypatch.setitem(sys.modules, "gcsfs", None)  # what the import system itself does for a module that is not to be found
     assert str(refusal(tmp_path, "gs://bucket/a.jsonl")).endswith("pip install 'cramlm[cloud]'")
 
 
-def test_a_bucket_that_speaks_s3_is_read(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_s3_bucket_is_read(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs")
     for name, value in (("ENDPOINT_URL", hub.url), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "eu-west-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
@@ -173,7 +173,7 @@ def test_folders_and_globs_of_a_bucket_are_read_like_local_ones(tmp_path: Path) 
         ),
     ],
 )
-def test_a_split_of_the_hub_is_found_as_the_card_or_the_names_say(
+def test_a_split_of_the_hub_is_found_by_the_card_or_by_names(
     tmp_path: Path, hub: Hub, files: dict[str, list[str]], card: dict[str, object] | None, url: str
 ) -> None:
     hub.add("owner/name", {name: parquet(rows, column="body") for name, rows in files.items()}, card)
@@ -195,7 +195,7 @@ def test_files_of_a_repository_are_read_by_the_urls_of_the_hub_s_own_library(tmp
     assert texts(read(tmp_path, "hf://datasets/owner/name/raw/*.jsonl")) == [*ROWS, "one more"]
 
 
-def test_only_the_column_that_is_asked_for_travels(tmp_path: Path, hub: Hub) -> None:
+def test_only_the_requested_column_is_downloaded(tmp_path: Path, hub: Hub) -> None:
     sink = io.BytesIO()
     heavy = [random.Random(number).randbytes(3000).hex() for number in range(4000)]
     pq.write_table(pa.table({"heavy": heavy, "text": [f"short text {number}" for number in range(4000)]}), sink, row_group_size=2000)
@@ -204,7 +204,7 @@ def test_only_the_column_that_is_asked_for_travels(tmp_path: Path, hub: Hub) -> 
     assert hub.bytes_sent < len(sink.getvalue()) / 3
 
 
-def test_a_commit_that_changes_no_data_reads_nothing_again(tmp_path: Path, hub: Hub) -> None:
+def test_a_commit_without_changed_data_reads_nothing_again(tmp_path: Path, hub: Hub) -> None:
     files = {"train.parquet": parquet(ROWS)}
     hub.add("owner/name", files)
     events: list[Event] = []
@@ -221,7 +221,7 @@ def test_a_commit_that_changes_no_data_reads_nothing_again(tmp_path: Path, hub: 
     assert isinstance(refusal(tmp_path, f"hf://owner/name@{old}/train"), UsageError)
 
 
-def test_several_processes_read_remote_files_as_one_does(tmp_path: Path, hub: Hub) -> None:
+def test_several_processes_read_the_same_corpus_from_remote_files(tmp_path: Path, hub: Hub) -> None:
     hub.add("owner/name", {"train-0.parquet": parquet(ROWS[:150]), "train-1.parquet": parquet(ROWS[150:])})
     config = CorpusConfig(files=("hf://owner/name/train",))
     one = build_corpus(config, tmp_path / "one", workers=1)
@@ -229,7 +229,7 @@ def test_several_processes_read_remote_files_as_one_does(tmp_path: Path, hub: Hu
     assert one.fingerprint == two.fingerprint
 
 
-def test_the_labelled_rows_of_a_task_come_from_the_hub_too(hub: Hub) -> None:
+def test_labelled_rows_are_read_from_the_hub(hub: Hub) -> None:
     labels = ["a", "b"] * 30
     hub.add("owner/task", {f"train-{part}.parquet": parquet(ROWS[part * 60 : part * 60 + 60], "review", label=labels) for part in (0, 1)})
     hub.add("owner/other", {"test.jsonl": LINES[: LINES.index(b"\n") + 1].replace(b"}", b', "label": "a"}')})

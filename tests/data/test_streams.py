@@ -40,7 +40,7 @@ def test_every_compression_gives_the_same_bytes_and_the_hash_of_the_file(tmp_pat
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, suffix: str) -> None:
+def test_concatenated_frames_are_one_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compressed(suffix, TEXT[:1000]) + compressed(suffix, b"") + compressed(suffix, TEXT[1000:]))
     assert read(path) == TEXT
@@ -60,7 +60,7 @@ def test_zstd_with_the_longest_window_is_read(tmp_path: Path) -> None:
     assert read(path) == TEXT
 
 
-def test_zstd_with_a_window_over_the_memory_limit_is_no_damage(tmp_path: Path) -> None:
+def test_a_zstd_window_over_the_memory_limit_is_an_environment_fault(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(compressed_with_long_window())
     script = """
@@ -88,7 +88,7 @@ def test_gzip_members_may_be_followed_by_zeros(tmp_path: Path, zeros: int, membe
 
 
 @pytest.mark.parametrize("data", [bytes(512), bytes(512) + compressed(".gz"), compressed(".gz") + bytes(512) + b"text"])
-def test_zeros_before_gzip_and_other_bytes_after_it_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_zeros_before_gzip_and_other_bytes_after_it_are_rejected(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"damaged|looks like"):
@@ -104,7 +104,7 @@ def test_skippable_zstd_frames_are_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("sixteenth", range(1, 16))
-def test_a_stream_cut_anywhere_is_reported_with_the_bytes_there_are(tmp_path: Path, suffix: str, sixteenth: int) -> None:
+def test_a_truncated_stream_is_reported_with_its_size(tmp_path: Path, suffix: str, sixteenth: int) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     data = compressed(suffix)
     kept = len(data) * sixteenth // 16
@@ -114,7 +114,7 @@ def test_a_stream_cut_anywhere_is_reported_with_the_bytes_there_are(tmp_path: Pa
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_flipped_bit_never_changes_the_text_in_silence(tmp_path: Path, suffix: str) -> None:
+def test_a_flipped_bit_never_changes_the_text_without_an_error(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     data = compressed(suffix)
     for place in range(0, len(data), max(1, len(data) // 60)):
@@ -129,7 +129,7 @@ def test_a_flipped_bit_never_changes_the_text_in_silence(tmp_path: Path, suffix:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_bomb_is_unpacked_in_small_pieces(tmp_path: Path, suffix: str) -> None:
+def test_a_decompression_bomb_is_read_in_small_blocks(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"bomb.txt{suffix}"
     path.write_bytes(compressed(suffix, b"a" * 120_000_000))
     stream = ByteStream(stamp_file(path), compression=file_format(path)[1])
@@ -142,14 +142,14 @@ def test_a_bomb_is_unpacked_in_small_pieces(tmp_path: Path, suffix: str) -> None
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32")])
-def test_other_encodings_are_named_with_the_command_that_converts_them(tmp_path: Path, encoding: str, name: str) -> None:
+def test_other_encodings_are_reported_with_the_command_to_convert_them(tmp_path: Path, encoding: str, name: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("text,label\na,b\n".encode(encoding))
     with pytest.raises(DataError, match=f"is {name}; convert it with: iconv -f {name}"):
         read(path)
 
 
-def test_a_utf8_mark_at_the_start_is_dropped(tmp_path: Path) -> None:
+def test_a_utf8_byte_order_mark_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbftext\n")
     assert read(path) == b"text\n"
@@ -159,13 +159,13 @@ def test_a_utf8_mark_at_the_start_is_dropped(tmp_path: Path) -> None:
     ("name", "suffix", "words"),
     [("a.csv", ".gz", "looks like gzip; add .gz"), ("a.jsonl.gz", ".zst", "looks like zstd"), ("a.jsonl.zst", "", "looks like plain text")],
 )
-def test_a_name_that_disagrees_with_the_content_is_reported(tmp_path: Path, name: str, suffix: str, words: str) -> None:
+def test_a_name_that_contradicts_the_content_is_reported(tmp_path: Path, name: str, suffix: str, words: str) -> None:
     (tmp_path / name).write_bytes(compressed(suffix))
     with pytest.raises(DataError, match=words):
         read(tmp_path / name)
 
 
-def test_archives_are_refused_whatever_their_name(tmp_path: Path) -> None:
+def test_archives_are_rejected_whatever_their_name(tmp_path: Path) -> None:
     (tmp_path / "member.csv").write_text("text\n../evil\n")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(tmp_path / "member.csv", "../a.csv")
@@ -179,7 +179,7 @@ def test_archives_are_refused_whatever_their_name(tmp_path: Path) -> None:
             read(tmp_path / copy)
 
 
-def test_a_path_that_is_no_regular_file_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\n")
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
@@ -194,7 +194,7 @@ def test_a_path_that_is_no_regular_file_is_a_usage_error(tmp_path: Path) -> None
             stamp_file(tmp_path / name)
 
 
-def test_a_file_that_changes_while_it_is_read_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_environment_fault(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(TEXT)
     stamp = stamp_file(path)
@@ -210,7 +210,7 @@ def test_a_file_that_changes_while_it_is_read_is_the_environments_fault(tmp_path
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_lines_do_not_depend_on_blocks_and_know_their_offsets(cuts: int, end: bytes) -> None:
+def test_lines_and_offsets_do_not_depend_on_blocks(cuts: int, end: bytes) -> None:
     data = end.join([b"one", b"", b"three is longer", b"4"])
     first = max(cuts, data.index(end) + len(end))
     blocks = [data[:first], *(data[start : start + cuts] for start in range(first, len(data), cuts))]
@@ -223,7 +223,7 @@ def test_lines_do_not_depend_on_blocks_and_know_their_offsets(cuts: int, end: by
 
 
 @pytest.mark.parametrize("cuts", [1, 5, 1000])
-def test_an_overlong_line_is_marked_and_the_next_one_is_whole(cuts: int) -> None:
+def test_an_overlong_line_is_marked_and_the_next_is_complete(cuts: int) -> None:
     data = b"short\n" + b"x" * 50 + b"\nafter\n" + b"y" * 50
     lines = Lines(iter([data[start : start + cuts] for start in range(0, len(data), cuts)]), limit=10)
     assert list(lines) == [(1, 0, b"short"), (2, 6, None), (3, 57, b"after"), (4, 63, None)]
@@ -242,12 +242,12 @@ def test_folders_and_globs_give_data_files_once_in_sorted_order(tmp_path: Path) 
         expand_files([str(tmp_path / "empty")])
 
 
-def test_names_of_files_are_distinct(tmp_path: Path) -> None:
+def test_short_names_of_files_are_unique(tmp_path: Path) -> None:
     assert name_files([tmp_path / "a.csv", tmp_path / "b.csv"]) == ["a.csv", "b.csv"]
     assert name_files([tmp_path / "x/a.csv", tmp_path / "y/a.csv"]) == ["x/a.csv", "y/a.csv"]
 
 
 @pytest.mark.parametrize("name", ["data", "data.xyz", "a.parquet.gz", "a.gz"])
-def test_a_name_that_tells_no_format_is_refused(name: str) -> None:
+def test_a_name_without_a_known_extension_is_rejected(name: str) -> None:
     with pytest.raises(CramError, match="cannot tell the format"):
         file_format(Path(name))

@@ -30,7 +30,7 @@ def test_grapheme_clusters_of_scripts_without_spaces_are_words() -> None:
     assert segment("안녕 하세요") == ["안녕", "하세요"]  # Hangul has spaces
 
 
-def test_length_counts_two_characters_as_a_word_where_there_are_no_spaces() -> None:
+def test_two_characters_count_as_a_word_in_scripts_without_spaces() -> None:
     assert count_words("one  two\nthree") == 3
     assert count_words("東京速報です。") == 3
     assert count_words("see 東京 now") == 3
@@ -48,7 +48,7 @@ def test_exact_duplicates_are_equal_after_nfc_and_with_white_space_collapsed() -
         | st.characters(exclude_categories=["Cs"])
     )
 )
-def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc_however_much_of_it_is_ascii(text: str) -> None:
+def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc(text: str) -> None:
     for one in (text, "Plain ASCII words, more than nine in ten! " * 20 + text):
         expected = unicodedata.normalize("NFC", " ".join(one.split()))
         assert duplicate_key(one) == blake2b(expected.encode(), digest_size=16).digest()
@@ -68,11 +68,11 @@ def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc_however_much_of_it_i
         ("...", "!!!"),
     ],
 )
-def test_texts_that_differ_are_no_exact_duplicates(one: str, other: str) -> None:
+def test_different_texts_are_not_exact_duplicates(one: str, other: str) -> None:
     assert duplicate_key(one) != duplicate_key(other)
 
 
-def test_texts_of_the_same_words_have_the_same_words_key_whatever_their_case_and_punctuation() -> None:
+def test_the_words_key_ignores_case_and_punctuation() -> None:
     assert words_key("A test: one.") == words_key("a  TEST “one”!")
     assert words_key("café") == words_key("cafe\u0301") != words_key("cafe")
     assert words_key("therapist") != words_key("the rapist")
@@ -80,7 +80,7 @@ def test_texts_of_the_same_words_have_the_same_words_key_whatever_their_case_and
     assert words_key("की") != words_key("कि")
 
 
-def test_texts_without_words_have_the_same_words_key_only_as_exact_duplicates() -> None:
+def test_texts_without_words_have_equal_words_keys_only_as_exact_duplicates() -> None:
     assert words_key("😀") != words_key("😞")
     assert words_key("...") != words_key("!!!")
     assert words_key(" ? \n !") == words_key("? !")
@@ -89,7 +89,7 @@ def test_texts_without_words_have_the_same_words_key_only_as_exact_duplicates() 
 @pytest.mark.parametrize(
     "block", [(0x80, 0x600), (0x1E00, 0x3100), (0xA640, 0xA7FF), (0xFB00, 0x10000), (0x1F300, 0x1F700), (0x1D400, 0x1D500)]
 )
-def test_a_few_foreign_characters_in_ascii_are_read_as_among_themselves(block: tuple[int, int]) -> None:
+def test_the_ascii_path_gives_the_same_words_for_single_characters(block: tuple[int, int]) -> None:
     # White space at the end changes nothing but the way that is taken: short of it, a foreign character is over a tenth of the text.
     for character in map(chr, range(*block)):
         for text in (f"Ab{character}c", f"{character} e{character}{character}F."):
@@ -100,7 +100,7 @@ def test_a_few_foreign_characters_in_ascii_are_read_as_among_themselves(block: t
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"])), ascii_text=st.text(st.characters(max_codepoint=127), min_size=1, max_size=60)
 )
-def test_lengths_and_keys_do_not_depend_on_the_share_of_foreign_characters(text: str, ascii_text: str) -> None:
+def test_lengths_and_keys_do_not_depend_on_the_share_of_ascii(text: str, ascii_text: str) -> None:
     mixed = ascii_text * 3 + text + ascii_text
     assert words_key(mixed + " " * 5000) == words_key(mixed)
     assert count_words(mixed + " " * 5000) == count_words(mixed)
@@ -116,7 +116,7 @@ def test_a_long_text_is_cut_at_sentence_ends_into_even_passages() -> None:
     assert " ".join(passages) == text
 
 
-def test_a_text_up_to_one_and_a_half_passages_stays_whole_and_untouched() -> None:
+def test_a_text_up_to_one_and_a_half_passages_is_not_cut() -> None:
     text = "  word" * 300
     assert cut_passages(text, 300, 200) == [(0, len(text))]
     assert len(cut_passages(text, 301, 200)) == 2
@@ -126,7 +126,7 @@ def test_a_text_up_to_one_and_a_half_passages_stays_whole_and_untouched() -> Non
     "text",
     ["東京の天気は今日も晴れです。" * 200, "東京の天気は今日も晴れです" * 200, "สวัสดีครับผมชื่อ" * 200, "word " * 3000, "a. b! " * 2000],
 )
-def test_passages_have_about_the_wanted_length_in_any_script(text: str) -> None:
+def test_passages_have_about_the_requested_length_in_any_script(text: str) -> None:
     words = count_words(text)
     passages = [text[start:end] for start, end in cut_passages(text, words, 200)]
     assert all(100 <= count_words(passage) <= 300 for passage in passages)
@@ -137,7 +137,7 @@ def test_passages_have_about_the_wanted_length_in_any_script(text: str) -> None:
     text=st.lists(st.text(st.sampled_from("ab.!? \n\t。東京ก\u0e34é\u0301"), max_size=40), max_size=60).map("".join),
     words=st.integers(20, 40),
 )
-def test_passages_hold_every_character_but_edge_white_space_once_and_in_order(text: str, words: int) -> None:
+def test_passages_contain_every_character_except_white_space_once_and_in_order(text: str, words: int) -> None:
     spans = cut_passages(text, count_words(text), words)
     assert all(start < end for start, end in spans) or text == ""
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
@@ -145,7 +145,7 @@ def test_passages_hold_every_character_but_edge_white_space_once_and_in_order(te
 
 
 @given(st.text(st.sampled_from("aB9 .,-’“é É½™ﬁ\u00a0ßİΣς日ا\u0301\u0bcd\ud800한ᄀ") | st.characters(), max_size=60))
-def test_text_with_a_few_foreign_characters_gives_the_words_that_text_of_any_script_gives(text: str) -> None:
+def test_the_ascii_path_gives_the_same_words_for_any_text(text: str) -> None:
     padded = "Plain ASCII words, more than nine in ten! " * 20 + text
     for one in (text, padded):
         words = _segment_any_script(one).decode("utf-8", "surrogatepass").split()

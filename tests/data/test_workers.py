@@ -44,7 +44,7 @@ def silent(number: int, event: Event) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_results_come_in_the_order_of_tasks_and_events_with_their_number(workers: int) -> None:
+def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: int) -> None:
     tasks = [{"do": "square", "value": value, "sleep": 0.05 * (value == 0)} for value in range(8)]
     told: list[tuple[int, Event]] = []
     assert run_tasks(WORK, tasks, workers=workers, on_event=lambda number, event: told.append((number, event))) == [n**2 for n in range(8)]
@@ -54,7 +54,7 @@ def test_results_come_in_the_order_of_tasks_and_events_with_their_number(workers
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_error_is_that_of_the_first_task_that_fails(workers: int, tmp_path: Path) -> None:
+def test_the_error_of_the_first_failed_task_is_raised(workers: int, tmp_path: Path) -> None:
     tasks = [
         {"do": "square", "value": 1, "sleep": 0.3},
         {"do": "refuse", "value": 1, "sleep": 0.3},
@@ -66,22 +66,22 @@ def test_the_error_is_that_of_the_first_task_that_fails(workers: int, tmp_path: 
     assert len(list(tmp_path.iterdir())) < 30  # what comes after it is not begun, or stopped
 
 
-def test_a_worker_may_print(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_workers_is_kept_out_of_stdout(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_tasks(WORK, [{"do": "print"}] * 2, workers=2, on_event=silent) == ["printed"] * 2
     assert capfd.readouterr().out == ""
 
 
-def test_a_bug_in_a_worker_comes_with_its_traceback() -> None:
+def test_an_internal_error_in_a_worker_has_its_traceback() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"):
         run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "break"}], workers=2, on_event=silent)
 
 
-def test_a_worker_that_is_killed_is_the_environments_fault() -> None:
+def test_a_killed_worker_is_an_environment_fault() -> None:
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*out of memory"):
         run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, on_event=silent)
 
 
-def test_when_the_caller_fails_all_workers_end_at_once() -> None:
+def test_workers_end_if_the_caller_fails() -> None:
     pids: list[int] = []
 
     def refuse(number: int, event: Event) -> None:
@@ -104,7 +104,7 @@ run_tasks(WORK, tasks, workers=2, on_event=lambda number, event: print(event.dat
 """
 
 
-def test_workers_of_a_script_without_a_main_guard_end_when_it_is_killed(tmp_path: Path) -> None:
+def test_workers_end_if_their_parent_is_killed_and_need_no_main_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, str(tmp_path / "script.py")]
