@@ -187,7 +187,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
     for name, stage in (("static", "static"), ("tfidf", "baseline")):
         fit = json.loads((reported / stage / "fit.json").read_bytes())
-        uses = fit["variant"] + (" and token vectors" if name == "static" else "")
+        uses = fit["variant"].replace("union", "tokens and characters") + (" and token vectors" if name == "static" else "")
         assert f"{name} {uses} {fit['scheme']} {fit['class_weights']} {fit['c']:g} {fit['tau']:g} {fit['features']:,}" in page.words
         assert f"{name}: the best 20 of {len(fit['tried'])} settings tried" in page.words
     assert "F1 of static F1 of tfidf" in page.words

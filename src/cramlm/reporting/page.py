@@ -102,6 +102,7 @@ def environment() -> Environment:
         "count": lambda value: f"{value:,.0f}",
         "duration": duration,
         "excerpt": excerpt,
+        "features": lambda variant: "tokens and characters" if variant == "union" else variant,
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,
         "score": lambda value, metric: format_metric(metric, value),
