@@ -172,13 +172,13 @@ def test_the_card_omits_unknown_settings() -> None:
 
 def test_pseudo_labels_are_named_with_the_phase_that_gave_them_and_a_number_has_no_logit_adjustment() -> None:
     card = card_of(recipes.pet(train="", corpus="corpus.jsonl"))
-    assert "- Pseudo-labels: probabilities that the model of phase finetune gave the raw text (phase distil, weight 1)." in card
+    assert "- Pseudo-labels: probabilities that the model of phase finetune predicts for the raw text (phase distil, weight 1)." in card
     assert "inear teacher" not in card
     assert "logit adjustment" not in card_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression"))
 
 
 def test_random_retrieval_is_named() -> None:
-    assert "drawn at random" in model_card(facts(retriever={"kind": "random", "max_documents": 10}))
+    assert "sampled at random" in model_card(facts(retriever={"kind": "random", "max_documents": 10}))
     assert "importance resampling" in model_card(facts(retriever={"kind": "dsir"}))
     assert "best 7 by sentence embeddings" in model_card(facts(retriever={"kind": "dense", "top_k": 7}))
     union = {"kind": "union", "retrievers": [{"kind": "bm25"}, {"kind": "dsir"}]}

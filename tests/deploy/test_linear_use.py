@@ -185,7 +185,7 @@ def test_the_card_describes_the_fit_and_the_comparison(runs: dict[str, Path]) ->
         assert f"TF-IDF of {fit['variant']}, {fit['class_weights']} class weights, C = 3, logit adjustment tau = {fit['tau']:g}" in card
         assert f"{fit['features']:,} columns" in card
         assert "cross-fitted" in card
-        assert "Texts of any length are read whole." in card
+        assert "Texts are not truncated." in card
         assert "None" not in card
     assert "| tfidf |" in (runs["static"] / "export/README.md").read_text("utf-8")
 

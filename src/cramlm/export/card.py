@@ -1,6 +1,6 @@
-"""README.md of an exported model, for whoever finds the folder: what it is, how to load it, what it was made of, how good it is.
+"""README.md of an exported model: what it is, how to load it, training data, training, scores and limits.
 
-A figure that provenance does not hold is left out; nothing is made up. The body is templates/model_card.md.jinja, in which every value
+Figures that provenance.json lacks are omitted. The body is templates/model_card.md.jinja, in which every value
 (labels, names of files) is escaped as Markdown; the head is `huggingface_hub.ModelCardData`, with the scores as a model-index.
 """
 
@@ -215,18 +215,18 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
         ]
         features = "TF-IDF and averaged token embeddings" if counted else "TF-IDF"
-        learnt = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
+        parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
         text = (
-            f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder learns its label probabilities"
+            f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder is trained on its label probabilities"
         )
-        parts.append(Part("a linear teacher", f"{text} {learnt}."))
+        parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("align_distribution"):
-        text = "Distribution alignment: the teacher's label probabilities for the raw text are weighted towards the label frequencies"
+        text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
         parts.append(Part("distribution alignment", f"{text} of the training texts."))
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:
-                text = f"Pseudo-labels: probabilities that the model of phase {term.teacher} gave the raw text"
+                text = f"Pseudo-labels: probabilities that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
     if counted:
         parts.append(
@@ -237,7 +237,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)
         parts.append(Part("label smoothing", f"Label smoothing: {text}."))
     if config.get("logit_adjustment") == "dev" and KINDS[_kind(facts)].has_prior and any(phase.learns_labels for phase in phases):
-        text = "Logit adjustment: part of the label frequencies is taken out of the logits; the share was chosen on dev."
+        text = "Logit adjustment: tau times the log label frequencies is subtracted from the logits; tau was chosen on dev."
         parts.append(Part("logit adjustment", text))
     return parts
 
@@ -252,11 +252,11 @@ def _chosen_how(facts: Mapping[str, Any]) -> str:
             best = "the best" if top_k is None else f"the best {top_k}"
             return f"{best} by {'BM25' if kind == 'bm25' else 'sentence embeddings'} for each training text"
         case {"kind": "dsir"}:
-            return "drawn by importance resampling towards the training texts"
+            return "sampled by importance resampling towards the training texts"
         case {"kind": "union", "retrievers": members}:
             return f"chosen by {' and '.join(member['kind'] for member in members)} in turn"
         case {"kind": "random"}:
-            return "drawn at random"
+            return "sampled at random"
         case _:
             return "retrieved for the training texts"
 

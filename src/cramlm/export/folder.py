@@ -40,7 +40,7 @@ from cramlm.storage.artifacts import Artifact, stage
 from cramlm.training.packing import pack
 
 KIND: Final = "export"
-CODE_FORMAT: Final = 2  # raise it when the same model would give another folder
+CODE_FORMAT: Final = 3  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE: Final = 1e-5
 MOST_PROBES: Final = 32
 _MLM_POSITIONS: Final = 128
