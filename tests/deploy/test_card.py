@@ -113,7 +113,7 @@ def test_files_are_named_without_their_folders() -> None:
 
 def test_data_and_cost_are_in_the_card() -> None:
     card = model_card(facts())
-    data = ("100 train, 20 dev, 60 test", "777 passages", "23 that overlap", "best 50 by BM25")
+    data = ("100 train, 20 dev, 60 test", "777 passages", "23 were removed because they overlap", "best 50 by BM25")
     for phrase in (*data, "1.5e+15", "3,456,789", "Seed 13.", "4.2M parameters"):
         assert phrase in card, phrase
     assert "arxiv.org/abs/2111.04130" in card
@@ -188,4 +188,4 @@ def test_random_retrieval_is_named() -> None:
 def test_labels_with_few_texts_get_a_warning() -> None:
     given = facts()
     given["scores"]["models"]["mine"]["test"]["per_class"][LABELS[0]]["support"] = 4
-    assert "1 of its labels had fewer than 10 texts" in model_card(given)
+    assert "1 of its labels have fewer than 10 evaluation texts" in model_card(given)
