@@ -216,7 +216,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         ]
         features = "TF-IDF and averaged token embeddings" if counted else "TF-IDF"
         parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
-        text = f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder learns from its label probabilities"
+        text = f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder uses its probabilities"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
