@@ -178,7 +178,7 @@ class PhaseConfig(FrozenModel):
 
     @property
     def trains_mlm_head(self) -> bool:
-        """True if the vocabulary head learns what a [MASK] stands for."""
+        """True if the vocabulary head learns to predict masked tokens."""
         return any(term.trains_mlm_head for term in self.terms)
 
     @property
@@ -189,7 +189,7 @@ class PhaseConfig(FrozenModel):
 
     @property
     def needs_token_labels(self) -> bool:
-        """True if an earlier model must say which tokens of the labelled texts are important."""
+        """True if a term needs labels of important tokens from an earlier model."""
         return any(term.needs_token_labels for term in self.terms)
 
     @property

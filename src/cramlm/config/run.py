@@ -405,7 +405,7 @@ def _toml_key(key: str) -> str:
 def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's too, except that TOML wants DEL escaped.
+    # JSON's strings, numbers and booleans are valid TOML, except that TOML requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -24,7 +24,7 @@ def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *
     if header[2]:
         raise DataError(f"{counts.path}:{header[0]}: the header cannot be read: {header[2]}; fix it")
     indices = find_columns(counts.path, header[1], columns)
-    width, wanted = len(header[1]), list(zip(indices, columns, strict=True))
+    width, requested = len(header[1]), list(zip(indices, columns, strict=True))
     for line, fields, fault in records:
         if fault is None and len(fields) != width:
             fault = f"{len(fields)} fields, expected {width}"
@@ -33,7 +33,7 @@ def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *
             counts.refuse(line, fault)
             continue
         counts.rows_read += 1
-        yield Row(line, tuple(None if index is None else from_cell(fields[index], column) for index, column in wanted))
+        yield Row(line, tuple(None if index is None else from_cell(fields[index], column) for index, column in requested))
 
 
 def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
@@ -72,40 +72,40 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
         size += len(raw) + 1
         if opened and size > limit:
             raise _never_closed(counts, opened)
-        place = 0
+        index = 0
         while True:
             if opened:
-                quote = body.find('"', place)
+                quote = body.find('"', index)
                 if quote < 0:
-                    parts.append(body[place:] + ("\n" if newline or not carriage_return else "\r\n"))
+                    parts.append(body[index:] + ("\n" if newline or not carriage_return else "\r\n"))
                     break
-                parts.append(body[place:quote])
-                place = quote + 1
-                if body.startswith('"', place):
+                parts.append(body[index:quote])
+                index = quote + 1
+                if body.startswith('"', index):
                     parts.append('"')
-                    place += 1
+                    index += 1
                     continue
                 fields.append("".join(parts))
                 parts, opened = [], 0
-                if place < len(body) and not body.startswith(separator, place):
+                if index < len(body) and not body.startswith(separator, index):
                     fault = (
                         fault
-                        or f"{brief(body[place : place + 12])} follows the closing quote of field {len(fields)} (quotes inside are doubled)"
+                        or f"{brief(body[index : index + 12])} follows the closing quote of field {len(fields)} (quotes inside are doubled)"
                     )
-                    following = body.find(separator, place)
-                    place = len(body) if following < 0 else following
-            elif body.startswith('"', place):
-                opened, place = number, place + 1
+                    following = body.find(separator, index)
+                    index = len(body) if following < 0 else following
+            elif body.startswith('"', index):
+                opened, index = number, index + 1
                 continue
             else:
-                following = body.find(separator, place)
+                following = body.find(separator, index)
                 end = len(body) if following < 0 else following
-                fields.append(body[place:end])
-                place = end
-            if place >= len(body):
+                fields.append(body[index:end])
+                index = end
+            if index >= len(body):
                 break
-            place += len(separator)
-            if place == len(body):
+            index += len(separator)
+            if index == len(body):
                 fields.append("")
                 break
         if not opened:

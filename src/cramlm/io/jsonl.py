@@ -45,7 +45,7 @@ class _BadRowError(ValueError):
 def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
     """Yield the rows of JSON lines; blank lines are skipped."""
     decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_Integer, parse_float=_Float, parse_constant=_no_constant).raw_decode
-    wanted = [(column.name, column.kind in ("text", "name"), column) for column in columns]
+    requested = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
         if line is None:
             counts.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
@@ -64,7 +64,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
             if type(record) is not dict:
                 raise _not_an_object(number, record, counts)
             values = []
-            for name, any_string, column in wanted:
+            for name, any_string, column in requested:
                 value = record.get(name)
                 if not (any_string and type(value) is str):
                     value = _spelled(value, column, record, number, counts)

@@ -49,11 +49,11 @@ class ParquetFile:
                 for column, index in zip(columns, indices, strict=True):
                     if index is not None:
                         _check_type(path, column, schema.field(index).type)
-                wanted = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
+                names = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
                 total = max(1, file.metadata.num_rows)
-                for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, wanted), columns=wanted):
+                for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, names), columns=names):
                     first = counts.rows_read
-                    lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in wanted}
+                    lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in names}
                     for index in range(batch.num_rows):
                         row = _row(
                             first + index + 1, [lists[column.name][index] if column.name in lists else None for column in columns], columns
@@ -99,7 +99,7 @@ def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
         raise DataError(f"{path}: column {column.name!r} has the type {kind}; convert it to strings, or pass {column.flag}")
 
 
-def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Sequence[str]) -> int:
+def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequence[str]) -> int:
     """Return the rows per batch that bound its memory: in a file of 500 bytes, every row can refer to one long text in a dictionary.
 
     Raises:
@@ -108,8 +108,8 @@ def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, wanted: Seq
     longest = 1
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        for chunk in (group.column(place) for place in range(group.num_columns)):
-            if chunk.path_in_schema.split(".")[0] not in wanted and chunk.path_in_schema not in wanted:  # a list's is "label.list.element"
+        for chunk in (group.column(index) for index in range(group.num_columns)):
+            if chunk.path_in_schema.split(".")[0] not in names and chunk.path_in_schema not in names:  # a list's is "label.list.element"
                 continue
             size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
             if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
@@ -123,14 +123,14 @@ def _page_size(handle: Any, offset: int) -> int:
     """Return the decompressed size of a page: the second field of its header, in Thrift's compact protocol."""
     handle.seek(offset)
     head = handle.read(16)
-    place, values = 0, []
+    index, values = 0, []
     for _ in range(2):  # kind, size: each the byte 15 (next field, an i32), then the number in groups of seven bits
         value = shift = 0
-        place += 1
-        while place < len(head):
-            value |= (head[place] & 0x7F) << shift
-            shift, place = shift + 7, place + 1
-            if head[place - 1] < 0x80:
+        index += 1
+        while index < len(head):
+            value |= (head[index] & 0x7F) << shift
+            shift, index = shift + 7, index + 1
+            if head[index - 1] < 0x80:
                 break
         values.append(value >> 1)
     return values[1]

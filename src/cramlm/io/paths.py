@@ -168,7 +168,7 @@ def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
     if suffix in _ARCHIVES:
         raise DataError(f"{path}: archives are not opened; extract it and pass the files")
     if suffix not in FORMATS or (suffix == ".parquet" and compression):
-        raise UsageError(f"{path}: cannot tell the format from the name {path.name!r}; {_NAMES}")
+        raise UsageError(f"{path}: the name {path.name!r} has no known extension; {_NAMES}")
     return FORMATS[suffix], compression
 
 
@@ -465,67 +465,73 @@ def find_hub_files(url: str) -> list[RemoteFile]:
     """
     if _OWN_FORM.match(url):
         return find_files(url, is_data_file)
-    wanted = HubSplit.parse(url)
-    info = _request(wanted, wanted.revision)
-    files = _listed(wanted, info)
-    if not files and wanted.revision is None:
-        info, files = _converted(wanted, info)
+    requested = HubSplit.parse(url)
+    info = _request(requested, requested.revision)
+    files = _listed(requested, info)
+    if not files and requested.revision is None:
+        info, files = _converted(requested, info)
     if not files:
         splits = sorted({name for name, words in _SPLIT_WORDS.items() if any(_has_word(path, words) for path in _data_files(info))})
         raise UsageError(
-            f"{url}: {wanted.name} has no files for the split {wanted.split!r}" + (f"; it has {', '.join(splits)}" if splits else "")
+            f"{url}: {requested.name} has no files for the split {requested.split!r}" + (f"; it has {', '.join(splits)}" if splits else "")
         )
     blobs = {sibling.rfilename: sibling for sibling in info.siblings}
-    root = f"hf://datasets/{wanted.name}"
+    root = f"hf://datasets/{requested.name}"
     return [
-        RemoteFile(f"{root}@{info.sha}/{path}", f"{root}/{path}", int(blobs[path].size), _blob(blobs[path]), wanted.column)
+        RemoteFile(f"{root}@{info.sha}/{path}", f"{root}/{path}", int(blobs[path].size), _blob(blobs[path]), requested.column)
         for path in files
     ]
 
 
-def _request(wanted: HubSplit, revision: str | None) -> Any:
-    with remote_faults(wanted.url):
+def _request(requested: HubSplit, revision: str | None) -> Any:
+    with remote_faults(requested.url):
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(wanted.name, revision=revision, files_metadata=True, timeout=30)
+        return HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(
+            requested.name, revision=revision, files_metadata=True, timeout=30
+        )
 
 
 def _blob(sibling: Any) -> str:
     return f"sha256={sibling.lfs.sha256}" if sibling.lfs is not None else f"blob={sibling.blob_id}"
 
 
-def _listed(wanted: HubSplit, info: Any) -> list[str]:
+def _listed(requested: HubSplit, info: Any) -> list[str]:
     """Return the files of the split by the card's `configs`, or by the names of files and folders."""
     configs = ((info.card_data or {}).get("configs") or []) if info.card_data is not None else []
     configs = [config for config in configs if isinstance(config, dict) and config.get("data_files")]
     if configs:
-        return _of_card(wanted, _choose_config(wanted, configs), _data_files(info))
-    inside = [path for path in _data_files(info) if wanted.config in (None, "default") or wanted.config in PurePosixPath(path).parts[:-1]]
-    words = _SPLIT_WORDS.get(wanted.split, re.escape(wanted.split))
+        return _of_card(requested, _choose_config(requested, configs), _data_files(info))
+    inside = [
+        path for path in _data_files(info) if requested.config in (None, "default") or requested.config in PurePosixPath(path).parts[:-1]
+    ]
+    words = _SPLIT_WORDS.get(requested.split, re.escape(requested.split))
     files = [path for path in inside if _has_word(path, words)]
-    if files or wanted.split != "train" or any(_has_word(path, other) for path in inside for other in _SPLIT_WORDS.values()):
+    if files or requested.split != "train" or any(_has_word(path, other) for path in inside for other in _SPLIT_WORDS.values()):
         return files
     return inside  # no name contains a split: all files are train, as in huggingface's datasets
 
 
-def _choose_config(wanted: HubSplit, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _choose_config(requested: HubSplit, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     by_name = {str(config.get("config_name", "default")): config for config in configs}
-    if wanted.config is not None:
-        if wanted.config not in by_name:
-            raise UsageError(f"{wanted.url}: {wanted.name} has no config {wanted.config!r}; it has {', '.join(sorted(by_name)[:12])}")
-        return by_name[wanted.config]
+    if requested.config is not None:
+        if requested.config not in by_name:
+            raise UsageError(
+                f"{requested.url}: {requested.name} has no config {requested.config!r}; it has {', '.join(sorted(by_name)[:12])}"
+            )
+        return by_name[requested.config]
     if len(by_name) == 1:
         return next(iter(by_name.values()))
     chosen = next((config for config in configs if config.get("default")), by_name.get("default"))
     if chosen is None:
         shown = ", ".join(sorted(by_name)[:12])
         raise UsageError(
-            f"{wanted.url}: {wanted.name} has several configs ({shown}); name one, as hf://{wanted.name}:CONFIG/{wanted.split}"
+            f"{requested.url}: {requested.name} has several configs ({shown}); name one, as hf://{requested.name}:CONFIG/{requested.split}"
         )
     return chosen
 
 
-def _of_card(wanted: HubSplit, config: dict[str, Any], files: Sequence[str]) -> list[str]:
+def _of_card(requested: HubSplit, config: dict[str, Any], files: Sequence[str]) -> list[str]:
     from fsspec.utils import glob_translate
 
     data_files = config["data_files"]
@@ -534,32 +540,32 @@ def _of_card(wanted: HubSplit, config: dict[str, Any], files: Sequence[str]) -> 
         entries = [{"split": "train", "path": data_files}]
     patterns: list[str] = []
     for entry in entries:
-        if entry.get("split") == wanted.split:
+        if entry.get("split") == requested.split:
             path = entry.get("path", [])
             patterns += [path] if isinstance(path, str) else [str(one) for one in path]
     if not patterns:
         splits = ", ".join(sorted(str(entry.get("split")) for entry in entries))
-        raise UsageError(f"{wanted.url}: no split {wanted.split!r}; there is {splits}")
+        raise UsageError(f"{requested.url}: no split {requested.split!r}; there is {splits}")
     folder = str(config.get("data_dir", "")).strip("/")
     matchers = [re.compile(glob_translate(f"{folder}/{pattern}".lstrip("/"))) for pattern in patterns]
     return [path for path in files if any(matcher.match(path) for matcher in matchers)]
 
 
-def _converted(wanted: HubSplit, info: Any) -> tuple[Any, list[str]]:
+def _converted(requested: HubSplit, info: Any) -> tuple[Any, list[str]]:
     try:
-        converted = _request(wanted, CONVERTED)
+        converted = _request(requested, CONVERTED)
     except UsageError:
         return info, []  # there is no converted branch
     configs = sorted({PurePosixPath(path).parts[0] for path in _data_files(converted)})
-    config = wanted.config or ("default" if "default" in configs else configs[0] if len(configs) == 1 else None)
+    config = requested.config or ("default" if "default" in configs else configs[0] if len(configs) == 1 else None)
     if config is None:
         raise UsageError(
-            f"{wanted.url}: several configs ({', '.join(configs[:12])}); name one, as hf://{wanted.name}:CONFIG/{wanted.split}"
+            f"{requested.url}: several configs ({', '.join(configs[:12])}); name one, as hf://{requested.name}:CONFIG/{requested.split}"
         )
-    files = [path for path in _data_files(converted) if path.startswith(f"{config}/{wanted.split}/")]
-    if not files and any(path.startswith(f"{config}/partial-{wanted.split}/") for path in _data_files(converted)):
-        part = f"hf://datasets/{wanted.name}@{CONVERTED.replace('/', '%2F')}/{config}/partial-{wanted.split}/"
-        raise UsageError(f"{wanted.url}: the hub has only a part of it as parquet; to read that part, pass {part}")
+    files = [path for path in _data_files(converted) if path.startswith(f"{config}/{requested.split}/")]
+    if not files and any(path.startswith(f"{config}/partial-{requested.split}/") for path in _data_files(converted)):
+        part = f"hf://datasets/{requested.name}@{CONVERTED.replace('/', '%2F')}/{config}/partial-{requested.split}/"
+        raise UsageError(f"{requested.url}: the hub has only a part of it as parquet; to read that part, pass {part}")
     return converted, files
 
 

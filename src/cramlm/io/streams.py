@@ -99,12 +99,12 @@ class ByteStream:
         self.raw_bytes += len(block)
 
     def _check_magic(self, block: bytes) -> None:
-        found = look_like(block)
+        kind = look_like(block)
         if self._compression is None:
-            if found is not None:
-                raise DataError(f"{self.path}: named like text but looks like {found}; {_rename(found)}")
-        elif found != self._compression:
-            raise DataError(f"{self.path}: named like {self._compression} but looks like {found or 'plain text or data'}; rename it")
+            if kind is not None:
+                raise DataError(f"{self.path}: named like text but looks like {kind}; {_rename(kind)}")
+        elif kind != self._compression:
+            raise DataError(f"{self.path}: named like {self._compression} but looks like {kind or 'plain text or data'}; rename it")
 
     def _decompressed(self, raw: Iterator[bytes]) -> Iterator[bytes]:
         if self._compression is None:
@@ -176,8 +176,8 @@ class ByteStream:
                 raise DataError(
                     f"{self.path}: is {encoding}; convert it with: iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
                 )
-        if (found := look_like(block)) is not None:
-            raise DataError(f"{self.path}: holds {found}, not text; extract it and pass the files")
+        if (kind := look_like(block)) is not None:
+            raise DataError(f"{self.path}: holds {kind}, not text; extract it and pass the files")
         return block.removeprefix(_UTF8_BOM)
 
 
@@ -249,8 +249,8 @@ def _gather(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _rename(found: str) -> str:
+def _rename(kind: str) -> str:
     for suffix, compression in COMPRESSIONS.items():
-        if found == compression:
+        if kind == compression:
             return f"add {suffix} to the name"
-    return "rename it to .parquet" if found == "parquet" else "extract it and pass the files"
+    return "rename it to .parquet" if kind == "parquet" else "extract it and pass the files"

@@ -47,11 +47,11 @@ def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[n
     """SHA-256 of message[:length] as a big-endian number, modulo `divisor`. `message` needs 72 more bytes of space."""
     total = (length + 8) // 64 * 64 + 64
     message[length] = 0x80
-    for place in range(length + 1, total):
-        message[place] = 0
+    for index in range(length + 1, total):
+        message[index] = 0
     bits = length * 8
-    for place in range(8):
-        message[total - 1 - place] = (bits >> (8 * place)) & 0xFF
+    for index in range(8):
+        message[total - 1 - index] = (bits >> (8 * index)) & 0xFF
     for word in range(8):
         state[word] = _START[word]
     for block in range(0, total, 64):
@@ -91,25 +91,25 @@ def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[n
 
 
 @jit
-def _class_and_size(text, place, classes):  # type: ignore[no-untyped-def]
-    """Class and size in bytes of the character at `place`; the text is valid UTF-8."""
-    first = np.int64(text[place])
+def _class_and_size(text, index, classes):  # type: ignore[no-untyped-def]
+    """Class and size in bytes of the character at `index`; the text is valid UTF-8."""
+    first = np.int64(text[index])
     if first < 0x80:
         return classes[first], 1
     if first < 0xE0:
-        return classes[((first & 0x1F) << 6) | (text[place + 1] & 0x3F)], 2
+        return classes[((first & 0x1F) << 6) | (text[index + 1] & 0x3F)], 2
     if first < 0xF0:
-        return classes[((first & 0x0F) << 12) | ((text[place + 1] & 0x3F) << 6) | (text[place + 2] & 0x3F)], 3
-    code = ((first & 0x07) << 18) | ((text[place + 1] & 0x3F) << 12) | ((text[place + 2] & 0x3F) << 6) | (text[place + 3] & 0x3F)
+        return classes[((first & 0x0F) << 12) | ((text[index + 1] & 0x3F) << 6) | (text[index + 2] & 0x3F)], 3
+    code = ((first & 0x07) << 18) | ((text[index + 1] & 0x3F) << 12) | ((text[index + 2] & 0x3F) << 6) | (text[index + 3] & 0x3F)
     return classes[code], 4
 
 
 @jit
 def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-untyped-def]
     """Write the tokens of text[start:end] to starts and ends: runs of one class, ALONE characters with their marks. Return their number."""
-    count, running, place, stacks = 0, SPACE, start, False
-    while place < end:
-        kind, size = _class_and_size(text, place, classes)
+    count, running, index, stacks = 0, SPACE, start, False
+    while index < end:
+        kind, size = _class_and_size(text, index, classes)
         if kind >= MARK:
             stacks = kind == STACKING
             kind = running if running in (WORD, ALONE) else WORD
@@ -119,22 +119,22 @@ def find_tokens(text, start, end, classes, starts, ends):  # type: ignore[no-unt
             stacks = False
         if not joins:
             if running != SPACE:
-                ends[count - 1] = place
+                ends[count - 1] = index
             if kind != SPACE:
-                starts[count] = place
+                starts[count] = index
                 count += 1
             running = kind
-        place += size
+        index += size
     if running != SPACE:
         ends[count - 1] = end
     return count
 
 
 @jit
-def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type: ignore[no-untyped-def]
-    """Write the buckets of the words, then of the bigrams, of every text to `found`; those of text i start at found_offsets[i].
+def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ignore[no-untyped-def]
+    """Write the buckets of the words, then of the bigrams, of every text to `out`; those of text i start at out_offsets[i].
 
-    text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). found: uint16 (2 * len(text),). A cache keyed by another 64-bit
+    text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). out: uint16 (2 * len(text),). A cache keyed by another 64-bit
     hash saves two in three SHA-256 computations; a collision has probability 5e-20 per compared pair.
     """
     keys, cached = np.zeros(_REMEMBERED, np.uint64), np.zeros(_REMEMBERED, np.uint16)
@@ -145,13 +145,13 @@ def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type:
     message = np.empty(2 * longest + 80, np.uint8)
     state, schedule = np.empty(8, np.uint32), np.empty(64, np.uint32)
     size = 0
-    found_offsets[0] = 0
+    out_offsets[0] = 0
     for number in range(len(offsets) - 1):
         count = find_tokens(text, offsets[number], offsets[number + 1], classes, starts, ends)
         for token in range(count):
             hashes[token] = _FNV_START
-            for place in range(starts[token], ends[token]):
-                hashes[token] = (hashes[token] ^ np.uint64(text[place])) * _FNV
+            for index in range(starts[token], ends[token]):
+                hashes[token] = (hashes[token] ^ np.uint64(text[index])) * _FNV
         for words in range(1, 3):
             for token in range(words - 1, count):
                 first = token - words + 1
@@ -160,29 +160,29 @@ def hash_ngrams(text, offsets, classes, buckets, found, found_offsets):  # type:
                 slot = key >> np.uint64(64 - _REMEMBERED_BITS)
                 if keys[slot] != key:
                     length = 0
-                    for place in range(starts[first], ends[first]):
-                        message[length] = text[place]
+                    for index in range(starts[first], ends[first]):
+                        message[length] = text[index]
                         length += 1
                     if words == 2:
                         message[length] = _JOIN
                         length += 1
-                        for place in range(starts[token], ends[token]):
-                            message[length] = text[place]
+                        for index in range(starts[token], ends[token]):
+                            message[length] = text[index]
                             length += 1
                     keys[slot], cached[slot] = key, _sha256_modulo(message, length, buckets, state, schedule)
-                found[size] = cached[slot]
+                out[size] = cached[slot]
                 size += 1
-        found_offsets[number + 1] = size
+        out_offsets[number + 1] = size
     return size
 
 
 @jit
-def sum_by_text(found, offsets, values):  # type: ignore[no-untyped-def]
+def sum_by_text(out, offsets, values):  # type: ignore[no-untyped-def]
     """Sum the values of every text's n-grams in their order, float64 (n,)."""
     sums = np.zeros(len(offsets) - 1, np.float64)
     for number in range(len(sums)):
-        for place in range(offsets[number], offsets[number + 1]):
-            sums[number] += values[found[place]]
+        for index in range(offsets[number], offsets[number + 1]):
+            sums[number] += values[out[index]]
     return sums
 
 
@@ -197,8 +197,8 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
     word_offsets[0] = 0
     for text in range(len(offsets) - 1):
         value, inside = _FNV_START, False
-        for place in range(offsets[text], offsets[text + 1]):
-            byte = data[place]
+        for index in range(offsets[text], offsets[text + 1]):
+            byte = data[index]
             if byte <= _BLANK:  # any white space; other separators were replaced
                 if inside:
                     hashes[count] = value * PRIME
@@ -206,7 +206,7 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
                     value, inside = _FNV_START, False
             else:
                 if not inside:
-                    code = _code_point(data, place)
+                    code = _code_point(data, index)
                     sizes[count] = quarters[code] if code < len(quarters) else _WORD_QUARTERS
                 value = (value ^ np.uint64(byte)) * _FNV
                 inside = True
@@ -218,27 +218,27 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
 
 
 @jit
-def _code_point(data, place):  # type: ignore[no-untyped-def]
-    """Code point of the character of three or four bytes at `place`; the first byte of shorter characters."""
-    byte = np.int64(data[place])
+def _code_point(data, index):  # type: ignore[no-untyped-def]
+    """Code point of the character of three or four bytes at `index`; the first byte of shorter characters."""
+    byte = np.int64(data[index])
     if byte < 0xE0:
         return byte
-    code = (byte & 0x0F) << 12 | np.int64(data[place + 1] & 0x3F) << 6 | np.int64(data[place + 2] & 0x3F)
-    return code if byte < 0xF0 else (code & 0x7FFF) << 6 | np.int64(data[place + 3] & 0x3F)
+    code = (byte & 0x0F) << 12 | np.int64(data[index + 1] & 0x3F) << 6 | np.int64(data[index + 2] & 0x3F)
+    return code if byte < 0xF0 else (code & 0x7FFF) << 6 | np.int64(data[index + 3] & 0x3F)
 
 
 @jit
 def _window_ends(sizes, most, ends):  # type: ignore[no-untyped-def]
     """Write the end of the shortest run of size >= `most` from every word; return the number of words with such a run."""
     following, size = 0, 0
-    for place in range(len(sizes)):
+    for index in range(len(sizes)):
         while size < most:
             if following == len(sizes):
-                return place
+                return index
             size += sizes[following]
             following += 1
-        ends[place] = following
-        size -= sizes[place]
+        ends[index] = following
+        size -= sizes[index]
     return len(sizes)
 
 
@@ -255,14 +255,14 @@ def collect_windows(hashes, sizes, word_offsets, least, most, windows, length, w
     for number in range(len(word_offsets) - 1):
         origin, words = word_offsets[number], word_offsets[number + 1] - word_offsets[number]
         own = sizes[origin : origin + words]
-        found = _window_ends(own, most, ends)
-        is_small = found == 0
+        windows_of_text = _window_ends(own, most, ends)
+        is_small = windows_of_text == 0
         if is_small and np.sum(own) >= least:
-            ends[0], found = words, 1
-        for first in range(found):
+            ends[0], windows_of_text = words, 1
+        for first in range(windows_of_text):
             value = hashes[origin + first]
-            for place in range(first + 1, ends[first]):
-                value = value * PRIME + hashes[origin + place]
+            for index in range(first + 1, ends[first]):
+                value = value * PRIME + hashes[origin + index]
             windows[count], length[count], whole[count] = value, ends[first] - first, is_small
             text[count], start[count] = number, first
             count += 1
@@ -296,31 +296,31 @@ def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, st
         powers[number + 1] = powers[number] * PRIME
     for number in range(len(word_offsets) - 1):
         origin, words = word_offsets[number], word_offsets[number + 1] - word_offsets[number]
-        for place in range(words):
-            begun[place + 1] = begun[place] * PRIME + hashes[origin + place]
+        for index in range(words):
+            begun[index + 1] = begun[index] * PRIME + hashes[origin + index]
         for run in range(1, min(len(first) - 1, words) + 1):
             if first[run] < 0:
                 continue
             table, by, power = first[run], shift[run], powers[run]
-            for place in range(words - run + 1):
-                value = begun[place + run] - begun[place] * power
+            for index in range(words - run + 1):
+                value = begun[index + run] - begun[index] * power
                 slot = value >> by
                 if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
                     if count < limit:
-                        text[count], start[count], length[count], window[count] = number, place, run, value
+                        text[count], start[count], length[count], window[count] = number, index, run, value
                     count += 1
         if first[0] < 0:
             continue
         table, by = first[0], shift[0]
         windows = _window_ends(sizes[origin : origin + words], most, ends)
-        for place in range(windows):
-            end = ends[place]
-            values[place] = begun[end] - begun[place] * powers[end - place]
-        for place in range(windows):
-            value = values[place]
+        for index in range(windows):
+            end = ends[index]
+            values[index] = begun[end] - begun[index] * powers[end - index]
+        for index in range(windows):
+            value = values[index]
             slot = value >> by
             if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
                 if count < limit:
-                    text[count], start[count], length[count], window[count] = number, place, ends[place] - place, value
+                    text[count], start[count], length[count], window[count] = number, index, ends[index] - index, value
                 count += 1
     return count

@@ -96,9 +96,9 @@ def hash_block(texts: Sequence[bytes], buckets: int) -> Ngrams:
     lowered = [_lower(text) for text in texts]
     offsets = np.cumsum([0, *map(len, lowered)], dtype=np.int64)
     text = np.frombuffer(b"".join(lowered), np.uint8)
-    found, found_offsets = np.empty(2 * len(text), np.uint16), np.zeros(len(offsets), np.int64)
-    size = kernels.hash_ngrams(text, offsets, _character_classes(), buckets, found, found_offsets)
-    return Ngrams(found[:size].copy(), found_offsets)
+    out, out_offsets = np.empty(2 * len(text), np.uint16), np.zeros(len(offsets), np.int64)
+    size = kernels.hash_ngrams(text, offsets, _character_classes(), buckets, out, out_offsets)
+    return Ngrams(out[:size].copy(), out_offsets)
 
 
 def _lower(text: bytes) -> bytes:
