@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import features
-from cramlm.linear.features import Terms, Tfidf, Vocabulary, character_ngrams, join, normalize
+from cramlm.linear.features import Terms, Tfidf, Vocabulary, join, normalize
 from cramlm.text.words import word_pattern
 
 WORDS = ("wave", "Ship", "a", "the", "<<", "[[", "don't", "ọ̀rọ̀", "हिन्दी", "x2,", "é", "naïve", "ab", "wavering")
@@ -84,13 +84,6 @@ def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[st
         np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
     else:
         assert vocabulary.terms == ()
-
-
-def test_a_short_word_is_counted_once() -> None:
-    assert character_ngrams("a") == [" a", "a ", " a "]
-    analyzer = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5)).build_analyzer()
-    for word in ("a", "ab", "abc", "abcdefg"):
-        assert sorted(character_ngrams(word)) == sorted(analyzer(word))
 
 
 def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:
