@@ -64,11 +64,11 @@ def test_outside_of_a_checkout_code_is_the_version(tmp_path: Path) -> None:
 def test_a_folder_of_runs_is_refused_for_another_commit(tmp_path: Path) -> None:
     claim(tmp_path / "runs", "c0ffee1")
     claim(tmp_path / "runs", "c0ffee1")
-    with pytest.raises(UsageError, match="its runs were made by c0ffee1, this is decade2; go on with that one, or give another --out"):
+    with pytest.raises(UsageError, match="its runs were made by c0ffee1, this is decade2; use that one, or another --out"):
         claim(tmp_path / "runs", "decade2")
 
 
 def test_a_folder_of_runs_without_a_commit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "news-100").mkdir()
-    with pytest.raises(UsageError, match="code that it does not name"):
+    with pytest.raises(UsageError, match="an unknown commit"):
         claim(tmp_path, "c0ffee1")
