@@ -168,7 +168,7 @@ def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
     if suffix in _ARCHIVES:
         raise DataError(f"{path}: archives are not opened; extract it and pass the files")
     if suffix not in FORMATS or (suffix == ".parquet" and compression):
-        raise UsageError(f"{path}: the name {path.name!r} has no known extension; {_NAMES}")
+        raise UsageError(f"{path}: unknown format {path.name!r}; {_NAMES}")
     return FORMATS[suffix], compression
 
 
