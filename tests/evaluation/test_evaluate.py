@@ -60,7 +60,6 @@ def test_probabilities_are_float32_and_sum_to_one(model: Model, tokenizer: Token
     assert result.shape == (len(texts), 3)
     np.testing.assert_allclose(result.sum(1), 1, atol=1e-6)
     assert probabilities(model, sequences(tokenizer, [])).shape == (0, 3)
-    assert probabilities(model, sequences(tokenizer, [])).shape == (0, 3)
 
 
 def test_bf16_is_close_to_fp32(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
