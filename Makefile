@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 WORKERS ?= $(shell nproc)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-lowest faults newcomer docs check bench clean
+.PHONY: help setup demo test test-slow test-docs test-lowest faults newcomer docs check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ test: $(READY)  ## the test suite: no network, no GPU; a process per core
 
 test-slow: $(READY)  ## the tests that take long, too
 	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
+
+test-docs: $(READY)  ## run the code of the README, the guide and the tutorials on a tiny task
+	@$(RUN)pytest -n $(WORKERS) -m 'slow or not slow' tests/test_docs.py
 
 test-lowest: $(LOWEST)/.ready  ## the test suite with the oldest versions that pyproject.toml allows, in an environment of its own
 	@$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile
