@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 METRIC = "macro_f1"
+RUNGS = ("combined", "encoder", "static")
 
 
 def main() -> None:
@@ -27,20 +28,18 @@ def main() -> None:
         "highest dev score": [by_dev(scores) for scores in runs],
         "cross-fitted": [scores["comparison"]["recommended"] for scores in runs],
     }
-    print("| rule | runs | encoder recommended | wrongly | static recommended | wrongly | wrong in all |\n|---|---|---|---|---|---|---|")
+    print(f"| rule | runs | {' | wrongly | '.join(f'{rung} recommended' for rung in RUNGS)} | wrongly | wrong in all |")
+    print("|---" * (3 + 2 * len(RUNGS)) + "|")
     result = {}
     for rule, names in rows.items():
         counts = count(runs, names)
         result[rule] = counts
-        wrong = counts["encoder_wrong"] + counts["static_wrong"]
-        cells = (
-            counts["encoder"],
-            counts["encoder_wrong"],
-            counts["static"],
-            counts["static_wrong"],
+        wrong = sum(counts[f"{rung}_wrong"] for rung in RUNGS)
+        cells = [
+            *(str(counts[f"{rung}{suffix}"]) for rung in RUNGS for suffix in ("", "_wrong")),
             f"{wrong} ({wrong / max(len(runs), 1):.0%})",
-        )
-        print(f"| {rule} | {len(runs)} | {' | '.join(map(str, cells))} |")
+        ]
+        print(f"| {rule} | {len(runs)} | {' | '.join(cells)} |")
     print(json.dumps({"benchmark": "verdict", "runs": len(runs), "rules": result}))
 
 
@@ -52,24 +51,27 @@ def finished(folder: Path) -> Iterator[Mapping[str, Any]]:
             yield scores
 
 
+def cheapest_first(scores: Mapping[str, Any]) -> list[str]:
+    """Return the names of a run's models in the order in which the verdict compares them."""
+    return list(scores["comparison"]["cross_fitted"])
+
+
 def by_dev(scores: Mapping[str, Any]) -> str:
     """Return the model with the highest dev score, the cheapest of equal ones."""
-    models = list(reversed(scores["models"].items()))  # the run's own model is first, the cheapest last
-    return str(max(models, key=lambda entry: entry[1]["dev"][METRIC])[0])
+    return max(cheapest_first(scores), key=lambda name: float(scores["models"][name]["dev"][METRIC]))
 
 
 def count(runs: list[Mapping[str, Any]], recommended: list[str]) -> dict[str, int]:
     """Count how often each kind of model is recommended, and how often a cheaper model is better on test."""
-    counts = {"encoder": 0, "encoder_wrong": 0, "static": 0, "static_wrong": 0}
+    counts = {f"{rung}{suffix}": 0 for rung in RUNGS for suffix in ("", "_wrong")}
     for scores, name in zip(runs, recommended, strict=True):
         if name == "tfidf":
             continue
-        rung = "static" if name == "static" else "encoder"
-        names = list(scores["models"])
-        cheaper = names[names.index(name) + 1 :]
+        rung = name if name in RUNGS else "encoder"
+        names = cheapest_first(scores)
         test = {each: scores["models"][each]["test"][METRIC] for each in names}
         counts[rung] += 1
-        counts[f"{rung}_wrong"] += any(test[each] > test[name] for each in cheaper)
+        counts[f"{rung}_wrong"] += any(test[each] > test[name] for each in names[: names.index(name)])
     return counts
 
 

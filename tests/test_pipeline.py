@@ -92,9 +92,9 @@ def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished:
     assert verify(folder) == len(stages) + len(stored)
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
-    assert list(scores["models"]) == ["tlm", "static", "tfidf"]
+    assert list(scores["models"]) == ["tlm", "combined", "static", "tfidf"]
     assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "tfidf"))
-    assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm"}
+    assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm", "combined"}
     assert scores["verdict"] == scores["comparison"]["text"]
     predictor = Predictor.load(folder / "run/export")
     assert [answer.label for answer in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == ["sea", "hill"]

@@ -31,8 +31,7 @@ from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_
 
 if TYPE_CHECKING:
     from cramlm.config.run import RunConfig
-    from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.predictor import Predictor
+    from cramlm.inference.predictor import AnyPredictor
     from cramlm.pipeline.run import Run
 
 
@@ -167,7 +166,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         tags.input_tags.string, tags.input_tags.two_d_array, tags.input_tags.one_d_array = True, False, True
         return tags
 
-    def _open(self) -> Predictor | LinearPredictor:
+    def _open(self) -> AnyPredictor:
         from cramlm.inference.predictor import Predictor
 
         self._predictor = Predictor.load(self.run_.export)

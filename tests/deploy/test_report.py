@@ -179,7 +179,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
     scores = json.loads((reported / "evaluation/scores.json").read_bytes())
     page = Page((reported / "report.html").read_text("utf-8"))
     assert scores["verdict"] in page.words
-    assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "static", "tfidf"}
+    assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "combined", "static", "tfidf"}
     for name, score in scores["comparison"]["cross_fitted"].items():
         dev = scores["models"][name]["dev"]
         low, high = dev["intervals"]["macro_f1"]
@@ -190,7 +190,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         uses = fit["variant"].replace("union", "tokens and characters") + (" and token vectors" if name == "static" else "")
         assert f"{name} {uses} {fit['scheme']} {fit['class_weights']} {fit['c']:g} {fit['tau']:g} {fit['features']:,}" in page.words
         assert f"{name}: the best 20 of {len(fit['tried'])} settings tried" in page.words
-    assert "F1 of static F1 of tfidf" in page.words
+    assert "F1 of combined F1 of static F1 of tfidf" in page.words
 
 
 @pytest.fixture(scope="module")

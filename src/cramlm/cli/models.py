@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cramlm.cli.options import LabelColumn, PairColumn, Precision, SeparatorOption, TextColumn
+from cramlm.cli.options import AnswerOption, LabelColumn, PairColumn, Precision, SeparatorOption, TextColumn
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import UsageError
 
@@ -23,6 +23,7 @@ def evaluate(
     unseen_labels: Annotated[
         Literal["fail", "ignore"], typer.Option(help="Labels that the model has not: fail, or ignore: count these texts as wrong.")
     ] = "fail",
+    answer: AnswerOption = "combined",
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
@@ -39,7 +40,7 @@ def evaluate(
     from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
 
-    predictor = load_predictor(model_of(model))
+    predictor = load_predictor(model_of(model), answer=answer)
     examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
@@ -64,6 +65,7 @@ def predict(
     precision: Annotated[
         Precision, typer.Option(help="fp32: equal to Python and HTTP. auto: bf16 if the hardware supports it; labels as with fp32.")
     ] = "fp32",
+    answer: AnswerOption = "combined",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
@@ -79,7 +81,7 @@ def predict(
 
     folder = model_of(model)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
-    predictor = load_predictor(folder, precision=precision)
+    predictor = load_predictor(folder, precision=precision, answer=answer)
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     lines = (
         json.dumps({"id": example.id, **asdict(prediction)}, ensure_ascii=False) + "\n"
@@ -105,6 +107,7 @@ def serve(
     queue_texts: Annotated[int, typer.Option(help="Limit: texts in the queue; beyond it requests get status 429.")] = 1024,
     max_wait: Annotated[float, typer.Option(help="Limit: seconds in the queue; beyond it a request gets status 429.")] = 2.0,
     read_timeout: Annotated[float, typer.Option(help="Limit: seconds for sending a request.")] = 10.0,
+    answer: AnswerOption = "combined",
 ) -> None:
     """Serve predictions over HTTP.
 
@@ -124,7 +127,9 @@ def serve(
         read_seconds=read_timeout,
     )
     address = Address(host, port, token)
-    code = serve_model(model, address, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=announce)
+    code = serve_model(
+        model, address, answer=answer, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=announce
+    )
     raise typer.Exit(code)
 
 
@@ -156,6 +161,7 @@ def explain(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
     text: Annotated[str, typer.Argument(help="Text to explain.")],
     passages: Annotated[int, typer.Option(min=0, help="Number of nearest retrieved passages to show.")] = 3,
+    answer: AnswerOption = "combined",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the contribution of each word to the predicted label. Also shows the nearest passages of the run."""
@@ -163,7 +169,7 @@ def explain(
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
 
-    explanation = explain_at(model, text, passages=passages).as_dict()
+    explanation = explain_at(model, text, passages=passages, answer=answer).as_dict()
     if as_json:
         print(json.dumps(explanation, ensure_ascii=False))
     else:

@@ -156,6 +156,10 @@ StoreOption = Annotated[
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.")]
 Precision = Literal["auto", "fp32", "bf16"]
+AnswerOption = Annotated[
+    Literal["combined", "encoder", "static", "tfidf"],
+    typer.Option("--answer", help="Model of the folder that predicts: all of them combined, or one of them alone."),
+]
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local.")]
 RecipeOption = Annotated[str | None, typer.Option(help="Method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]
 InitOption = Annotated[

@@ -13,12 +13,13 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
+from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.significance import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
 from cramlm.reporting.charts import Seeds, seeds_chart
@@ -204,6 +205,8 @@ def read_results(cells: Sequence[Cell]) -> list[CellResult]:
     for cell in cells:
         scores = json.loads((cell.folder / "evaluation" / "scores.json").read_bytes())
         results.append(_result(cell, scores))
+        if COMBINED in scores["models"]:
+            results.append(_combined_result(cell, scores))
         for name in LINEAR_MODELS:
             group = (cell.labels, cell.seed, name)
             is_new = name in scores["models"] and name not in arms and group not in seen
@@ -258,7 +261,7 @@ def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
 
 def totals_of(results: Sequence[CellResult]) -> dict[str, float]:
     """Return the resources of all runs together, the cost of choosing among them."""
-    runs = [result for result in results if not result.is_baseline]
+    runs = [result for result in results if not result.is_baseline and not result.arm.endswith(f" {COMBINED}")]
     usage = [result.usage for result in runs if result.usage is not None]
     return {
         "runs": len(runs),
@@ -292,6 +295,13 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         true,
         predictions,
     )
+
+
+def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
+    """The combination of a run's encoder with its linear models; its costs are those of the run."""
+    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{COMBINED}.jsonl")
+    entry = _scores(scores["models"][COMBINED])
+    return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry, true=true, predictions=predictions)
 
 
 def _linear_result(cell: Cell, scores: Mapping[str, Any], name: str) -> CellResult:
@@ -361,7 +371,14 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
     for row in rows:
         cells = _cells(row, compared.get((row.labels, row.arm)), columns)
         lines.append(f"| {' | '.join(cells[column] for column in columns)} |")
-    notes = [_legend(columns, next(iter(first.values()), ""), linear=any(row.is_baseline for row in rows))]
+    notes = [
+        _legend(
+            columns,
+            next(iter(first.values()), ""),
+            linear=any(row.is_baseline for row in rows),
+            combined=any(row.arm.endswith(f" {COMBINED}") for row in rows),
+        )
+    ]
     if totals.get("runs"):
         energy = f", {totals['kwh']:.3f} kWh" if "kwh" in totals else ""
         notes.append(
@@ -456,13 +473,15 @@ def pair_text(pair: Pair) -> str:
     return f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f}), p {p}"
 
 
-def _legend(columns: Sequence[str], first: str, *, linear: bool) -> str:
+def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool) -> str:
     words = ["Scores in percent, mean ± standard deviation over seeds."]
     if linear:
         words.append(
             "Rows tfidf and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, and TF-IDF with "
             "averaged token vectors from the retrieved text. Their settings are chosen on dev; their minutes are those of the fit."
         )
+    if combined:
+        words.append("Rows named combined: the calibrated log-probabilities of the arm's encoder, static and tfidf, averaged.")
     if "difference to the first (95 %), p" in columns:
         words.append(
             f"Difference to the first: macro-F1 on test minus that of {first}, with a paired bootstrap interval over rows and seeds; p by "

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
+from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.records import TaskKind
 
@@ -60,6 +61,7 @@ class Scores:
     rows: Sequence[tuple[str, Sequence[str]]]
     linear_models: Sequence[tuple[str, str, Mapping[str, Any]]]
     compared: bool
+    combined: bool
     verdict: str
     split: str
     per_class: Sequence[Sequence[str]]
@@ -300,6 +302,7 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
         rows=rows,
         linear_models=[(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
         compared=bool(comparison),
+        combined=COMBINED in models,
         verdict=facts["scores"].get("verdict") or "",
         split=split,
         per_class=[

@@ -5,6 +5,7 @@ Of an encoder, a plain Hugging Face folder:
     mlm/                the language model with its vocabulary head, as a folder of the same kind; only if that head was trained
     prompt.json         patterns and words of a model with a prompt (its first two files are a language model, and there is no mlm/);
                         beside it prompt.safetensors with the learned vectors
+    combination/        linear models and how they are combined with the encoder (inference/combined.py)
 Of a linear model, which needs neither torch nor transformers:
     linear.json, linear.safetensors, tokenizer.json    the model (linear/model.py)
 Of both:
@@ -30,6 +31,7 @@ import torch
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
+from cramlm.inference.combined import CombinedModels
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
 from cramlm.model.model import Model, PackedBatch
@@ -56,12 +58,14 @@ def publish_encoder(
     provenance: Mapping[str, Any],
     key: Mapping[str, Any],
     probe_texts: Sequence[str],
+    combined: CombinedModels | None = None,
     emit: Emit = silent,
 ) -> Artifact:
     """Publish the folder at `out`, or keep the one that is there for this `key`.
 
-    mlm: True if the vocabulary head was trained; then `mlm/` is written, unless the model has a prompt. provenance: plain JSON values,
-    stored as they are; the card shows the keys that `model_card` lists. probe_texts: texts like those to be classified.
+    combined: the combination with linear models, written to `combination/`. mlm: True if the vocabulary head was trained; then `mlm/` is
+    written, unless the model has a prompt. provenance: plain JSON values, stored as they are; the card shows the keys that `model_card`
+    lists. probe_texts: texts like those to be classified.
 
     Raises:
         ArtifactError: if the loaded folder gives other logits than the model (nothing is published); or if `out` holds something damaged
@@ -78,6 +82,8 @@ def publish_encoder(
         save(model, tokenizer, folder, labels=labels, max_length=loaded.max_length)
         if mlm:
             save_mlm(model, tokenizer, folder / "mlm", max_length=loaded.max_length)
+        if combined is not None:
+            combined.save(folder)
         facts = {
             "parameters": _stored_parameters(model),
             "vocab_size": model.vocab_size,

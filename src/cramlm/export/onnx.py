@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.inference.combined import COMBINATION_FOLDER, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
 from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.linear import is_linear
@@ -102,6 +103,8 @@ def export_onnx(
         emit(Event("start", KIND))
         for file in _COPIED:
             shutil.copyfile(folder / file, temporary / file)
+        if has_combination(folder):
+            shutil.copytree(folder / COMBINATION_FOLDER, temporary / COMBINATION_FOLDER)
         write_graph(loaded, temporary / GRAPH_FILE)
         facts: dict[str, Any] = {
             "labels": list(loaded.labels),
@@ -133,7 +136,8 @@ def export_onnx(
         emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {message}"))
 
     refuse_foreign(target, kind=KIND)
-    files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors")}
+    beside = [file.relative_to(folder).as_posix() for file in sorted((folder / COMBINATION_FOLDER).rglob("*")) if file.is_file()]
+    files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors", *beside)}
     key = {"code_format": CODE_FORMAT, "int8": int8, "model": hash_json(files), "texts": hash_json([[e.text, e.text_pair] for e in probes])}
     return stage(target, kind=KIND, key=key, write=write, emit=emit)
 

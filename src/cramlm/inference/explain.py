@@ -23,6 +23,7 @@ import numpy as np
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
+from cramlm.inference.combined import AnswerBy
 from cramlm.inference.runs import run_of
 from cramlm.records import FloatArray, TaskKind
 from cramlm.retrieval.catalog import CATALOG, SearchResult, build_catalog, search_catalog
@@ -126,10 +127,10 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult,
     return tuple(search_catalog(folder, text, limit=limit))
 
 
-def explain_at(path: Path, text: str, *, passages: int = 3) -> Explanation:
+def explain_at(path: Path, text: str, *, passages: int = 3, answer: AnswerBy = "combined") -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
     from cramlm.inference.predictor import load_predictor
     from cramlm.inference.runs import model_of
 
     folder = model_of(path)
-    return explain(load_predictor(folder), text, run=run_of(folder), passages=passages)
+    return explain(load_predictor(folder, answer=answer), text, run=run_of(folder), passages=passages)

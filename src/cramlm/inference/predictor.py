@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
+from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, has_combination, load_linear
 from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, word_spans
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.device import Precision
     from cramlm.model.huggingface.folder import LoadedModel
+
+AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
 
 
 class Predictor:
@@ -44,20 +47,27 @@ class Predictor:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu"
-    ) -> Predictor | LinearPredictor:
-        """Load an exported folder.
+        cls,
+        folder: str | Path,
+        *,
+        precision: Precision | Literal["auto"] = "fp32",
+        device: str = "cpu",
+        answer: AnswerBy = "combined",
+    ) -> AnyPredictor:
+        """Load an exported folder of any kind; only the packages of its kind are imported.
 
-        precision: bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16 there, and fp32 again
-        for texts whose label could differ. A linear model (recipes `static` and `tfidf`) ignores precision and device.
+        answer: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision, device: of
+        an encoder in PyTorch. bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16 there, and
+        fp32 again for texts whose label could differ.
 
         Raises:
-            ArtifactError: naming what is missing, damaged or unsafe in the folder.
+            ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `answer`.
         """
-        if is_linear(Path(folder)):
-            from cramlm.inference.linear import LinearPredictor
+        return load_predictor(folder, precision=precision, device=device, answer=answer)
 
-            return LinearPredictor.load(folder)
+    @classmethod
+    def load_encoder(cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu") -> Predictor:
+        """As `load`, but the encoder of a Hugging Face folder alone."""
         from cramlm.model.huggingface.folder import load_classifier
         from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 
@@ -145,15 +155,20 @@ class Predictor:
 
 
 def load_predictor(
-    folder: str | Path, *, precision: Literal["auto", "fp32", "bf16"] = "fp32"
-) -> Predictor | LinearPredictor | OnnxPredictor:
-    """Load an exported folder of any kind; only the packages of its kind are imported. precision: of a Hugging Face folder.
-
-    Raises:
-        ArtifactError, EnvironmentFault: as `OnnxPredictor.load` and `Predictor.load`.
-    """
+    folder: str | Path,
+    *,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    device: str = "cpu",
+    answer: AnswerBy = "combined",
+) -> AnyPredictor:
+    """Load an exported folder of any kind; arguments and errors as of `Predictor.load`."""
+    folder = Path(folder)
+    if is_linear(folder) or answer in ("static", "tfidf"):
+        return load_linear(folder, answer)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 
-    if (Path(folder) / GRAPH_FILE).is_file():
-        return OnnxPredictor.load(folder)
-    return Predictor.load(folder, precision=precision)
+    is_graph = (folder / GRAPH_FILE).is_file()
+    encoder = OnnxPredictor.load(folder) if is_graph else Predictor.load_encoder(folder, precision=precision, device=device)
+    if answer == "combined" and has_combination(folder):
+        return CombinedPredictor(encoder, CombinedModels.load(folder), origin=str(folder))
+    return encoder

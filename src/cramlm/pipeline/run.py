@@ -173,7 +173,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
         name: model for name, model in (("tfidf", baseline), ("static", static)) if model is not None and config.baseline.enabled
     }
     evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, linear_models)
-    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation)
+    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, linear_models)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 

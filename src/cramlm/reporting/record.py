@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def others(self) -> Mapping[str, Json]:
-        """Scores of the other (linear) models by name; empty before the evaluation."""
+        """Scores of the other models (linear ones, the combination) by name; empty before the evaluation."""
         return {name: entry for name, entry in self.models.items() if name != self.config.name}
 
     @property

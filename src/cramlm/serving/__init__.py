@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cramlm.errors import EnvironmentFault
+from cramlm.inference.combined import AnswerBy
 from cramlm.serving.limits import Address, Limits
 
 
@@ -13,6 +14,7 @@ def serve(
     path: Path,
     address: Address,
     *,
+    answer: AnswerBy = "combined",
     threads: int | None = None,
     window_seconds: float = 0.0,
     limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -20,8 +22,9 @@ def serve(
 ) -> int:
     """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
 
-    threads: of the model; None = the default of PyTorch or onnxruntime. window_seconds: how long an idle server waits for more requests
-    to compute together. `announce` is called with one line when the server listens and one when the model is loaded.
+    answer: the model of the folder that predicts (inference/combined.py). threads: of the model; None = the default of PyTorch or
+    onnxruntime. window_seconds: how long an idle server waits for more requests to compute together. `announce` is called with one line
+    when the server listens and one when the model is loaded.
 
     Raises:
         EnvironmentFault: if a package is missing or the port is taken. ArtifactError: if there is no model, or it cannot be loaded safely.
@@ -32,4 +35,4 @@ def serve(
         if (error.name or "").startswith("cramlm"):
             raise
         raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
-    return run_server(path, address, threads=threads, window_seconds=window_seconds, limits=limits, announce=announce)
+    return run_server(path, address, answer=answer, threads=threads, window_seconds=window_seconds, limits=limits, announce=announce)

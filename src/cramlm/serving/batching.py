@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cramlm.evaluation.kinds import KINDS
+from cramlm.inference.combined import AnswerBy, CombinedModels, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
@@ -68,29 +69,44 @@ class ServedModel:
         return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
 
 
-def load_model(folder: Path, threads: int | None) -> ServedModel:
+def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combined") -> ServedModel:
     """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
 
     Raises:
-        ArtifactError, EnvironmentFault: as `OnnxPredictor.load`, `LinearPredictor.load` and `load_classifier`.
+        ArtifactError, EnvironmentFault, UsageError: as `load_predictor`.
     """
-    from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
-
-    if is_linear(folder):
-        model = of_linear(LinearPredictor.load(folder))
-    elif (folder / GRAPH_FILE).is_file():
-        model = of_onnx(OnnxPredictor.load(folder, threads=threads))
+    if is_linear(folder) or answer in ("static", "tfidf"):
+        model = of_linear(load_linear(folder, answer))
     else:
-        import torch
-
-        from cramlm.model.huggingface.folder import load_classifier
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        model = of_torch(load_classifier(folder))
+        model = _load_encoder(folder, threads)
+        if answer == "combined" and has_combination(folder):
+            model = of_combined(model, CombinedModels.load(folder))
     model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
     return model
+
+
+def _load_encoder(folder: Path, threads: int | None) -> ServedModel:
+    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
+
+    if (folder / GRAPH_FILE).is_file():
+        return of_onnx(OnnxPredictor.load(folder, threads=threads))
+    import torch
+
+    from cramlm.model.huggingface.folder import load_classifier
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return of_torch(load_classifier(folder))
+
+
+def of_combined(encoder: ServedModel, models: CombinedModels) -> ServedModel:
+    """The encoder is computed for the lengths of the texts even if it is no part of the combination."""
+
+    def compute_combined(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
+        outputs = encoder.compute(texts, pairs)
+        return ModelOutputs(models.probabilities(outputs.probabilities, texts, pairs), outputs.lengths)
+
+    return ServedModel(encoder.labels, encoder.max_length, compute_combined)
 
 
 def of_torch(loaded: LoadedModel) -> ServedModel:

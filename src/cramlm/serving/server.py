@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.inference.combined import AnswerBy
 from cramlm.inference.runs import model_of, refuse_other_kinds
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel, load_model
@@ -42,7 +43,14 @@ KEEP_ALIVE_SECONDS = 5
 
 
 def run_server(
-    path: Path, address: Address, *, threads: int | None, window_seconds: float, limits: Limits, announce: Callable[[str], None]
+    path: Path,
+    address: Address,
+    *,
+    answer: AnswerBy,
+    threads: int | None,
+    window_seconds: float,
+    limits: Limits,
+    announce: Callable[[str], None],
 ) -> int:
     """Load and serve the model of `path`; see `cramlm.serving.serve`."""
     folder = model_of(path)
@@ -53,7 +61,9 @@ def run_server(
     def loaded(model: ServedModel) -> None:
         announce(f"ready after {time.monotonic() - started:.1f} s: {len(model.labels)} labels, {model.limit}")
 
-    batcher = Batcher(lambda: load_model(folder, threads), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
+    batcher = Batcher(
+        lambda: load_model(folder, threads, answer=answer), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded
+    )
     app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():

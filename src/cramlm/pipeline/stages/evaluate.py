@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,14 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination, CombinationFit, combine_on_dev
 from cramlm.evaluation.evaluate import evaluate_examples, example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
 from cramlm.evaluation.verdict import compare_on_dev
 from cramlm.export.folder import publish_encoder, publish_linear
+from cramlm.inference.combined import CombinedModels
+from cramlm.inference.linear import LinearPredictor
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.tokenizer import Tokenizer
@@ -30,23 +33,37 @@ from cramlm.records import Event, Example, FloatArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact
 
+Outputs: TypeAlias = Mapping[str, FloatArray]
+"""Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
+
 
 def evaluate_encoder(
     run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer, linear_models: Mapping[str, Artifact]
 ) -> Artifact:
-    """Score the model and the linear models (cheapest first) on dev and once on test, and write the verdict."""
+    """Score the model, the linear models (cheapest first) and, in a classification, the combination of all on dev and once on test, and
+    write the verdict.
+    """
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
 
-        def outputs(examples: Sequence[Example]) -> FloatArray:
+        def encoder_outputs(examples: Sequence[Example]) -> FloatArray:
             options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision}
             return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
 
-        own = score_model(run.task, outputs, target, name=None)
-        models = {run.config.name: own, **score_linear_models(run.task, linear_models, target, tokenizer=tokenizer)}
+        linear_outputs = outputs_of_linear_models(run.task, linear_models, tokenizer=tokenizer)
+        outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
+        own = score_outputs(run.task, outputs[ENCODER], target)
+        models = {run.config.name: own}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
+        if linear_models and run.task.kind == "classification":
+            fit = _combine(run, outputs)
+            combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
+            models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
+            candidates[COMBINED] = fit.adjustment.predictions
+            write_json(target / COMBINATION_FILE, fit.combination.as_dict())
+        models |= score_linear_models(run.task, linear_models, linear_outputs, target)
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         training = {report["name"]: report for report in trained.reports}
         flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
@@ -66,7 +83,22 @@ def evaluate_encoder(
         )
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
-    return run.build(Stage("evaluation", 3, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 4, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+
+
+def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
+    """Fit the combination on dev, and report which models are part of it."""
+    fit = combine_on_dev(run.task, {name: splits["dev"] for name, splits in outputs.items()}, metric=run.config.metric)
+    metric, parts = run.config.metric, ", ".join(fit.combination.models)
+    losses = ", ".join(f"{name} {loss:.2f}" for name, loss in fit.losses.items() if name not in fit.combination.models)
+    left_out = f"; left out for its loss on dev: {losses} (lowest {min(fit.losses.values()):.2f})" if losses else ""
+    score = f"{METRIC_NAMES[metric]} on dev {format_metric(metric, fit.adjustment.after)}"
+    run.emit(Event("note", "evaluation", f"combination of {parts}: logit adjustment tau = {fit.combination.tau:.1f}, {score}{left_out}"))
+    return fit
+
+
+def _combined_outputs(combination: Combination, outputs: Mapping[str, Outputs], split: str) -> FloatArray:
+    return outputs_of("classification", combination.logits({name: splits[split] for name, splits in outputs.items()}))
 
 
 def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
@@ -83,9 +115,15 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
 
 
 def export_encoder(
-    run: RunContext, plan: RunPlan, trained: Trained, text: EncodedTexts, corpus: Corpus | None, evaluation: Artifact
+    run: RunContext,
+    plan: RunPlan,
+    trained: Trained,
+    text: EncodedTexts,
+    corpus: Corpus | None,
+    evaluation: Artifact,
+    linear_models: Mapping[str, Artifact],
 ) -> Artifact:
-    """Publish the Hugging Face folder with model card and provenance."""
+    """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
     report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
     provenance = {
         "config": run.config.model_dump(mode="json"),
@@ -105,7 +143,7 @@ def export_encoder(
         "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
     }
     key = {
-        "format": 2,
+        "format": 3,
         "model": trained.fingerprint,
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
@@ -117,8 +155,18 @@ def export_encoder(
         provenance=provenance,
         key=key,
         probe_texts=[example.text for example in run.task.dev[:32]],
+        combined=_combined_models(evaluation, linear_models, tokenizer=text.tokenizer),
         emit=run.emit,
     )
+
+
+def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer) -> CombinedModels | None:
+    path = evaluation.path / COMBINATION_FILE
+    if not path.is_file():
+        return None
+    combination = Combination.from_dict(json.loads(path.read_bytes()))
+    models = {name: LinearModel.load(linear_models[name].path, tokenizer=tokenizer) for name in combination.models if name != ENCODER}
+    return CombinedModels(combination, {name: LinearPredictor(model) for name, model in models.items()})
 
 
 def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
@@ -153,7 +201,8 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], *, t
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
-        scores = score_linear_models(run.task, linear_models, target, own=run.config.model, tokenizer=tokenizer)
+        outputs = outputs_of_linear_models(run.task, linear_models, tokenizer=tokenizer)
+        scores = score_linear_models(run.task, linear_models, outputs, target, own=run.config.model)
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
@@ -205,34 +254,43 @@ def export_linear(
     return publish_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
 
 
-def score_linear_models(
-    task: Task, linear_models: Mapping[str, Artifact], target: Path, *, own: str | None = None, tokenizer: Tokenizer | None = None
-) -> dict[str, Any]:
-    """Scores of the linear models, most expensive first, with their predictions in `target`. own: the model that the run is about.
-    tokenizer: of the run, with the ids of its texts.
-    """
-    scores = {}
+def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
+    """The outputs of a model for dev and, if there are any, test texts."""
+    return {split: outputs(examples) for split, examples in (("dev", task.dev), ("test", task.test)) if examples}
+
+
+def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer | None) -> dict[str, Outputs]:
+    """The outputs of linear models, most expensive first. tokenizer: of the run, used if a model has the same one."""
+    outputs = {}
     for name, artifact in reversed(list(linear_models.items())):
         model = LinearModel.load(artifact.path, tokenizer=tokenizer)
 
-        def outputs(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
+        def of_model(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
             return outputs_of(task.kind, model.logits([example.whole_text for example in examples]))
 
+        outputs[name] = outputs_by_split(task, of_model)
+    return outputs
+
+
+def score_linear_models(
+    task: Task, linear_models: Mapping[str, Artifact], outputs: Mapping[str, Outputs], target: Path, *, own: str | None = None
+) -> dict[str, Any]:
+    """Scores of the linear models, most expensive first, with their predictions in `target`. own: the model that the run is about."""
+    scores = {}
+    for name, artifact in reversed(list(linear_models.items())):
         fit = json.loads((artifact.path / FIT_FILE).read_bytes())
-        scores[name] = {
-            **score_model(task, outputs, target, name=None if name == own else name),
-            "fit": {key: fit[key] for key in FIT_FACTS},
-        }
+        own_scores = score_outputs(task, outputs[name], target, name=None if name == own else name)
+        scores[name] = {**own_scores, "fit": {key: fit[key] for key in FIT_FACTS}}
     return scores
 
 
-def score_model(task: Task, outputs: Callable[[Sequence[Example]], FloatArray], target: Path, *, name: str | None) -> dict[str, Any]:
-    """Scores on dev and, if there is one, test; predictions go to predictions-SPLIT.jsonl, of a rung to predictions-SPLIT-NAME.jsonl."""
+def score_outputs(task: Task, outputs: Outputs, target: Path, *, name: str | None = None) -> dict[str, Any]:
+    """Scores of a model's outputs on dev and, if there is one, test. Predictions are written to predictions-SPLIT.jsonl, or, of another
+    model than the run's own, to predictions-SPLIT-NAME.jsonl.
+    """
     kind, scores = KINDS[task.kind], {}
-    for split, examples in (("dev", task.dev), ("test", task.test)):
-        if not examples:
-            continue
-        values = outputs(examples)
+    for split, values in outputs.items():
+        examples = task.dev if split == "dev" else task.test
         predicted = kind.predicted_labels(values, task.labels)
         true = [str(example.label) for example in examples]
         scores[split] = kind.score(true, predicted, task.labels, values).as_dict()

@@ -1,0 +1,162 @@
+"""An exported encoder and the linear models beside it as one function from texts to labels (evaluation/combination.py).
+
+    combination/combination.json           the calibration of each model
+    combination/static/, combination/tfidf/    the linear models (linear/model.py)
+
+These lie in the folder of the encoder, which stays a plain Hugging Face or ONNX folder without them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+
+from cramlm.errors import ArtifactError, UsageError
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
+from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels, gold_labels
+from cramlm.inference.texts import STREAM_BATCH, predict_stream
+from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
+from cramlm.model.tokenizer import TOKENIZER_FILE
+from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
+from cramlm.storage.artifacts import check_files, environment_faults
+
+if TYPE_CHECKING:
+    from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.onnx import OnnxPredictor
+    from cramlm.inference.predictor import Predictor
+
+AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "tfidf"]
+"""Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
+COMBINATION_FOLDER: Final = "combination"
+
+
+class CombinedModels:
+    """The combination of a folder: the linear models, and how their probabilities and the encoder's become one prediction."""
+
+    def __init__(self, combination: Combination, linear: Mapping[str, LinearPredictor]) -> None:
+        self.combination, self.linear = combination, linear
+
+    @classmethod
+    def load(cls, folder: Path) -> CombinedModels:
+        """Read the combination in an encoder's folder.
+
+        Raises:
+            ArtifactError: naming what is missing or damaged. EnvironmentFault: if the disk fails.
+        """
+        path = folder / COMBINATION_FOLDER / COMBINATION_FILE
+        check_files(folder, [f"{COMBINATION_FOLDER}/{COMBINATION_FILE}"])
+        try:
+            with environment_faults(path):
+                combination = Combination.from_dict(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ArtifactError(f"{path}: damaged, not the description of a combination ({error}); export the model again") from error
+        linear = {name: load_linear(folder, cast("AnswerBy", name)) for name in combination.models if name != ENCODER}
+        for name, predictor in linear.items():
+            if predictor.labels != combination.labels:
+                raise ArtifactError(f"{path}: has other labels than the model {name}; export the model again")
+        return cls(combination, linear)
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `load` reads into the folder of an encoder.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        for name, predictor in self.linear.items():
+            part = folder / COMBINATION_FOLDER / name
+            part.mkdir(parents=True)
+            predictor.model.save(part)
+        content = json.dumps(self.combination.as_dict(), ensure_ascii=False, allow_nan=False)
+        (folder / COMBINATION_FOLDER / COMBINATION_FILE).write_text(content + "\n", "utf-8")
+
+    @property
+    def needs_encoder(self) -> bool:
+        """True if the encoder is part of the combination."""
+        return ENCODER in self.combination.models
+
+    def probabilities(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """Combined probabilities, float32 (n, labels). encoder: its probabilities for the same texts; None if it is not needed."""
+        each = {name: predictor.probabilities(texts, pairs) for name, predictor in self.linear.items()}
+        if encoder is not None and self.needs_encoder:
+            each[ENCODER] = encoder
+        return KINDS["classification"].outputs(self.combination.logits(each))
+
+
+class CombinedPredictor:
+    """An encoder and the linear models beside it; the interface of `Predictor`."""
+
+    kind: TaskKind = "classification"
+
+    def __init__(self, encoder: Predictor | OnnxPredictor, models: CombinedModels, *, origin: str) -> None:
+        """Raises ArtifactError if the encoder of the folder `origin` has other labels than the combination."""
+        if tuple(encoder.labels) != models.combination.labels:
+            raise ArtifactError(f"{origin}: {COMBINATION_FILE} has other labels than the encoder; export the model again")
+        self.encoder, self.models = encoder, models
+        self.labels: tuple[str, ...] = encoder.labels
+        self.max_length = encoder.max_length
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
+        """As `Predictor.predict`."""
+        return KINDS[self.kind].predictions(self.probabilities(texts, pairs), self.labels)
+
+    def predict_iter(
+        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
+    ) -> Iterator[AnyPrediction]:
+        """As `Predictor.predict_iter`."""
+        return predict_stream(self.predict, texts, pairs, batch=batch)
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """As `Predictor.probabilities`."""
+        encoder = self.encoder.probabilities(texts, pairs) if self.models.needs_encoder else None
+        return self.models.probabilities(encoder, texts, pairs)
+
+    @property
+    def longest_text(self) -> int:
+        """As `Predictor.longest_text`; the linear models read whole texts."""
+        return self.encoder.longest_text
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The text of the encoder's tokenizer.json."""
+        return self.encoder.tokenizer_json
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """As `LinearPredictor.word_spans`: whole words, of which the encoder reads those in its first `max_length` tokens."""
+        return next(iter(self.models.linear.values())).word_spans(text) if self.models.linear else self.encoder.word_spans(text)
+
+    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
+        """As `Predictor.check_labels`."""
+        check_labels(self.kind, self.labels, examples, origin=origin)
+
+    def score(self, examples: Sequence[Example]) -> AnyScores:
+        """As `Predictor.score`."""
+        true = gold_labels(examples)
+        outputs = self.probabilities([example.text for example in examples], [example.text_pair for example in examples])
+        kind = KINDS[self.kind]
+        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
+
+
+def has_combination(folder: Path) -> bool:
+    """Return True if the folder of an encoder holds a combination."""
+    return (folder / COMBINATION_FOLDER / COMBINATION_FILE).is_file()
+
+
+def load_linear(folder: Path, answer: AnswerBy) -> LinearPredictor:
+    """Read the linear model of a folder: its only one, or the one named `answer` beside its encoder.
+
+    Raises:
+        UsageError: if the folder holds no model `answer`. ArtifactError: if it is damaged.
+    """
+    from cramlm.inference.linear import LinearPredictor  # loads scikit-learn, which an encoder alone does not need
+
+    if is_linear(folder):
+        if answer == "encoder":
+            raise UsageError(f"{folder}: is a linear model without an encoder; leave out the answer {answer!r}")
+        return LinearPredictor.load(folder)
+    part = f"{COMBINATION_FOLDER}/{answer}"
+    if not (folder / part / MODEL_FILE).is_file():
+        raise UsageError(f"{folder}: holds no model {answer!r} beside its encoder; choose the answer combined or encoder")
+    check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
+    return LinearPredictor.load(folder / part)
