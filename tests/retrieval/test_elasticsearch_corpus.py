@@ -121,7 +121,7 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
     data = tiny_config(write_task(tmp_path / "data"))
     server.documents = {"a": {"text": "the old ship in the harbour"}, "b": {"text": "a path to the summit"}}
     retriever = settings(server).model_dump(mode="json")
-    with pytest.raises(UsageError, match="give no corpus with it"):
+    with pytest.raises(UsageError, match="reads documents from its server; unset corpus"):
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
     task = read_task(config.task, seed=1, emit=lambda event: None)

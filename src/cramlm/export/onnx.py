@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
-from cramlm.inference.combined import COMBINATION_FOLDER, has_combination
+from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
 from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.linear import is_linear
@@ -104,7 +104,7 @@ def export_onnx(
         for file in _COPIED:
             shutil.copyfile(folder / file, temporary / file)
         if has_combination(folder):
-            shutil.copytree(folder / COMBINATION_FOLDER, temporary / COMBINATION_FOLDER)
+            CombinedModels.load(folder).save(temporary)
         write_graph(loaded, temporary / GRAPH_FILE)
         facts: dict[str, Any] = {
             "labels": list(loaded.labels),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
@@ -24,12 +24,27 @@ from cramlm.storage.artifacts import check_files, environment_faults
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.onnx import OnnxPredictor
-    from cramlm.inference.predictor import Predictor
 
 AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
+
+
+class EncoderPredictor(Protocol):
+    """What a combination needs of the predictor of an encoder, `Predictor` or `OnnxPredictor`."""
+
+    labels: tuple[str, ...]
+    max_length: int
+
+    @property
+    def longest_text(self) -> int: ...
+
+    @property
+    def tokenizer_json(self) -> str: ...
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray: ...
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]: ...
 
 
 class CombinedModels:
@@ -52,7 +67,7 @@ class CombinedModels:
                 combination = Combination.from_dict(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError(f"{path}: damaged, not the description of a combination ({error}); export the model again") from error
-        linear = {name: load_linear(folder, cast("AnswerBy", name)) for name in combination.models if name != ENCODER}
+        linear = {name: _load_part(folder, name) for name in combination.models if name != ENCODER}
         for name, predictor in linear.items():
             if predictor.labels != combination.labels:
                 raise ArtifactError(f"{path}: has other labels than the model {name}; export the model again")
@@ -64,9 +79,10 @@ class CombinedModels:
         Raises:
             OSError: if the disk refuses.
         """
+        (folder / COMBINATION_FOLDER).mkdir()
         for name, predictor in self.linear.items():
             part = folder / COMBINATION_FOLDER / name
-            part.mkdir(parents=True)
+            part.mkdir()
             predictor.model.save(part)
         content = json.dumps(self.combination.as_dict(), ensure_ascii=False, allow_nan=False)
         (folder / COMBINATION_FOLDER / COMBINATION_FILE).write_text(content + "\n", "utf-8")
@@ -89,7 +105,7 @@ class CombinedPredictor:
 
     kind: TaskKind = "classification"
 
-    def __init__(self, encoder: Predictor | OnnxPredictor, models: CombinedModels, *, origin: str) -> None:
+    def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: str) -> None:
         """Raises ArtifactError if the encoder of the folder `origin` has other labels than the combination."""
         if tuple(encoder.labels) != models.combination.labels:
             raise ArtifactError(f"{origin}: {COMBINATION_FILE} has other labels than the encoder; export the model again")
@@ -155,8 +171,14 @@ def load_linear(folder: Path, answer: AnswerBy) -> LinearPredictor:
         if answer == "encoder":
             raise UsageError(f"{folder}: is a linear model without an encoder; leave out the answer {answer!r}")
         return LinearPredictor.load(folder)
-    part = f"{COMBINATION_FOLDER}/{answer}"
-    if not (folder / part / MODEL_FILE).is_file():
+    if not (folder / COMBINATION_FOLDER / answer).is_dir():
         raise UsageError(f"{folder}: holds no model {answer!r} beside its encoder; choose the answer combined or encoder")
+    return _load_part(folder, answer)
+
+
+def _load_part(folder: Path, name: str) -> LinearPredictor:
+    from cramlm.inference.linear import LinearPredictor
+
+    part = f"{COMBINATION_FOLDER}/{name}"
     check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
     return LinearPredictor.load(folder / part)
