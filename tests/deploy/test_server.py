@@ -20,6 +20,7 @@ import pytest
 from commands import cramlm
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
+from cramlm.storage.artifacts import MANIFEST
 from serving import JSON, PATIENCE, Server, export_tiny, holding, read_all, request_bytes, serving, wait_until
 
 TOKEN = "correct-horse-battery"
@@ -430,8 +431,7 @@ def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(folder: 
 def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(folder: Path, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     shutil.copytree(folder, slow)
-    (slow / "tokenizer.json").unlink()
-    os.mkfifo(slow / "tokenizer.json")  # a file whose content does not come
+    os.mkfifo(slow / MANIFEST)  # opening it blocks until somebody writes
     with serving(slow, ready=False) as server:
         assert server.client.get("/healthz").json() == {"status": "ok"}
         response = server.client.get("/readyz")
