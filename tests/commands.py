@@ -52,11 +52,13 @@ def cramlm(
         return Result(code, stdout.getvalue().decode(), stderr.getvalue().decode())
 
 
-def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Child:
-    """Start `cramlm ARGUMENTS` in a forked child. environment: variables to set in it."""
+def start(*arguments: str | Path, environment: Mapping[str, str] | None = None, prepare: Callable[[], None] | None = None) -> Child:
+    """Start `cramlm ARGUMENTS` in a forked child. environment: variables to set in it. prepare: called in it before the command."""
 
     def command() -> None:
         os.environ.update(environment or {})
+        if prepare is not None:
+            prepare()
         sys.argv = ["cramlm", *map(str, arguments)]
         main()
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,10 +96,13 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, ready: bool = True) -> Iterator[Server]:
-    """`cramlm serve` in a forked child on a free port, by default once it has loaded the model; killed at the end if it still runs."""
+def serving(folder: Path, *options: str, ready: bool = True, prepare: Callable[[], None] | None = None) -> Iterator[Server]:
+    """`cramlm serve` in a forked child on a free port, by default once it has loaded the model; killed at the end if it still runs.
+
+    prepare: called in the child before the command.
+    """
     importlib.import_module("cramlm.serving.server")  # once, not in every child
-    with running(start("serve", folder, "--port", "0", "--threads", "1", *options)) as server:
+    with running(start("serve", folder, "--port", "0", "--threads", "1", *options, prepare=prepare)) as server:
         if ready:
             server.wait_for_line("ready ")
         yield server

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ import pytest
 from commands import cramlm
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.storage.artifacts import MANIFEST
 from serving import JSON, PATIENCE, Server, export_tiny, holding, read_all, request_bytes, serving, wait_until
 
 TOKEN = "correct-horse-battery"
@@ -428,11 +428,15 @@ def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(folder: 
         assert "Traceback" not in result.stderr
 
 
-def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(folder: Path, tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    shutil.copytree(folder, slow)
-    os.mkfifo(slow / MANIFEST)  # opening it blocks until somebody writes
-    with serving(slow, ready=False) as server:
+def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(folder: Path) -> None:
+    def block_the_tokenizer() -> None:
+        def wait_at_the_tokenizer(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "open" and str(arguments[0]).endswith("tokenizer.json"):
+                threading.Event().wait()
+
+        sys.addaudithook(wait_at_the_tokenizer)
+
+    with serving(folder, ready=False, prepare=block_the_tokenizer) as server:
         assert server.client.get("/healthz").json() == {"status": "ok"}
         response = server.client.get("/readyz")
         assert (response.status_code, response.json()) == (503, {"status": "loading"})
