@@ -1,4 +1,4 @@
-# Every target works as the first command in a clean clone: what it needs is set up before it, quietly unless that fails.
+# Every target works as the first command in a clean clone: it sets up what it needs first, and prints the log only if that fails.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,10 +11,10 @@ WORKERS ?= $(shell nproc)
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-slow test-docs test-lowest faults newcomer docs check bench clean
 
-help:  ## show this list
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY)  ## create .venv with everything; does nothing when it is up to date
+setup: $(READY)  ## create .venv with all development packages, unless it is up to date
 	@:
 
 $(READY): pyproject.toml constraints.txt
@@ -25,22 +25,22 @@ $(READY): pyproject.toml constraints.txt
 		|| { cat $(VENV)/setup.log >&2; echo "setup failed; the lines above are in $(VENV)/setup.log" >&2; exit 1; }
 	@touch $@
 
-demo: $(DEMO)/data/counts.json  ## the whole method on documentation that is on every machine, beside its baselines
+demo: $(DEMO)/data/counts.json  ## run the whole method and its baselines on documentation installed on every machine
 	@$(RUN)python demo/run.py
 
 $(DEMO)/data/counts.json: demo/build_task.py | $(READY)
 	@$(RUN)python demo/build_task.py --out $(DEMO)/data
 
-test: $(READY)  ## the test suite: no network, no GPU; a process per core
+test: $(READY)  ## run the test suite, one process per core; needs no network and no GPU
 	@$(RUN)pytest -n $(WORKERS) --dist loadfile
 
-test-slow: $(READY)  ## the tests that take long, too
+test-slow: $(READY)  ## run all tests, including those marked slow
 	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
 
 test-docs: $(READY)  ## run the code of the README, the guide and the tutorials on a tiny task
 	@$(RUN)pytest -n $(WORKERS) -m 'slow or not slow' tests/test_docs.py
 
-test-lowest: $(LOWEST)/.ready  ## the test suite with the oldest versions that pyproject.toml allows, in an environment of its own
+test-lowest: $(LOWEST)/.ready  ## run the test suite with the oldest versions that pyproject.toml allows, in its own environment
 	@$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile
 
 $(LOWEST)/.ready: pyproject.toml constraints.txt tests/lowest.py
@@ -52,35 +52,35 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt tests/lowest.py
 		|| { tail -20 $(LOWEST)/setup.log >&2; echo "setup failed; the lines above are in $(LOWEST)/setup.log" >&2; exit 1; }
 	@touch $@
 
-faults: $(READY)  ## kill, refuse, cut and flip everything, at the size for a release: make faults ARGS='R4 R11', ARGS='fuzz --minutes 60'
+faults: $(READY)  ## inject faults (kill signals, failing calls, damaged files), at release size: make faults ARGS='R4 R11', ARGS='fuzz --minutes 60'
 	@$(RUN)python tests/faults/run.py $(ARGS)
 
-newcomer: $(READY)  ## the newcomer's path: the wheel in a new environment, an own csv, report, predict, ONNX, serve, demo (installs packages)
+newcomer: $(READY)  ## test the first steps of a user: install the wheel in a new environment, fit a CSV, report, predict, ONNX, serve, demo (installs packages)
 	@$(RUN)pytest -m slow tests/test_newcomer.py
 
-docs: $(READY)  ## the site of the documentation, in site/
+docs: $(READY)  ## build the documentation site in site/
 	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]' >>$(VENV)/setup.log 2>&1 \
 		|| { tail -5 $(VENV)/setup.log >&2; echo "the packages of [docs] could not be installed; see $(VENV)/setup.log" >&2; exit 1; }
 	@$(RUN)python docs/pictures/method.py
 	@NO_MKDOCS_2_WARNING=1 $(RUN)python -m mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-check: $(READY)  ## formatting, lint, types, and who may import whom
+check: $(READY)  ## check formatting, lint, types and import rules
 	@$(RUN)ruff format --check .
 	@$(RUN)ruff check .
 	@$(RUN)mypy
 	@$(RUN)lint-imports --no-cache --verbose >$(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(RUN)pytest tests/test_architecture.py
 
-bench: bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## every benchmark; each prints a table and one JSON line
+bench: bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## run every benchmark; each prints a table and one line of JSON
 
 $(VENV)/.bench: $(READY)
 	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]' >>$(VENV)/setup.log 2>&1 && touch $@ \
-		|| echo "the engines to compare with could not be installed ($(VENV)/setup.log); going on without" >&2
+		|| echo "the engines to compare with could not be installed ($(VENV)/setup.log); continuing without them" >&2
 
-bench-%: $(READY) $(VENV)/.bench  ## one of them: make bench-retrieval ARGS='--sample 0'
+bench-%: $(READY) $(VENV)/.bench  ## run one benchmark: make bench-retrieval ARGS='--sample 0'
 	@$(RUN)python benchmarks/bench_$*.py $(ARGS)
 
-clean:  ## remove the environments, caches and the demo's run; other runs stay
+clean:  ## remove the environments, caches and the demo's run; keep other runs
 	@rm -rf $(VENV) $(LOWEST) $(DEMO) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find src tests demo benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
