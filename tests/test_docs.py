@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+import zstandard
 
 from commands import cramlm
 from cramlm.cli.app import app
@@ -129,6 +130,22 @@ def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
         assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
         done += 1
     assert done
+
+
+@pytest.mark.slow
+def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "web.jsonl.zst").write_bytes(zstandard.compress((tmp_path / "web.jsonl").read_bytes()))
+    data = "import json\nrows = [json.loads(line) for line in open('train.jsonl')]\n"
+    data += "texts, labels = ([row[name] for row in rows] for name in ('text', 'label'))\n"
+    script = data + "".join(text for page in (DOCS.parent / "README.md", DOCS / "using.md") for _, text in blocks(page, "python"))
+    script = re.sub(r'budget="\d+m"', 'budget="1e12flops"', script)
+    export = "from cramlm.cli.app import app\napp(['export', 'runs/mine', '--format', 'onnx'], standalone_mode=False)\n"
+    script = script.replace("from cramlm.inference.onnx", export + "from cramlm.inference.onnx", 1)
+    environment = {**os.environ, "CRAMLM_STORE": str(tmp_path / "store")}
+    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
 
 
 @pytest.mark.slow
