@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cramlm.training.cooccurrence import token_embeddings
 from torch.nn import functional
 
 from bench_training import EXTERNAL_PER_TASK, PAPER_VOCABULARY, SIZES, Size, released_phase, special_ids
@@ -36,6 +35,7 @@ from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, TaskConfig, TokenizerConfig, apply_overrides
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
+from cramlm.linear.cooccurrence import token_embeddings
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
