@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,13 @@ from typer.testing import CliRunner
 from cramlm.cli.app import app
 from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.inference.combined import COMBINATION_FOLDER, CombinedPredictor
+from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, CombinedPredictor
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.pipeline.run import run
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST, verify
-from tiny_task import tiny_config, write_task
+from tiny_task import TOPICS, tiny_config, write_task
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
 
@@ -83,6 +84,21 @@ def test_the_command_line_and_the_server_predict_as_python_does(finished: Path, 
         served = load_model(finished / "export", None, answer=answer)  # type: ignore[arg-type]
         outputs = served.compute(texts, [None] * len(texts)).probabilities
         assert [dict(zip(served.labels, row.tolist(), strict=True)) for row in outputs] == [each.probabilities for each in expected]
+
+
+def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> None:
+    exact, auto = (Predictor.load(finished / "export", precision=precision) for precision in ("fp32", "auto"))
+    assert isinstance(exact, CombinedPredictor)
+    assert isinstance(auto, CombinedPredictor)
+    combination = exact.models.combination
+    for word in TOPICS["sea"]:
+        text = f"the old {word} was near the summit"
+        probabilities = exact.probabilities([text])
+        tie = combination.adjustment - np.log(probabilities[0]) + np.array([1e-4, 0], dtype=np.float32)  # the first label wins narrowly
+        for predictor in (exact, auto):
+            predictor.models = CombinedModels(replace(combination, adjustment=tie), predictor.models.linear)
+        assert auto.predict([text])[0].label == exact.predict([text])[0].label == exact.labels[0]  # type: ignore[union-attr]
+        exact.models = CombinedModels(combination, exact.models.linear)
 
 
 def test_a_run_is_evaluated_by_its_combination(finished: Path) -> None:

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
+import numpy as np
+
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels, gold_labels
 from cramlm.inference.texts import STREAM_BATCH, predict_stream
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
+from cramlm.records import AnyPrediction, BoolArray, Example, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files, environment_faults
 
 if TYPE_CHECKING:
@@ -92,12 +94,25 @@ class CombinedModels:
         """True if the encoder is part of the combination."""
         return ENCODER in self.combination.models
 
-    def probabilities(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        """Combined probabilities, float32 (n, labels). encoder: its probabilities for the same texts; None if it is not needed."""
+    def logits(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """Combined logits, float32 (n, labels). encoder: its probabilities for the same texts; None if it is not needed."""
         each = {name: predictor.probabilities(texts, pairs) for name, predictor in self.linear.items()}
         if encoder is not None and self.needs_encoder:
             each[ENCODER] = encoder
-        return KINDS["classification"].outputs(self.combination.logits(each))
+        return self.combination.logits(each)
+
+    def probabilities(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """Combined probabilities, float32 (n, labels). encoder: as of `logits`."""
+        return KINDS["classification"].outputs(self.logits(encoder, texts, pairs))
+
+    def near_ties(self, logits: FloatArray) -> BoolArray:
+        """Rows of combined logits whose label may be another with the encoder in fp32 instead of bf16, (n,).
+
+        The combination multiplies the difference of two logits of the encoder, and so its error, by the encoder's scale over the number of
+        models.
+        """
+        models = self.combination.models
+        return KINDS["classification"].near_ties(logits * (len(models) / models[ENCODER].scale))
 
 
 class CombinedPredictor:
@@ -105,11 +120,15 @@ class CombinedPredictor:
 
     kind: TaskKind = "classification"
 
-    def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: str) -> None:
-        """Raises ArtifactError if the encoder of the folder `origin` has other labels than the combination."""
+    def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: str, exact: EncoderPredictor | None = None) -> None:
+        """exact: the encoder in fp32, for texts whose label could differ from that of fp32; None if such labels may differ.
+
+        Raises:
+            ArtifactError: if the encoder of the folder `origin` has other labels than the combination.
+        """
         if tuple(encoder.labels) != models.combination.labels:
             raise ArtifactError(f"{origin}: {COMBINATION_FILE} has other labels than the encoder; export the model again")
-        self.encoder, self.models = encoder, models
+        self.encoder, self.models, self.exact = encoder, models, exact
         self.labels: tuple[str, ...] = encoder.labels
         self.max_length = encoder.max_length
 
@@ -125,8 +144,16 @@ class CombinedPredictor:
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """As `Predictor.probabilities`."""
-        encoder = self.encoder.probabilities(texts, pairs) if self.models.needs_encoder else None
-        return self.models.probabilities(encoder, texts, pairs)
+        if not self.models.needs_encoder:
+            return self.models.probabilities(None, texts, pairs)
+        encoder = self.encoder.probabilities(texts, pairs)
+        logits = self.models.logits(encoder, texts, pairs)
+        if self.exact is not None:
+            close = np.flatnonzero(self.models.near_ties(logits)).tolist()
+            if close:
+                some, others = [texts[index] for index in close], None if pairs is None else [pairs[index] for index in close]
+                logits[close] = self.models.logits(self.exact.probabilities(some, others), some, others)
+        return KINDS[self.kind].outputs(logits)
 
     @property
     def longest_text(self) -> int:

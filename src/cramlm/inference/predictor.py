@@ -76,6 +76,11 @@ class Predictor:
         loaded.model.to(device)
         return cls(loaded, precision=precision)
 
+    @property
+    def exact(self) -> Predictor | None:
+        """The same weights in fp32 if precision is "auto" and the hardware supports bf16, else None."""
+        return Predictor(self._loaded, precision="fp32") if self._labels_as_fp32 else None
+
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
         model a `LabelsPrediction`; of a regression a `NumberPrediction`.
@@ -167,8 +172,9 @@ def load_predictor(
         return load_linear(folder, answer)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 
-    is_graph = (folder / GRAPH_FILE).is_file()
-    encoder = OnnxPredictor.load(folder) if is_graph else Predictor.load_encoder(folder, precision=precision, device=device)
-    if answer == "combined" and has_combination(folder):
-        return CombinedPredictor(encoder, CombinedModels.load(folder), origin=str(folder))
-    return encoder
+    combines = answer == "combined" and has_combination(folder)
+    if (folder / GRAPH_FILE).is_file():
+        graph = OnnxPredictor.load(folder)
+        return CombinedPredictor(graph, CombinedModels.load(folder), origin=str(folder)) if combines else graph
+    encoder = Predictor.load_encoder(folder, precision=precision, device=device)
+    return CombinedPredictor(encoder, CombinedModels.load(folder), origin=str(folder), exact=encoder.exact) if combines else encoder
