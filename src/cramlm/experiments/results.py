@@ -261,7 +261,7 @@ def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
 
 def totals_of(results: Sequence[CellResult]) -> dict[str, float]:
     """Return the resources of all runs together, the cost of choosing among them."""
-    runs = [result for result in results if not result.is_baseline and not result.arm.endswith(f" {COMBINED}")]
+    runs = [result for result in results if not result.is_baseline and not _is_combined(result.arm)]
     usage = [result.usage for result in runs if result.usage is not None]
     return {
         "runs": len(runs),
@@ -295,6 +295,11 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         true,
         predictions,
     )
+
+
+def _is_combined(arm: str) -> bool:
+    """Return True for the name that `_combined_result` gives."""
+    return arm.endswith(f" {COMBINED}")
 
 
 def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
@@ -376,7 +381,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
             columns,
             next(iter(first.values()), ""),
             linear=any(row.is_baseline for row in rows),
-            combined=any(row.arm.endswith(f" {COMBINED}") for row in rows),
+            combined=any(_is_combined(row.arm) for row in rows),
         )
     ]
     if totals.get("runs"):

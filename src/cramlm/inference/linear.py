@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cramlm.errors import DataError, UsageError
-from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
+from cramlm.errors import UsageError
+from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels, gold_labels
 from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
@@ -74,14 +74,8 @@ class LinearPredictor:
 
     def score(self, examples: Sequence[Example]) -> AnyScores:
         """As `Predictor.score`."""
-        if not examples:
-            raise DataError("there are no examples to score; pass at least one labelled text")
-        true = []
-        for example in examples:
-            if example.label is None:
-                raise DataError(f"example {example.id}: has no label, so there is nothing to compare with; add it, or use predict")
-            true.append(example.label)
-        kind, outputs = KINDS[self.kind], self._outputs([example.whole_text for example in examples], None)
+        true, kind = gold_labels(examples), KINDS[self.kind]
+        outputs = self._outputs([example.whole_text for example in examples], None)
         return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
 
     def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:

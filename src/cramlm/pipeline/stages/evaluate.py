@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.config.retriever import RetrieverConfig
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination, CombinationFit, combine_on_dev
-from cramlm.evaluation.evaluate import evaluate_examples, example_logits, outputs_of
+from cramlm.evaluation.evaluate import example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
 from cramlm.evaluation.verdict import compare_on_dev
@@ -48,8 +49,8 @@ def evaluate_encoder(
         run.emit(Event("start", "evaluation"))
 
         def encoder_outputs(examples: Sequence[Example]) -> FloatArray:
-            options: dict[str, Any] = {"max_length": trained.max_length, "precision": plan.precision}
-            return evaluate_examples(trained.model, tokenizer, examples, run.task.labels, **options)[1]
+            logits = example_logits(trained.model, tokenizer, examples, max_length=trained.max_length, precision=plan.precision)
+            return outputs_of(run.task.kind, logits)
 
         linear_outputs = outputs_of_linear_models(run.task, linear_models, tokenizer=tokenizer)
         outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
@@ -124,23 +125,12 @@ def export_encoder(
     linear_models: Mapping[str, Artifact],
 ) -> Artifact:
     """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
-    report = json.loads((text.selection.artifact.path / "report.json").read_bytes()) if text.selection else None
     provenance = {
-        "config": run.config.model_dump(mode="json"),
+        **_provenance(run, plan.retriever, corpus, text.selection, evaluation),
         "init": describe_pretrained(run.pretrained),
         "phases": [dict(phase) for phase in trained.reports],
-        "retriever": None if plan.retriever is None else plan.retriever.model_dump(mode="json"),
-        "corpus": None if corpus is None else corpus.statistics,
-        "selection": report,
-        "task": {
-            "fingerprint": task_fingerprint(run.task),
-            "train": len(run.task.train),
-            "dev": len(run.task.dev),
-            "test": len(run.task.test),
-        },
         "precision": plan.precision,
         "threads": plan.threads,
-        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
     }
     key = {
         "format": 3,
@@ -235,23 +225,25 @@ def export_linear(
     run: RunContext, fitted: Artifact, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
 ) -> Artifact:
     """Publish the folder of the run's linear model with model card and provenance."""
-    report = json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None
-    provenance = {
-        "config": run.config.model_dump(mode="json"),
-        "retriever": None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"),
-        "corpus": None if corpus is None else corpus.statistics,
-        "selection": report,
-        "task": {
-            "fingerprint": task_fingerprint(run.task),
-            "train": len(run.task.train),
-            "dev": len(run.task.dev),
-            "test": len(run.task.test),
-        },
-        "fit": json.loads((fitted.path / FIT_FILE).read_bytes()),
-        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
-    }
+    fit = json.loads((fitted.path / FIT_FILE).read_bytes())
+    provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
     key = {"format": 1, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
     return publish_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
+
+
+def _provenance(
+    run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
+) -> dict[str, Any]:
+    """What the provenance of every exported model contains. retriever: as it was run."""
+    splits = {"train": len(run.task.train), "dev": len(run.task.dev), "test": len(run.task.test)}
+    return {
+        "config": run.config.model_dump(mode="json"),
+        "retriever": None if retriever is None else retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None,
+        "task": {"fingerprint": task_fingerprint(run.task), **splits},
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }
 
 
 def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
