@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
+from tiny_task import fit_once
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
@@ -63,3 +65,33 @@ def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     head = HeadConfig(pooling="cls" if request.param == "bert" else "mean")
     encoder = EncoderConfig(shape=request.param, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
     return build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=3), seed=5)
+
+
+# The fitted run that all tests share; prefer it to another run. A test that needs other settings, other data or an interrupted run fits
+# its own with `tiny_task.tiny_config`.
+
+
+@pytest.fixture(scope="session")
+def session_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, run.toml, store/ and the finished run/ of `tiny_config`, fitted once for all pytest-xdist workers.
+
+    Never change it: use `tiny_run` or `copied_run`.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "session-run"
+    fit_once(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_run(session_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of `session_run` for the tests of one file. Its run.toml names the data of `session_run`, which no test may change."""
+    before = {path: path.read_bytes() for path in (session_run / "data").iterdir()}
+    yield Path(shutil.copytree(session_run, tmp_path_factory.mktemp("tiny-run") / "copy"))
+    assert {path: path.read_bytes() for path in (session_run / "data").iterdir()} == before, "a test changed the data of `session_run`"
+
+
+@pytest.fixture
+def copied_run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of run/ alone that one test may change; data, run.toml and store are those of `tiny_run`."""
+    return Path(shutil.copytree(tiny_run / "run", tmp_path / "run"))

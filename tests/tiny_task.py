@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 from pathlib import Path
 from typing import Any
+
+from cramlm.config.run import load_config, to_toml
+from cramlm.pipeline.run import run
 
 TOPICS = {
     "sea": ["wave", "ship", "harbour", "sailor", "tide", "anchor", "reef", "gull", "current", "lighthouse", "captain", "island"],
     "hill": ["summit", "ridge", "valley", "climber", "meadow", "glacier", "path", "stone", "cabin", "shepherd", "eagle", "forest"],
 }
 COMMON = [
-    "the",
-    "a",
-    "of",
-    "and",
-    "in",
-    "to",
-    "was",
-    "is",
-    "on",
-    "with",
-    "for",
-    "near",
-    "by",
-    "at",
-    "from",
-    "old",
-    "new",
-    "small",
-    "long",
-    "every",
+    *("the", "a", "of", "and", "in", "to", "was", "is", "on", "with", "for", "near", "by", "at", "from"),
+    *("old", "new", "small", "long", "every"),
 ]
 
 
@@ -92,6 +78,16 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
         ],
         **changes,
     }
+
+
+def fit_once(folder: Path) -> None:
+    """Write data/, run.toml, store/ and the finished run/ of `tiny_config` to `folder`, unless this or another process has done so."""
+    with folder.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (folder / "run.toml").exists():
+            config = load_config(tiny_config(write_task(folder / "data")))
+            run(config, out=folder / "run", store=folder / "store")
+            (folder / "run.toml").write_text(to_toml(config), "utf-8")
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> str:
