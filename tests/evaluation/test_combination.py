@@ -39,7 +39,7 @@ def test_two_equally_good_independent_models_are_better_together() -> None:
     assert accuracy(combined.logits(models)) > max(accuracy(each) for each in models.values()) + 0.03
 
 
-@given(st.floats(0.2, 2), st.integers(0, 5))
+@given(st.floats(0.003, 2), st.integers(0, 5))
 def test_calibration_undoes_the_temperature_of_a_model(scale: float, seed: int) -> None:
     plain, scaled = model(1.0, seed=seed), model(1.0, seed=seed, scale=scale)
     prior = np.zeros(len(LABELS))

@@ -35,14 +35,16 @@ def task_of(rows: Rows) -> Task:
     return Task(examples, examples, (), tuple(sorted({label for _, label in rows})), False)
 
 
-def model_of(task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: TextVectors | None = None) -> LinearModel:
+def model_of(
+    task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: TextVectors | None = None, c: float = 10.0
+) -> LinearModel:
     """A model of one setting, fitted on all training texts, without logit adjustment."""
     texts = [normalize(row.text) for row in task.train]
     kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
     tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
     rows = tfidf.transform(texts) if vectors is None else beside(tfidf.transform(texts), vectors.of(texts))
-    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", 10.0)
-    fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(10.0)
+    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c)
+    fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(c)
     return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
 
@@ -97,6 +99,16 @@ def test_sharpness_is_that_of_texts_out_of_fold() -> None:
     assert clear.power > 1, "a regularized model of clear texts is less certain than it may be"
     assert clear.training_texts.max(axis=1).mean() > 0.95
     assert 0.6 < noisy.training_texts.max(axis=1).mean() < 0.9, "a quarter of the labels is wrong"
+
+
+def test_regularization_does_not_decide_the_confidence_of_soft_labels() -> None:
+    """Dev chooses C by a score that does not depend on the scale of the logits."""
+    others = {"sea": "hill", "hill": "money", "money": "sea"}
+    rows = rows_of(tuple(others), 30)
+    noisy = [(text, others[label] if number // 3 % 4 == 0 else label) for number, (text, label) in enumerate(rows)]
+    confidences = [soft(noisy, ["wave ship tide"], c=c).training_texts.max(axis=1).mean() for c in (1e-4, 1.0)]
+    assert confidences[0] == pytest.approx(confidences[1], abs=0.03)
+    assert 0.6 < confidences[0] < 0.9, "a quarter of the labels is wrong"
 
 
 @pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])

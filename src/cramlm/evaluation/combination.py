@@ -27,7 +27,7 @@ COMBINATION_FILE: Final = "combination.json"
 FORMAT: Final = 1
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats per text is left out."""
-_SCALES: Final = (0.05, 20.0)
+_SCALES: Final = (0.05, 20_000.0)
 _SMALLEST_PROBABILITY: Final = 1e-7  # float32 probabilities of 0 have no logarithm
 
 
@@ -126,6 +126,10 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
     logarithms, rows, targets = _logarithm(probabilities[seen]), np.arange(int(seen.sum())), truth[seen]
     if not len(rows):
         return Calibration(1.0, np.zeros(len(log_prior), dtype=np.float32), 0.0)
+    # The search needs values near 1: those of a strongly regularized linear model differ by hundredths.
+    logarithms -= logarithms.mean(axis=1, keepdims=True)
+    unit = float(logarithms.std()) or 1.0
+    logarithms /= unit
 
     def loss_and_gradient(parameters: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         scale, share = parameters
@@ -135,9 +139,10 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
         gradient = np.array([(excess * logarithms).sum(), (excess @ log_prior).sum()]) / len(rows)
         return float(-log_predicted[rows, targets].mean()), gradient
 
-    found = minimize(loss_and_gradient, x0=np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=[_SCALES, (0.0, 1.0)])
-    scale, share = map(float, found.x)
-    return Calibration(scale, (share * log_prior).astype(np.float32), float(found.fun))
+    bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
+    best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+    scale, share = map(float, best.x)
+    return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
 
 
 def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:

@@ -25,7 +25,8 @@ from cramlm.records import FloatArray, IntArray, Task
 FOLDS: Final = 5
 ALIGNMENT_PRIOR: Final = 100
 """Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
-POWERS: Final = tuple(0.25 * step for step in range(2, 49))
+POWERS: Final = (0.1, 10_000.0)
+"""Bounds of the power. A strongly regularized model (C = 0.1, 100 texts) needs more than 50."""
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
@@ -75,9 +76,22 @@ def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int
             continue
         fitter = solver.fitter(rows[~inside], targets[~inside], setting.scheme, setting.class_weights, outputs=len(task.labels), seed=seed)
         logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
+        if setting.class_weights == "uniform":
+            logits = logits + _prior_correction(targets, targets[~inside], len(task.labels))
         # A label without a text outside the fold would get probability 0 against its own gold label.
         probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), 0)
     return probabilities
+
+
+def _prior_correction(labels: IntArray, outside: IntArray, count: int) -> FloatArray:
+    """Logits, (labels,), that replace the label frequencies outside a fold by those of all training texts.
+
+    A label is rarer outside the folds in which it is frequent. The intercepts follow that, so that every text out of fold would get a lower
+    probability for its own label: with strong regularization that effect is larger than that of the words.
+    """
+    whole, part = (np.bincount(each, minlength=count) / len(each) for each in (labels, outside))
+    correction: FloatArray = np.log(np.divide(whole, part, out=np.ones(count), where=(whole > 0) & (part > 0))).astype(np.float32)
+    return correction
 
 
 def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
@@ -98,15 +112,21 @@ def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
 
 
 def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
-    """The power that makes the labels of out-of-fold texts most likely; 1 if there are none."""
+    """The power that makes the labels of out-of-fold texts most likely; 1 if there are none.
+
+    A text more that has each label with equal probability keeps it finite if every prediction is right (as Platt 1999).
+    """
+    from scipy.optimize import minimize_scalar
+
     if not len(probabilities):
         return 1.0
+    rows, smoothing = np.arange(len(labels)), 1 / (len(labels) + 1)
 
-    def cross_entropy(power: float) -> float:
-        predicted = sharpened(probabilities, power)
-        return float(-np.log(np.maximum(predicted[np.arange(len(predicted)), labels], 1e-6)).mean())
+    def loss(log_power: float) -> float:
+        logs = np.log(np.maximum(sharpened(probabilities, float(np.exp(log_power))), 1e-30, dtype=np.float64))
+        return -float((1 - smoothing) * logs[rows, labels].mean() + smoothing * logs.mean())
 
-    return min(POWERS, key=cross_entropy)
+    return float(np.exp(minimize_scalar(loss, bounds=np.log(POWERS), method="bounded", options={"xatol": 0.01}).x))
 
 
 def sharpened(probabilities: FloatArray, power: float) -> FloatArray:
