@@ -1,7 +1,6 @@
-"""R5: bad input files, generated from the rows of the fault list, given to every command that reads such files.
+"""R5: bad input files for every row of the fault list, read by every command that reads such files.
 
-Each `Case` says what the user must get: an exit code, and words that the last line on stderr holds (the file, the line, the column). The
-commands run in forks of one process that has loaded everything.
+Each `Case` has the expected exit code, and words that the last line on stderr must contain (the file, the line, the column).
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from crashes import command, finish, start
+from crashes import command
 from figures import Figure
-from workloads import World, results
+from workloads import World, finish, results, start
 
 ROWS = [{"text": f"wave ship harbour number {number}", "label": "sea" if number % 2 else "hill"} for number in range(20)]
-BAD_LINE = 9  # of the files below, where one row is spoilt
+BAD_LINE = 9  # the line with the bad row in the files below
 TASK, CORPUS, PREDICT, EVALUATE = "fit", "index", "predict", "evaluate"
 ALL = (TASK, CORPUS, PREDICT, EVALUATE)
-TEXTS = (TASK, PREDICT, EVALUATE)  # where a blank text is an error; a corpus drops it
+TEXTS = (TASK, PREDICT, EVALUATE)  # a blank text is an error here; a corpus drops it
 LABELLED = (TASK, EVALUATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """row: of the fault list. file: as it is called; content: None if `place` makes something else there. says: words of the last line."""
+    """row: of the fault list. file: its name. content: None if `make_file` makes something else. words: parts of the last line."""
 
     row: int
     what: str
     file: str
     content: bytes | None
     code: int
-    says: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     commands: tuple[str, ...] = ALL
     skippable: bool = False
 
@@ -62,14 +61,14 @@ def parquet(**columns: object) -> bytes:
     return sink.getvalue()
 
 
-def replaced(content: bytes, line: bytes, number: int = BAD_LINE) -> bytes:
+def replaced(content: bytes, line: bytes) -> bytes:
     lines = content.splitlines(keepends=True)
-    lines[number - 1] = line + b"\n"
+    lines[BAD_LINE - 1] = line + b"\n"
     return b"".join(lines)
 
 
 def cases() -> Iterator[Case]:
-    """All of them, some for one command only."""
+    """Yield all cases."""
     yield from _files()
     yield from _csv_rows()
     yield from _json_rows()
@@ -106,35 +105,35 @@ def _files() -> Iterator[Case]:
     }
     for name, contents in disguises.items():
         for content in contents:
-            yield Case(24, "named otherwise than it is", name, content, 3, (name, "looks like"))
+            yield Case(24, "content of another format", name, content, 3, (name, "looks like"))
     for name in ("a", "a.xlsx", "a.doc", "a.parquet.gz"):
-        yield Case(24, "a name that says nothing", name, jsonl(), 2, (name, "format"))
+        yield Case(24, "a name without a format", name, jsonl(), 2, (name, "format"))
 
 
 def _csv_rows() -> Iterator[Case]:
     for separator, suffix in ((",", ".csv"), ("\t", ".tsv")):
         name, good, tab = f"a{suffix}", csv(separator), separator.encode()
         where = f"{name}:{BAD_LINE}"
-        spoilt = {
+        bad_lines = {
             7: b"caf\xe9 at sea" + tab + b"sea",
             8: b"nul \0 here" + tab + b"sea",
             9: b'"never closed' + tab + b"sea",
             10: b"one field only",
         }
-        for row, line in spoilt.items():
+        for row, line in bad_lines.items():
             yield Case(row, "in line 9", name, replaced(good, line), 3, (where,), skippable=row != 9)
         yield Case(10, "a field too many", name, replaced(good, tab.join([b"a", b"b", b"c"])), 3, (where, "expected 2"), skippable=True)
         yield Case(9, "text behind a quote", name, replaced(good, b'"a"b' + tab + b"sea"), 3, (where,), skippable=True)
         yield Case(13, "an empty label", name, replaced(good, b"wave" + tab), 3, (where, "label"), LABELLED, skippable=True)
         yield Case(11, "a blank text", name, replaced(good, b"  " + tab + b"sea"), 3, (where, "blank"), TEXTS, skippable=True)
         header = tab.join([b"text", b"label"])
-        for changed, says in ((b"Text" + tab + b"label", "'Text'"), (b"words" + tab + b"label", "'words'")):
-            yield Case(3, "no such column", name, good.replace(header, changed, 1), 3, ("--text-column", says))
+        for column in ("Text", "words"):
+            other = good.replace(header, tab.join([column.encode(), b"label"]), 1)
+            yield Case(3, "no such column", name, other, 3, ("--text-column", repr(column)))
         yield Case(3, "no label column", name, good.replace(header, b"text" + tab + b"class", 1), 3, ("--label-column",), LABELLED)
         yield Case(4, "a column twice", name, good.replace(header, b"text" + tab + b"text", 1), 3, ("1 and 2",))
-        yield Case(
-            19, "a long line", name, replaced(good, b"x" * 17_000_000 + tab + b"sea"), 3, (where, "--max-record-bytes"), (TASK, CORPUS)
-        )
+        long = replaced(good, b"x" * 17_000_000 + tab + b"sea")
+        yield Case(19, "a long line", name, long, 3, (where, "--max-record-bytes"), (TASK, CORPUS))
     yield Case(3, "semicolons", "a.csv", csv(";"), 3, ("--text-column", "semicolons"))
 
 
@@ -172,26 +171,15 @@ def _json_rows() -> Iterator[Case]:
     for what, value in {"null": "null", "empty": '""', "blank": '" "'}.items():
         line = f'{{"text": "wave", "label": {value}}}'.encode()
         yield Case(13, f"a label that is {what}", "a.jsonl", replaced(good, line), 3, (where, "label"), LABELLED, skippable=True)
-    for value in ("[1]", "{}"):
-        yield Case(
-            14, "a label of no kind", "a.jsonl", replaced(good, f'{{"text": "wave", "label": {value}}}'.encode()), 3, (where,), LABELLED
-        )
+    for label in (b"[1]", b"{}"):
+        yield Case(14, "a label of no kind", "a.jsonl", replaced(good, b'{"text": "wave", "label": %b}' % label), 3, (where,), LABELLED)
     yield Case(14, "labels of two types", "a.jsonl", replaced(good, b'{"text": "wave", "label": 7}'), 3, (where, "line 1"), LABELLED)
-    yield Case(
-        11,
-        "a blank text",
-        "a.jsonl",
-        replaced(good, b'{"text": " \\t", "label": "sea"}'),
-        3,
-        (where, "blank"),
-        (TASK, PREDICT, EVALUATE),
-        skippable=True,
-    )
+    blank = replaced(good, b'{"text": " \\t", "label": "sea"}')
+    yield Case(11, "a blank text", "a.jsonl", blank, 3, (where, "blank"), TEXTS, skippable=True)
     yield Case(16, "the last line cut", "a.jsonl", good[:-9], 3, ("a.jsonl:20", "truncated"))
     yield Case(15, "one list", "a.jsonl", json.dumps(ROWS, indent=1).encode(), 3, ("a.jsonl:1",))
-    yield Case(
-        26, "ids twice", "a.jsonl", jsonl([{**row, "id": number % 7} for number, row in enumerate(ROWS)]), 3, ("a.jsonl",), (CORPUS,)
-    )
+    repeated = jsonl([{**row, "id": number % 7} for number, row in enumerate(ROWS)])
+    yield Case(26, "ids twice", "a.jsonl", repeated, 3, ("a.jsonl",), (CORPUS,))
 
 
 def _compressed() -> Iterator[Case]:
@@ -201,12 +189,9 @@ def _compressed() -> Iterator[Case]:
         ("a.jsonl.zst", zstandard.ZstdCompressor(write_checksum=True).compress(text)),
     ):
         for sixteenth in range(1, 16):
-            yield Case(
-                20, f"cut at {sixteenth}/16", name, content[: len(content) * sixteenth // 16], 3, (name, "truncated"), (TASK, CORPUS)
-            )
-        for sixteenth in range(1, 16):
-            place = len(content) * sixteenth // 16
-            flipped = content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :]
+            offset = len(content) * sixteenth // 16
+            yield Case(20, f"cut at {sixteenth}/16", name, content[:offset], 3, (name, "truncated"), (TASK, CORPUS))
+            flipped = content[:offset] + bytes([content[offset] ^ 8]) + content[offset + 1 :]
             yield Case(21, f"a bit flipped at {sixteenth}/16", name, flipped, 3, (name,), (TASK, CORPUS))
     bomb = zstandard.ZstdCompressor(level=19).compress(b"x" * 100_000_000)
     yield Case(22, "a bomb", "a.jsonl.zst", bomb, 3, ("a.jsonl.zst:1", "--max-record-bytes"), (CORPUS,))
@@ -240,19 +225,12 @@ def _tasks() -> Iterator[Case]:
     yield Case(32, "one class", "a.jsonl", jsonl(one), 3, ("at least two",), (TASK,))
     yield Case(32, "one row", "a.jsonl", jsonl(one[:1]), 3, ("1 training row",), (TASK,))
     yield Case(33, "labels like ids", "a.jsonl", jsonl([{"text": f"wave {n}", "label": f"{n}.5"} for n in range(10)]), 3, ("bin",), (TASK,))
-    yield Case(
-        31,
-        "a label that the model lacks",
-        "a.jsonl",
-        jsonl([*ROWS, {"text": "a", "label": "lake"}]),
-        3,
-        ("a.jsonl:21", "lake"),
-        (EVALUATE,),
-    )
+    unseen = jsonl([*ROWS, {"text": "a", "label": "lake"}])
+    yield Case(31, "a label that the model lacks", "a.jsonl", unseen, 3, ("a.jsonl:21", "lake"), (EVALUATE,))
 
 
-def place(case: Case, folder: Path) -> Path:
-    """Make the case's file, and what stands in a file's place."""
+def make_file(case: Case, folder: Path) -> Path:
+    """Make the file of a case, or a folder, pipe, link or socket with its name."""
     path = folder / case.file
     if case.content is not None:
         path.write_bytes(case.content)
@@ -264,17 +242,17 @@ def place(case: Case, folder: Path) -> Path:
         path.symlink_to(path)
     elif case.file.startswith("socket"):
         here = Path.cwd()
-        os.chdir(folder)  # names of sockets are short
+        os.chdir(folder)  # the path of a socket has at most 107 bytes
         try:
-            with socket.socket(socket.AF_UNIX) as listening:
-                listening.bind(case.file)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(case.file)
         finally:
             os.chdir(here)
     return path
 
 
 def arguments(command_name: str, path: Path, world: World, folder: Path) -> list[str | Path]:
-    """The command line that reads a file."""
+    """Return the command line that reads a file."""
     match command_name:
         case "fit":
             return ["fit", "--train", path, "--recipe", "labels-only", "--out", folder / "run", "--store", folder / "store"]
@@ -287,8 +265,8 @@ def arguments(command_name: str, path: Path, world: World, folder: Path) -> list
 
 
 def bad_inputs(world: World, scratch: Path, *, most: int | None = None) -> Figure:
-    """R5: every case with every command it is for; with `most`, so many of them, of every row."""
-    figure = Figure("R5", "bad input files x commands that read them: one line, the right exit code, the place named, nothing published")
+    """R5: every case with each of its commands. most: only so many of them, from all rows."""
+    figure = Figure("R5", "bad input files x commands that read them: one line, the right exit code, the location, nothing published")
     with figure.timed():
         chosen = [(case, name) for case in cases() for name in case.commands]
         figure.notes.append(f"of {len(chosen)}")
@@ -303,16 +281,16 @@ def bad_inputs(world: World, scratch: Path, *, most: int | None = None) -> Figur
 
 def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> None:
     (folder / "data").mkdir(parents=True)
-    path = place(case, folder / "data")
+    path = make_file(case, folder / "data")
     code = finish(start(command(arguments(name, path, world, folder), folder)))
     errors = (folder / "stderr").read_text(errors="replace")
     last = (errors.strip().splitlines() or [""])[-1]
     where = f"row {case.row}, {case.what}, {name} {case.file}"
     figure.check(code == case.code, f"{where}: exit {code} instead of {case.code}: {last[:300]}")
     figure.check(last.startswith("cramlm: error: ") and "Traceback" not in errors, f"{where}: not one line: {errors[-300:]}")
-    for words in case.says:
+    for words in case.words:
         figure.check(words in last, f"{where}: {words!r} is not in {last[:300]!r}")
-    # A part is what was read of one file, by its content: kept for the next corpus, it is no result (in a store, or an index's folder).
+    # Parts are a cache of single files, not results.
     left = [published for published in results(folder) if Path(published).parent.name != "parts" and published != "run/baseline"]
     figure.check(not left and not (folder / "answers.jsonl").exists(), f"{where}: published {left}")
     if case.skippable and name == CORPUS:
@@ -320,7 +298,7 @@ def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> N
         errors = (folder / "stderr").read_text(errors="replace")
         figure.check(code == 0 and f"1 of {len(ROWS)} rows rejected, first line {BAD_LINE}" in errors, f"{where}, skipped: {errors[-300:]}")
         counts = [json.loads(path.read_bytes())["files"][0] for path in folder.glob("index/parts/*/statistics.json")]
-        kept = [(count["rows_read"], count["rows_used"], count["rows_rejected"]) for count in counts]
-        figure.check(kept == [(len(ROWS), len(ROWS) - 1, 1)], f"{where}, skipped: rows read, used, rejected {kept}")
+        rows = [(count["rows_read"], count["rows_used"], count["rows_rejected"]) for count in counts]
+        figure.check(rows == [(len(ROWS), len(ROWS) - 1, 1)], f"{where}, skipped: rows read, used, rejected {rows}")
     figure.trials += 1
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""R1, R8, R9: processes that end or stand still at a chosen call, and what the next one finds."""
+"""R1, R8, R9: commands that are killed, stopped or held at any moment, and the state in which the next command finds their folder."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from figures import Figure
 from syscalls import KILL, Call, supervise
-from workloads import Workload, World, check_states, leftovers, results
+from workloads import States, Workload, World, check_states, finish, results, start
 
 from cramlm.cli import app as cli
 
 
 def counted(folder: Path, at: int, what: Callable[[Call], int | None]) -> tuple[Callable[[Call], int | None], list[Call]]:
-    """A `decide` that asks `what` about call number `at` of those that change something in `folder`; and the calls seen so far."""
+    """Return a `decide` that calls `what` at call number `at` of those that change something in `folder`, and the list of calls so far."""
     root, seen = str(folder), list[Call]()
 
     def decide(call: Call) -> int | None:
@@ -33,7 +33,7 @@ def counted(folder: Path, at: int, what: Callable[[Call], int | None]) -> tuple[
 
 
 def kills(world: World, scratch: Path, *, most: int, seed: int = 11) -> Figure:
-    """R1: kill -9 before calls that change files, drawn from all of them; then the same again to its end."""
+    """R1: kill -9 before a sample of the calls that change files, then the same command again."""
     figure = Figure("R1", "kill -9 before a call that changes files, then the same command again")
     generator = random.Random(seed)
     with figure.timed():
@@ -56,20 +56,15 @@ def kills(world: World, scratch: Path, *, most: int, seed: int = 11) -> Figure:
             decide, seen = counted(folder, number, lambda call: KILL)
             code = supervise(workload.body(folder), decide)
             where = f"{workload.name}{' replacing' if replacing else ''}, call {number} ({seen[-1].name} {Path(seen[-1].path).name})"
-            allowed, end = ends[workload.name]
             figure.check(code == -signal.SIGKILL, f"{where}: exit {code}")
-            figure.failures += [f"{where}: {wrong}" for wrong in check_states(folder, allowed)]
-            code = workload.run(folder)
-            figure.check(code == 0, f"{where}: the next run exits {code}")
-            figure.check(set(end.items()) <= set(results(folder).items()), f"{where}: the end differs from the undisturbed one")
-            figure.check(not (left := leftovers(folder)), f"{where}: left behind {left}")
+            workload.check_recovery(figure, where, folder, ends[workload.name])
             figure.trials += 1
             shutil.rmtree(folder)
     return figure
 
 
 def command(arguments: Sequence[str | Path], folder: Path) -> Callable[[], int]:
-    """The body of a child that is the command line, its output in `folder`/stderr and stdout."""
+    """Return a function for a child that runs `cramlm ARGUMENTS` with its output in `folder`/stdout and `folder`/stderr."""
 
     def body() -> int:
         for number, name in ((1, "stdout"), (2, "stderr")):
@@ -88,7 +83,7 @@ def command(arguments: Sequence[str | Path], folder: Path) -> Callable[[], int]:
 
 
 def without_waiting(body: Callable[[], int]) -> Callable[[], int]:
-    """`body`, which exits 7 at once where another process holds a lock: the first one goes on only when this one has ended."""
+    """Return `body` with exit code 7 at once if another process holds a lock: that process continues only after this one has ended."""
 
     def set_limit() -> int:
         os.environ["CRAMLM_WAIT"] = "0"
@@ -97,30 +92,19 @@ def without_waiting(body: Callable[[], int]) -> Callable[[], int]:
     return set_limit
 
 
-def start(body: Callable[[], int]) -> int:
-    """Its process id."""
-    if (pid := os.fork()) == 0:
-        code = 99
-        try:
-            code = body()
-        finally:
-            os._exit(code)
-    return pid
+def stops(world: World, scratch: Path, *, times: int) -> Figure:
+    """R8: SIGTERM to a training command at random moments saves it, and the same command finishes with the same results."""
+    what = "SIGTERM to `cramlm fit`: exit 75 within 30 s, then the same command to the same end"
+    return _signals(Figure("R8", what), signal.SIGTERM, world, scratch, times)
 
 
-def finish(pid: int, *, within: float = 600.0) -> int:
-    """The exit code of a child, minus the signal that ended it; it is killed if it hangs."""
-    deadline = time.monotonic() + within
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.002)
-    return os.waitstatus_to_exitcode(ended[1])
+def random_kills(world: World, scratch: Path, *, times: int) -> Figure:
+    """R1: kill -9 at random moments, also between calls on files."""
+    what = "kill -9 to `cramlm fit` at a random moment, then the same command to the same end"
+    return _signals(Figure("R1", what), signal.SIGKILL, world, scratch, times)
 
 
-def signals(world: World, scratch: Path, *, times: int, seed: int = 5) -> Figure:
-    """R8: SIGTERM to a training command at random moments; it is saved, and goes on to the same end."""
-    figure = Figure("R8", "SIGTERM to `cramlm fit`: exit 75 within 30 s, then the same command to the same end")
+def _signals(figure: Figure, number: signal.Signals, world: World, scratch: Path, times: int, seed: int = 5) -> Figure:
     generator = random.Random(seed)
     arguments = ["fit", "--config", world.folder / "run.toml"]
 
@@ -137,10 +121,10 @@ def signals(world: World, scratch: Path, *, times: int, seed: int = 5) -> Figure
         while figure.trials < times:
             folder = scratch / "trial"
             folder.mkdir()
-            for _ in range(2):  # stopped twice, on the way
+            for _ in range(2):
                 pid = start(fit(folder))
                 time.sleep(generator.uniform(0.0, 0.9) * duration)
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
                 sent = time.monotonic()
                 code = finish(pid)
                 slowest = max(slowest, time.monotonic() - sent)
@@ -149,20 +133,25 @@ def signals(world: World, scratch: Path, *, times: int, seed: int = 5) -> Figure
                     late += 1
                     continue
                 figure.trials += 1
-                if code == -signal.SIGTERM and not lines and not (folder / "run").exists():
-                    continue  # before our first line
-                figure.check(code == 75, f"trial {figure.trials}: exit {code}")
-                figure.check(lines and lines[-1].startswith("cramlm: error: "), f"trial {figure.trials}: last line {lines[-1:]}")
+                where = f"trial {figure.trials}"
+                check_states(figure, where, folder, only(end))
+                if code == -number and not lines and not (folder / "run").exists():
+                    continue  # before the command's first line
+                if number == signal.SIGKILL:
+                    figure.check(code == -number, f"{where}: exit {code}")
+                else:
+                    figure.check(code == 75, f"{where}: exit {code}")
+                    figure.check(lines and lines[-1].startswith("cramlm: error: "), f"{where}: last line {lines[-1:]}")
             figure.check(finish(start(fit(folder))) == 0, f"trial {figure.trials}: the next run fails")
             figure.check(results(folder) == end, f"trial {figure.trials}: the end differs from the undisturbed one")
             shutil.rmtree(folder)
         figure.check_time(slowest < 30, f"{slowest:.1f} s until one stopped")
-        figure.notes.append(f"slowest {slowest:.2f} s; {late} were done before the signal")
+        figure.notes.append(f"slowest {slowest:.2f} s; {late} finished before the signal")
     return figure
 
 
 def races(world: World, scratch: Path, *, times: int, seed: int = 7) -> Figure:
-    """R9: a builder stands still at a call; a second one comes to the same path; then the first goes on."""
+    """R9: a builder is held at a call while a second one runs on the same path; then the first continues."""
     figure = Figure("R9", "two `cramlm index` on one path, the first held at a call until the second has ended")
     generator = random.Random(seed)
     arguments = ["index", world.folder / "data/corpus.jsonl", "--workers", "1", "--out"]
@@ -183,19 +172,17 @@ def races(world: World, scratch: Path, *, times: int, seed: int = 7) -> Figure:
 
             decide, _ = counted(folder / "index", generator.randrange(calls), second)
             first = supervise(command([*arguments, folder / "index"], folder), decide)
-            said = (folder / "second/stderr").read_text() if codes else ""
-            figure.check(first == 0 and codes in ([0], [7]), f"trial {figure.trials}: exits {first}, {codes}: {said.strip()[-200:]}")
-            figure.check(
-                codes != [7] or "another process (" in said, f"trial {figure.trials}: the loser is not told who builds: {said[-200:]}"
-            )
-            figure.check(results(folder / "index") == end, f"trial {figure.trials}: the index differs from that of one builder")
-            figure.failures += [f"trial {figure.trials}: {wrong}" for wrong in check_states(folder / "index", _only(end))]
+            errors, where = (folder / "second/stderr").read_text() if codes else "", f"trial {figure.trials}"
+            figure.check(first == 0 and codes in ([0], [7]), f"{where}: exits {first}, {codes}: {errors.strip()[-200:]}")
+            figure.check(codes != [7] or "another process (" in errors, f"{where}: the message does not name the builder: {errors[-200:]}")
+            figure.check(results(folder / "index") == end, f"{where}: the index differs from that of one builder")
+            check_states(figure, where, folder / "index", only(end))
             outcomes[first, *codes[:1]] += 1
             figure.trials += 1
             shutil.rmtree(folder)
-    figure.notes.append(f"{outcomes[0, 7]} times the second exited 7, {outcomes[0, 0]} times it was first or found all built")
+    figure.notes.append(f"{outcomes[0, 7]} times the second exited 7, {outcomes[0, 0]} times it was first or the index was complete")
     return figure
 
 
-def _only(end: Mapping[str, str]) -> dict[str, set[str]]:
-    return {name: {value} for name, value in end.items()}
+def only(end: dict[str, str]) -> States:
+    return States({name: {value} for name, value in end.items()}, end)

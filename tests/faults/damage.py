@@ -1,4 +1,4 @@
-"""R4: a byte flipped, a file cut, a file gone: `verify` notices, and so does whoever opens it."""
+"""R4: a flipped byte, a truncated or missing file is detected by `verify` and at opening."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cramlm.training.checkpoints import load_newest
 
 
 def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
-    """(published folder, what reads it) for every kind of folder that a run, a store and a training in work hold."""
+    """Yield (published folder, function that opens it) for every kind of folder in a run, a store and an unfinished training."""
     catalog, run = world.folder / "catalog", world.folder / "run"
     for kind in ("parts", "corpora", "segments", "indexes"):
         for folder in sorted((catalog / kind).glob("*/")):
@@ -41,8 +41,8 @@ def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
 
 
 def damages(world: World, *, every: int | None, most: int | None, seed: int = 23) -> Figure:
-    """Flips (of every so manieth byte, or of `most` drawn ones), truncations and missing files."""
-    figure = Figure("R4", "a byte flipped, a file cut or gone, in every kind of folder: noticed by `verify` and by opening")
+    """Flip bytes, truncate and remove files. every: flip one byte in so many. most: a sample of so many cases."""
+    figure = Figure("R4", "a byte flipped, a file cut or gone, in every kind of folder: detected by `verify` and at opening")
     generator = random.Random(seed)
     with figure.timed():
         _interrupt_a_training(world)
@@ -57,70 +57,59 @@ def damages(world: World, *, every: int | None, most: int | None, seed: int = 23
         for folder, path, opener in files:
             length = path.stat().st_size
             size += length
-            cases += [(folder, path, opener, "flip", place) for place in range(0, length, every or 1)]
+            cases += [(folder, path, opener, "flip", offset) for offset in range(0, length, every or 1)]
             cases += [(folder, path, opener, "cut", length * sixteenth // 16) for sixteenth in range(16)]
             cases.append((folder, path, opener, "gone", 0))
         if most is not None and len(cases) > most:
-            first = {id(case[1]): case for case in cases}.values()  # one of each file at least
-            cases = [
-                *generator.sample(list(first), min(len(first), most // 2)),
-                *generator.sample(cases, most - min(len(first), most // 2)),
-            ]
+            one_per_file = list({id(case[1]): case for case in cases}.values())
+            count = min(len(one_per_file), most // 2)
+            cases = [*generator.sample(one_per_file, count), *generator.sample(cases, most - count)]
         figure.notes.append(f"{len(files)} files, {size / 1e3:,.0f} kB")
-        for folder, path, opener, how, place in cases:
-            _one(figure, world, folder, path, opener, how, place, generator)
+        for folder, path, opener, how, offset in cases:
+            whole = path.read_bytes()
+            flipped = bytes([whole[offset] ^ 1 << generator.randrange(8)]) if how == "flip" else b""
+            if path.name == MANIFEST and flipped.isspace() and whole[offset : offset + 1].isspace():
+                continue  # JSON with other white space is equal
+            if how == "gone":
+                path.unlink()
+            else:
+                path.write_bytes(whole[:offset] + (flipped + whole[offset + 1 :] if how == "flip" else b""))
+            try:
+                _check(figure, f"{path.relative_to(world.folder)}: {how} at {offset}", folder, path, opener)
+            finally:
+                path.write_bytes(whole)
     return figure
 
 
-def _one(
-    figure: Figure, world: World, folder: Path, path: Path, opener: Callable[[], object], how: str, place: int, generator: random.Random
-) -> None:
-    whole = path.read_bytes()
-    where = f"{path.relative_to(world.folder)}: {how} at {place}"
-    try:
-        if how == "flip":
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << generator.randrange(8)]) + whole[place + 1 :])
-        elif how == "cut":
-            path.write_bytes(whole[:place])
+def _check(figure: Figure, where: str, folder: Path, path: Path, opener: Callable[[], object]) -> None:
+    for name, check in (("verify", lambda: verify(folder)), ("opening", opener)):
+        try:
+            check()
+        except ArtifactError as error:
+            figure.check(str(path) in str(error) or str(folder) in str(error), f"{where}: {name} names another file: {error}")
+        except Exception as error:
+            figure.failures.append(f"{where}: {name} fails with {error!r}")
         else:
-            path.unlink()
-        if (
-            path.name == MANIFEST
-            and how == "flip"
-            and whole[place : place + 1].isspace()
-            and path.read_bytes()[place : place + 1].isspace()
-        ):
-            return  # one white space for another says the same
-        for name, check in (("verify", lambda: verify(folder)), ("opening", opener)):
-            try:
-                check()
-            except ArtifactError as error:
-                figure.check(str(path) in str(error) or str(folder) in str(error), f"{where}: {name} names another file: {error}")
-            except Exception as error:
-                figure.failures.append(f"{where}: {name} fails with {error!r}")
-            else:
-                read = path.relative_to(folder).as_posix()
-                figure.check(name == "opening" and not is_read(folder, read), f"{where}: not noticed by {name}")
-        figure.trials += 1
-    finally:
-        path.write_bytes(whole)
+            file = path.relative_to(folder).as_posix()
+            figure.check(name == "opening" and not is_read(folder, file), f"{where}: not detected by {name}")
+    figure.trials += 1
 
 
 def is_read(folder: Path, name: str) -> bool:
-    """Whether opening reads the file. An export's card, provenance and language model are other people's reading."""
+    """Return True if opening reads the file. Predictor does not read the card, the provenance and the language model of an export."""
     return folder.name != "export" or name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def _interrupt_a_training(world: World) -> None:
     """Leave the checkpoints of a training that was stopped in its fifth step."""
-    asked = iter(range(1000))
+    calls = iter(range(1000))
     world.workloads()["train"].prepare(world.folder / "stopped")
-    assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if next(asked) == 8 else None)) == 75
+    assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if next(calls) == 8 else None)) == 75
 
 
 def store_damages(world: World) -> Figure:
-    """What lies across folders: a part, a segment, a whole folder that is missing below a store, as `cramlm verify` checks it."""
-    figure = Figure("R4", "a whole part or segment that is gone: noticed by `cramlm verify` of the store")
+    """Remove a whole part or segment of a store."""
+    figure = Figure("R4", "a whole part or segment that is gone: detected by `cramlm verify` of the store")
     catalog = world.folder / "catalog"
     with figure.timed():
         for kind in ("parts", "segments"):
@@ -131,9 +120,9 @@ def store_damages(world: World) -> Figure:
                     verify_corpora(catalog)
                     verify_indexes(catalog)
                 except ArtifactError as error:
-                    figure.check(str(folder) in str(error), f"{folder}: another is named: {error}")
+                    figure.check(str(folder) in str(error), f"{folder}: another folder is named: {error}")
                 else:
-                    figure.failures.append(f"{kind}: not noticed")
+                    figure.failures.append(f"{kind}: not detected")
                 finally:
                     aside.rename(folder)
                 figure.trials += 1

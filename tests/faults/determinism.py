@@ -1,4 +1,4 @@
-"""R6: the same bytes again, whoever works and how many."""
+"""R6: equal runs give equal bytes, with any number of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cramlm.retrieval.selection import select_documents
 
 
 def repeats(world: World, scratch: Path, *, runs: int) -> Figure:
-    """Whole runs, then index and selection by 1, 2 and 4 processes and threads."""
+    """Repeat whole runs, then index and selection by 1, 2 and 4 processes."""
     figure = Figure("R6", "whole runs with the same bytes; index and selection by 1, 2, 4 processes")
     with figure.timed():
         expected: dict[str, str] = {}
@@ -27,20 +27,20 @@ def repeats(world: World, scratch: Path, *, runs: int) -> Figure:
             folder = scratch / "run"
             folder.mkdir()
             figure.check(run_child(functools.partial(world.fit_anew, folder)) == 0, f"run {number} fails")
-            found = results(folder)
-            expected = expected or found
-            figure.check(found == expected, f"run {number} differs in {[name for name in found if found[name] != expected.get(name)]}")
+            made = results(folder)
+            expected = expected or made
+            figure.check(made == expected, f"run {number} differs in {[name for name in made if made[name] != expected.get(name)]}")
             figure.trials += 1
             shutil.rmtree(folder)
         files = _split(world.folder / "data/corpus.jsonl", scratch / "corpus")
         config = CorpusConfig(files=(str(files),))
-        spread: dict[str, str] = {}
+        expected = {}
         for workers in (1, 2, 4):
             folder = scratch / f"{workers}-workers"
             code = run_child(functools.partial(_build, world, config, folder, workers))
             figure.check(code == 0, f"{workers} workers: exit {code}")
-            spread = spread or results(folder)
-            figure.check(results(folder) == spread, f"{workers} workers: another index or selection")
+            expected = expected or results(folder)
+            figure.check(results(folder) == expected, f"{workers} workers: another index or selection")
             figure.trials += 1
     return figure
 

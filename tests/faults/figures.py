@@ -1,4 +1,4 @@
-"""What a figure of the fault list comes to: how much was tried, and what went wrong."""
+"""A figure of the fault list: the number of trials and the failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Figure:
-    """One row of the table. trials: in the unit that `what` names. failures: a line each. late: what held, but took too long."""
+    """One row of the table. trials: in the unit that `what` names. failures: one line each. late: checks that held, but took too long."""
 
     name: str
     what: str
@@ -22,12 +22,12 @@ class Figure:
     seconds: float = 0.0
 
     def check(self, holds: object, failure: str) -> None:
-        """Count a failure unless something holds."""
+        """Add a failure unless `holds`."""
         if not holds:
             self.failures.append(failure)
 
     def check_time(self, holds: object, failure: str) -> None:
-        """Count what depends on the speed of the machine: `make faults` counts it as a failure, the test suite does not."""
+        """Check something that depends on the speed of the machine: a failure in `make faults`, not in the test suite."""
         if not holds:
             self.late.append(failure)
 
@@ -41,11 +41,11 @@ class Figure:
 
     @property
     def wrong(self) -> list[str]:
-        """What failed, and what was late."""
+        """Return the failures and the late checks."""
         return [*self.failures, *self.late]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, with the first failures only."""
+        """Return plain JSON, with the first failures only."""
         return {
             "figure": self.name,
             "what": self.what,

@@ -1,10 +1,11 @@
-"""R11: folders and archives that are made to harm. Nothing is executed, nothing is written but where the command was told to write.
+"""R11: malicious folders and archives. No code in them is executed, and nothing is written outside of the output folder.
 
-Watched from outside: every program that is started and every file that is opened for writing, by any thread, is seen (syscalls.py).
+The parent process traces every program start and every file that any thread opens for writing (syscalls.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -27,13 +28,13 @@ from workloads import World
 
 from cramlm.storage.artifacts import MANIFEST, hash_json
 
-PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # folders for this user only, made by tempfile
+PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # private folders from tempfile
 PICKLES = ("pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz", "optimizer.ckpt", "x.dill")
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """spoil: makes the target (a copy of the export, the catalog or the run) hostile. codes: exit codes that are right."""
+    """spoil: changes the target (a copy of the export, the catalog or the run). codes: the expected exit codes."""
 
     name: str
     target: str
@@ -43,7 +44,7 @@ class Attack:
 
 
 class _Marker:
-    """Unpickling it would make a folder."""
+    """An object that makes a folder if it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +63,7 @@ def attacks() -> Iterator[Attack]:
     for file in ("config.json", "tokenizer_config.json"):
         for key in ("auto_map", "trust_remote_code", "custom_code"):
             yield Attack(f"{key} in {file}", "export", predict, _with_code(file, key))
-    yield Attack("a header of 2^62 bytes", "export", predict, _header(lambda header, data: struct.pack("<Q", 2**62) + data))
+    yield Attack("a header of 2^62 bytes", "export", predict, _huge_header)
     yield Attack("overlapping tensors", "export", predict, _overlap)
     yield Attack("config nested 100,000 deep", "export", predict, _text("config.json", "[" * 100_000 + "]" * 100_000))
     yield Attack("tokenizer that is no tokenizer", "export", predict, _text("tokenizer.json", '{"version": "1.0", "model": {"type": "x"}}'))
@@ -75,13 +76,12 @@ def attacks() -> Iterator[Attack]:
     yield Attack("an object array in a corpus", "catalog", search, _objects("corpora/*/source.npy"))
     yield Attack("hostile text in a run", "run", ("report", "{target}", "--out", "{out}/page.html"), _hostile_text, (0, 5))
     for name in ("a.zip", "a.jsonl", "a.tar", "a.csv", "a.tar.gz"):
-        yield Attack(
-            f"an archive with ../ named {name}", "export", ("index", "{out}/" + name, "--out", "{out}/index"), _archive(name), (3,)
-        )
+        index = ("index", "{out}/" + name, "--out", "{out}/index")
+        yield Attack(f"an archive with ../ named {name}", "export", index, _archive(name), (3,))
 
 
 def hostile(world: World, scratch: Path) -> Figure:
-    """R11 for model folders, indexes, runs and archives; requests are in tests/deploy."""
+    """R11 for model folders, indexes, runs and archives; tests/deploy has hostile requests."""
     figure = Figure("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
     with figure.timed():
         for attack in attacks():
@@ -93,9 +93,9 @@ def hostile(world: World, scratch: Path) -> Figure:
             mark = folder / "executed"
             attack.spoil(target, mark)
             seen: list[str] = []
-            places = {"target": str(target), "out": str(out), "texts": str(out / "texts.txt")}
+            paths = {"target": str(target), "out": str(out), "texts": str(out / "texts.txt")}
             code = supervise(
-                command([argument.format(**places) for argument in attack.arguments], out),
+                command([argument.format(**paths) for argument in attack.arguments], out),
                 lambda call, out=out, seen=seen: _watch(call, out, seen),
                 names=(*CHANGES, "execve", "execveat"),
             )
@@ -123,7 +123,7 @@ def _edit(path: Path, change: Callable[[Any], object]) -> None:
 
 
 def _unlisted(folder: Path) -> None:
-    """Without its manifest, as a folder from elsewhere: so that what is refused is the attack, not the changed hash."""
+    """Remove the manifest, so that the attack is refused and not the changed hash."""
     (folder / MANIFEST).unlink(missing_ok=True)
 
 
@@ -146,14 +146,10 @@ def _text(file: str, content: str) -> Callable[[Path, Path], object]:
     return spoil
 
 
-def _header(change: Callable[[bytes, bytes], bytes]) -> Callable[[Path, Path], object]:
-    def spoil(folder: Path, mark: Path) -> None:
-        _unlisted(folder)
-        path = folder / "model.safetensors"
-        content = path.read_bytes()
-        path.write_bytes(change(content[:8], content[8:]))
-
-    return spoil
+def _huge_header(folder: Path, mark: Path) -> None:
+    _unlisted(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
 
 
 def _overlap(folder: Path, mark: Path) -> None:
@@ -174,8 +170,14 @@ def _pickle_inside(folder: Path, mark: Path) -> None:
 
 
 def _manifest_above(folder: Path, mark: Path) -> None:
+    _list_file(folder, "../../../../../../../../etc/passwd", {"bytes": 1, "sha256": "0" * 64})
+
+
+def _list_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
+    """Set a file's entry in the manifest, with a valid hash of the manifest."""
+
     def change(manifest: dict[str, Any]) -> None:
-        manifest["files"]["../../../../../../../../etc/passwd"] = {"bytes": 1, "sha256": "0" * 64}
+        manifest["files"][name] = entry
         del manifest["sha256"]
         manifest["sha256"] = hash_json(manifest)
 
@@ -186,16 +188,8 @@ def _objects(pattern: str) -> Callable[[Path, Path], object]:
     def spoil(folder: Path, mark: Path) -> None:
         (path,) = folder.glob(pattern)
         np.save(path, np.array([_Marker(mark)]), allow_pickle=True)
-        manifest = path.parent / MANIFEST
         content = path.read_bytes()
-        import hashlib
-
-        def change(fields: dict[str, Any]) -> None:
-            fields["files"][path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            del fields["sha256"]
-            fields["sha256"] = hash_json(fields)
-
-        _edit(manifest, change)
+        _list_file(path.parent, path.name, {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
 
     return spoil
 
@@ -215,8 +209,8 @@ def _archive(name: str) -> Callable[[Path, Path], object]:
                     entry.type, entry.linkname = (tarfile.SYMTYPE, "/etc/passwd") if inside == "link" else (tarfile.REGTYPE, "")
                     archive.addfile(entry, io.BytesIO(b""))
         else:
-            with zipfile.ZipFile(content, "w") as archive_:
-                archive_.writestr(f"../../../../..{mark}", "x")
+            with zipfile.ZipFile(content, "w") as zip_file:
+                zip_file.writestr(f"../../../../..{mark}", "x")
         (folder.parent / "out" / name).write_bytes(content.getvalue())
 
     return spoil

@@ -1,6 +1,6 @@
-"""R2: each call on files fails once, as on a full disk and on a broken one; the command says so, and the next one finishes.
+"""R2: each call on files fails once, as on a full or a broken disk; the command exits with 4, and the same command finishes.
 
-The calls of a whole run are those of its stages one after the other, each begun where the one before has ended.
+The calls of a whole run are those of its stages in turn, each from the end of the previous one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from figures import Figure
 from syscalls import CHANGES, READS, Call, supervise
-from workloads import Workload, World, check_states, leftovers, results
+from workloads import States, Workload, World, check_states, leftovers, results
 
 NAMES = tuple(dict.fromkeys((*CHANGES, *READS)))
 
@@ -29,7 +29,7 @@ def failures(
     concerning: Callable[[Call], bool] = lambda call: True,
     seed: int = 3,
 ) -> Figure:
-    """ENOSPC where a call writes, EIO at every call; of the calls that are `concerning`."""
+    """ENOSPC at calls that write, EIO at every call, of the calls for which `concerning` is true."""
     figure = Figure("R2", "a call on a file fails once, with ENOSPC (if it writes) and with EIO: exit 4, then the same command again")
     outcomes: Counter[str] = Counter()
     with figure.timed():
@@ -66,15 +66,7 @@ def _note(call: Call, folder: Path, seen: list[Call]) -> None:
         seen.append(call)
 
 
-def _one(
-    figure: Figure,
-    outcomes: Counter[str],
-    workload: Workload,
-    ends: tuple[dict[str, set[str]], dict[str, str]],
-    folder: Path,
-    number: int,
-    code: int,
-) -> None:
+def _one(figure: Figure, outcomes: Counter[str], workload: Workload, states: States, folder: Path, number: int, code: int) -> None:
     seen: list[Call] = []
 
     def decide(call: Call) -> int | None:
@@ -83,15 +75,14 @@ def _one(
         return code if len(seen) == number + 1 and len(seen) > before else None
 
     workload.prepare(folder)
-    allowed, end = ends
-    left = supervise(workload.body(folder), decide, names=NAMES)
+    exit_code = supervise(workload.body(folder), decide, names=NAMES)
     call = seen[min(number, len(seen) - 1)]
     where = f"{workload.name}, call {number} ({call.name} {Path(call.path).name}, {errno.errorcode[code]})"
-    outcomes[f"exited {left}"] += 1
-    figure.check(left in (0, 4), f"{where}: exit {left}")
-    figure.failures += [f"{where}: {wrong}" for wrong in check_states(folder, allowed)]
-    figure.check(left == 0 or workload.run(folder) == 0, f"{where}: the next run fails")
-    figure.check(results(folder) == end, f"{where}: the end differs from the undisturbed one")
-    figure.check(not (rest := leftovers(folder)), f"{where}: left behind {rest}")
+    outcomes[f"exited {exit_code}"] += 1
+    figure.check(exit_code in (0, 4), f"{where}: exit {exit_code}")
+    check_states(figure, where, folder, states)
+    figure.check(exit_code == 0 or workload.run(folder) == 0, f"{where}: the next run fails")
+    figure.check(results(folder) == states.end, f"{where}: the end differs from the undisturbed one")
+    figure.check(not (left := leftovers(folder)), f"{where}: left behind {left}")
     figure.trials += 1
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""R10: two ranks under torchrun, one of them killed, stopped, or computing NaN; all are gone in time, and the rerun has the same bits."""
+"""R10: one of two ranks under torchrun is killed, is stopped or computes NaN; all end in time, and the rerun has the same bits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cramlm.config.run import RunConfig, to_toml
 from tiny_task import tiny_config, write_task
 
 STEPS = 150
-TIMEOUT = 20.0  # of the ranks for one another; torchrun gives a stopped one half a minute more before it kills it
+TIMEOUT = 20.0  # seconds that ranks wait for each other; torchrun kills a stopped rank half a minute later
 PATIENCE = 300  # seconds for a whole run on a busy machine
-POISONED = Path(__file__).with_name("poisoned_fit.py")
+FIT_WITH_NAN = Path(__file__).with_name("fit_with_nan.py")
 
 
 def write_config(folder: Path) -> Path:
-    """A run of some seconds of training with fifteen checkpoints."""
+    """Write the config of a run that trains for some seconds with fifteen checkpoints."""
     data = tiny_config(write_task(folder / "data"), baseline={"enabled": False}, tokens_per_second=10_000, distributed={"timeout": TIMEOUT})
     data["phases"][0] |= {"steps": STEPS, "checkpoint_every": 10}
     file = folder / "run.toml"
@@ -35,7 +35,7 @@ def write_config(folder: Path) -> Path:
 def launch(
     config: Path, folder: Path, *flags: str, log: str = "output", fit: tuple[str, ...] = ("-m", "cramlm")
 ) -> subprocess.Popen[bytes]:
-    """torchrun over `cramlm fit` into `folder`/run; what all say goes to `folder`/`log`."""
+    """Start `cramlm fit` into `folder`/run under torchrun, with the output of all processes in `folder`/`log`."""
     folder.mkdir(exist_ok=True)
     flags = flags or ("--nproc-per-node", "2")
     command = (*fit, "fit", "--config", str(config), "--out", str(folder / "run"), "--store", str(folder / "store"))
@@ -44,18 +44,18 @@ def launch(
 
 
 def output(folder: Path) -> str:
-    """What all launchers and ranks said."""
+    """Return the output of all launchers and ranks."""
     return "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("output*")))
 
 
 def error_lines(folder: Path) -> list[str]:
-    """Those that a user is to read."""
+    """Return the error lines of the command."""
     return [line for line in output(folder).splitlines() if line.startswith("cramlm: error")]
 
 
 def ranks_of(folder: Path) -> dict[int, int]:
-    """rank -> pid of every process that trains into `folder`."""
-    found = {}
+    """Return rank -> pid of every process that trains into `folder`."""
+    pids = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -64,14 +64,16 @@ def ranks_of(folder: Path) -> dict[int, int]:
                 continue
             rank = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
             if rank and str(folder / "run").encode() in arguments:
-                found[rank[0]] = int(process.name)
-    return found
+                pids[rank[0]] = int(process.name)
+    return pids
 
 
 def losses(scratch: Path, *, times: int, seed: int = 7) -> Figure:
-    """`times` faults, in turn a rank that is killed, one that is stopped, one that computes NaN; which rank and when are drawn."""
-    figure = Figure("R10", "one of 2 ranks under torchrun killed, stopped, or at NaN: nobody left in time, the rerun with the same bits")
-    draw = random.Random(seed)
+    """Kill a rank, stop one, and compute NaN on one, in turn, `times` in all; a random rank at a random moment."""
+    figure = Figure(
+        "R10", "one of 2 ranks under torchrun killed, stopped, or at NaN: no process left in time, the rerun with the same bits"
+    )
+    rng = random.Random(seed)
     with figure.timed():
         config = write_config(scratch)
         began = time.monotonic()
@@ -79,13 +81,13 @@ def losses(scratch: Path, *, times: int, seed: int = 7) -> Figure:
         duration, end = time.monotonic() - began, results(scratch / "undisturbed")
         done, slowest = 0, 0.0
         for trial in range(times):
-            kind, rank, folder = ("killed", "stopped", "NaN")[trial % 3], draw.randrange(2), scratch / "trial"
+            kind, rank, folder = ("killed", "stopped", "NaN")[trial % 3], rng.randrange(2), scratch / "trial"
             where = f"trial {trial}, rank {rank} {kind}"
             if kind == "NaN":
-                seconds = _poison(figure, where, config, folder, rank, draw.randrange(STEPS))
+                seconds = _compute_nan(figure, where, config, folder, rank, rng.randrange(STEPS))
             else:
                 number = signal.SIGKILL if kind == "killed" else signal.SIGSTOP
-                seconds = _strike(figure, where, config, folder, rank, number, draw.uniform(0.1, 0.9) * duration)
+                seconds = _send(figure, where, config, folder, rank, number, rng.uniform(0.1, 0.9) * duration)
             if seconds is None:
                 done += 1
             else:
@@ -96,13 +98,13 @@ def losses(scratch: Path, *, times: int, seed: int = 7) -> Figure:
             figure.trials += 1
             print(f"R10: {figure.trials} of {times}, {len(figure.failures)} failures so far", file=sys.stderr, flush=True)
             shutil.rmtree(folder)
-        figure.check(slowest < TIMEOUT + 60, f"{slowest:.0f} s until all were gone")
-        figure.notes.append(f"at most {slowest:.0f} s until all were gone, {done} times the run had ended before")
+        figure.check(slowest < TIMEOUT + 60, f"{slowest:.0f} s until all had ended")
+        figure.notes.append(f"at most {slowest:.0f} s until all had ended, {done} times the run had ended before")
     return figure
 
 
-def _strike(figure: Figure, where: str, config: Path, folder: Path, rank: int, number: signal.Signals, after: float) -> float | None:
-    """Send a signal to a rank so many seconds into the run; seconds until all have ended, None if it came too late."""
+def _send(figure: Figure, where: str, config: Path, folder: Path, rank: int, number: signal.Signals, after: float) -> float | None:
+    """Send a signal to a rank `after` so many seconds; return the seconds until all have ended, None if the run ended first."""
     process = launch(config, folder)
     deadline = time.monotonic() + after
     while (rank not in ranks_of(folder) or time.monotonic() < deadline) and process.poll() is None:
@@ -117,11 +119,11 @@ def _strike(figure: Figure, where: str, config: Path, folder: Path, rank: int, n
     return time.monotonic() - began
 
 
-def _poison(figure: Figure, where: str, config: Path, folder: Path, rank: int, step: int) -> float:
-    """The loss of a rank is NaN after so many steps; seconds for the whole of it."""
+def _compute_nan(figure: Figure, where: str, config: Path, folder: Path, rank: int, step: int) -> float:
+    """Make the loss of a rank NaN after so many steps; return the seconds of the run."""
     began = time.monotonic()
-    code = launch(config, folder, fit=(str(POISONED), str(rank), str(step))).wait(PATIENCE)
+    code = launch(config, folder, fit=(str(FIT_WITH_NAN), str(rank), str(step))).wait(PATIENCE)
     figure.check(code != 0, f"{where} after {step} steps: torchrun exits with 0")
-    said = error_lines(folder)
-    figure.check(len(said) == 1 and "the loss is nan" in said[0], f"{where} after {step} steps: said {said}")
+    lines = error_lines(folder)
+    figure.check(len(lines) == 1 and "the loss is nan" in lines[0], f"{where} after {step} steps: error lines {lines}")
     return time.monotonic() - began

@@ -1,9 +1,9 @@
-"""R3: the calls of a command, recorded, and the disk that a power loss after any of them may leave.
+"""R3: record the calls of a command, and simulate the disk after a power loss between any two of them.
 
     record ─► [Step, ...] ─► Disk of the first k ─► images ─► a folder: is each result old or new? does the next run finish?
 
-What a file or a folder held at its last sync is there after the loss, and nothing else is sure. Three images of every prefix: nothing but
-what was synced; all names but only synced content; names up to a chance moment since the last sync, content whole, cut or synced by chance.
+After the loss a file or a folder has at least its content of the last sync. Three images of every prefix: only what was synced; all names
+but only synced content; names up to a random moment since the last sync, with content that is whole, cut or synced at random.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from figures import Figure
 from syscalls import Call, supervise
-from workloads import Workload, World, check_states, leftovers, results
+from workloads import Workload, World, check_states, results
 
-IMAGES = ("synced", "names", "chance")
+IMAGES = ("synced", "names", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Disk:
                 del entries[name]
 
     def write(self, folder: Path, *, names_synced: bool, content: Callable[[Node], bytes]) -> None:
-        """The image, into a folder that is not there."""
+        """Write an image of the disk to a new folder."""
 
         def put(node: Node, path: Path) -> None:
             if node.entries is None:
@@ -107,7 +107,7 @@ class Disk:
 
 
 def read(folder: Path) -> Node:
-    """A folder that is there, all of it synced."""
+    """Return an existing folder, with all of it synced."""
     if folder.is_file():
         content = folder.read_bytes()
         return Node(None, content, content)
@@ -116,7 +116,7 @@ def read(folder: Path) -> Node:
 
 
 def record(workload: Workload, folder: Path) -> list[Step]:
-    """Every change that the command makes in `folder`."""
+    """Return every change that the command makes in `folder`."""
     steps: list[Step] = []
 
     def note(call: Call) -> None:
@@ -153,7 +153,7 @@ def _steps(call: Call) -> list[Step]:
 
 
 def losses(world: World, scratch: Path, *, most: int, rerun_every: int, seed: int = 17) -> Figure:
-    """R3. rerun_every: after every so many images the command is run again, to its end."""
+    """R3. rerun_every: the command is run again after one in so many images."""
     figure = Figure("R3", "power lost after any change: each result old or new, what was published stays, the same command finishes")
     generator = random.Random(seed)
     reruns = 0
@@ -161,32 +161,29 @@ def losses(world: World, scratch: Path, *, most: int, rerun_every: int, seed: in
         cases: list[tuple[Workload, bool, int, str]] = []
         recorded = {}
         for workload in world.workloads().values():
-            ends = workload.states(scratch / f"{workload.name}-states")
+            states = workload.states(scratch / f"{workload.name}-states")
             for replacing in workload.ways:
                 folder = scratch / f"{workload.name}-{replacing}"
                 workload.prepare(folder, replacing=replacing)
                 before = read(folder)
                 steps = record(workload, folder)
                 whole = Disk(folder, steps, before)
-                figure.check(_same(whole.top, read(folder)), f"{workload.name}: what was recorded is not what is there")
-                recorded[workload.name, replacing] = (folder, before, steps, *ends)
+                figure.check(_same(whole.top, read(folder)), f"{workload.name}: the recorded disk differs from the folder")
+                recorded[workload.name, replacing] = (folder, before, steps, states)
                 cases += [(workload, replacing, count, image) for count in range(len(steps) + 1) for image in IMAGES]
         figure.notes.append(f"of {len(cases)} images of {len(cases) // len(IMAGES)} prefixes")
         for workload, replacing, count, image in cases if len(cases) <= most else generator.sample(cases, most):
-            folder, before, steps, allowed, end = recorded[workload.name, replacing]
+            folder, before, steps, states = recorded[workload.name, replacing]
             trial = scratch / "trial"
             _write_image(image, folder, steps[:count], before, trial, generator)
             last = f"after {steps[count - 1].what} {Path(steps[count - 1].path).name}" if count else "before all"
             where = f"{workload.name}{' replacing' if replacing else ''}, step {count} ({last}), {image}"
-            figure.failures += [f"{where}: {wrong}" for wrong in check_states(trial, allowed)]
-            if count == len(steps):  # whoever was told that it is done can rely on it
-                figure.check(set(end.items()) <= set(results(trial).items()), f"{where}: what was published is lost")
+            check_states(figure, where, trial, states)
+            if count == len(steps):  # the command has reported success
+                figure.check(states.end.items() <= results(trial).items(), f"{where}: what was published is lost")
             if figure.trials % rerun_every == 0 or count == len(steps):
                 reruns += 1
-                code = workload.run(trial)
-                figure.check(code == 0, f"{where}: the next run exits {code}")
-                figure.check(set(end.items()) <= set(results(trial).items()), f"{where}: the end differs")
-                figure.check(not (left := leftovers(trial)), f"{where}: left behind {left}")
+                workload.check_next_run(figure, where, trial, states)
             figure.trials += 1
             shutil.rmtree(trial)
     figure.notes.append(f"{reruns} of them run again")
@@ -194,15 +191,15 @@ def losses(world: World, scratch: Path, *, most: int, rerun_every: int, seed: in
 
 
 def _write_image(image: str, root: Path, steps: Sequence[Step], before: Node, target: Path, generator: random.Random) -> None:
-    if image == "chance":
-        synced = max((place for place, step in enumerate(steps, 1) if step.what == "sync"), default=0)
+    if image == "random":
+        synced = max((number for number, step in enumerate(steps, 1) if step.what == "sync"), default=0)
         names = Disk(root, steps[: generator.randint(synced, len(steps))], before)
-        names.write(target, names_synced=False, content=lambda node: _by_chance(node, generator))
+        names.write(target, names_synced=False, content=lambda node: _at_random(node, generator))
         return
     Disk(root, steps, before).write(target, names_synced=image == "synced", content=lambda node: node.synced)
 
 
-def _by_chance(node: Node, generator: random.Random) -> bytes:
+def _at_random(node: Node, generator: random.Random) -> bytes:
     if node.data == node.synced:
         return node.data
     cut = generator.randrange(len(node.data) + 1)

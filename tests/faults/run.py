@@ -34,7 +34,10 @@ from workloads import World
 
 EVERYTHING = 10**9
 FIGURES: dict[str, Callable[[World, Path, bool], list[Figure]]] = {
-    "R1": lambda world, scratch, release: [crashes.kills(world, scratch, most=500 if release else 50)],
+    "R1": lambda world, scratch, release: [
+        crashes.kills(world, scratch, most=500 if release else 50),
+        crashes.random_kills(world, scratch, times=50 if release else 10),
+    ],
     "R2": lambda world, scratch, release: [
         io_errors.failures(world, scratch, workloads=("index", "select", "train", "finish"), most=EVERYTHING if release else 150)
     ],
@@ -47,7 +50,7 @@ FIGURES: dict[str, Callable[[World, Path, bool], list[Figure]]] = {
     "R6": lambda world, scratch, release: [determinism.repeats(world, scratch, runs=10 if release else 3)],
     "R7": lambda world, scratch, release: [server_load.clients(world, scratch, seconds=600 if release else 30)],
     "R8": lambda world, scratch, release: [
-        crashes.signals(world, scratch, times=50 if release else 10),
+        crashes.stops(world, scratch, times=50 if release else 10),
         server_load.stops(world, scratch, times=50 if release else 10),
     ],
     "R9": lambda world, scratch, release: [crashes.races(world, scratch, times=200 if release else 50)],
@@ -57,12 +60,12 @@ FIGURES: dict[str, Callable[[World, Path, bool], list[Figure]]] = {
 
 
 def main() -> int:
-    """0 if nothing failed."""
+    """Return 0 if nothing failed."""
     parser = argparse.ArgumentParser(description="the figures of the fault list")
     parser.add_argument("figures", nargs="*", help="R1 R2 ..., default: all; or fuzz")
     parser.add_argument("--size", choices=("ci", "release"), default="release")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of fuzzing")
-    parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="where what fuzzing finds is kept")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration of fuzzing")
+    parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="folder for the files that violate a rule")
     options = parser.parse_args()
     if options.figures == ["fuzz"]:
         return fuzzing.fuzz(minutes=options.minutes, out=options.out)

@@ -1,4 +1,4 @@
-"""R7 and the servers of R8: a server under many clients, a fifth of whose requests are wrong, and stopped at any moment."""
+"""R7 and the servers of R8: a server with many clients that send a fifth of invalid requests, and a server stopped at any moment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from figures import Figure
@@ -21,34 +22,23 @@ from cramlm.model.tokenizer import Tokenizer
 from serving import PATIENCE, Server, export_tiny, request_bytes, serving
 
 CLIENTS = 64
-LEAST = 10  # requests of each client, however slow the machine is
-WAIT_SECONDS = 2.0  # the server's own promise for the queue; one batch comes on top
-WRONG = (
-    b"{",
-    b"\xff\xfe",
-    b'{"texts": [1]}',
-    b'{"texts": ["a"], "texts": ["b"]}',
-    b'{"texts": ["\\ud800"]}',
-    b'{"texts": ["a"], "model": "x"}',
-    b"[" * 5000,
-    json.dumps({"texts": ["a"] * 65}).encode(),
+MIN_REQUESTS = 10  # of each client, on a slow machine too
+WAIT_SECONDS = 2.0  # the server's limit for the queue, without the time of one batch
+INVALID = (
+    *(b"{", b"\xff\xfe", b"[" * 5000, b'{"texts": [1]}', b'{"texts": ["a"], "texts": ["b"]}', b'{"texts": ["\\ud800"]}'),
+    *(b'{"texts": ["a"], "model": "x"}', json.dumps({"texts": ["a"] * 65}).encode()),
 )
 
 
 @dataclass
 class Outcome:
-    """What the clients saw."""
+    """The responses that the clients received."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
-    wrong_answers: int = 0
+    wrong_predictions: int = 0
     dropped: int = 0
     unexpected: list[str] = field(default_factory=list)
-
-    def check(self, holds: bool, answer: str) -> None:
-        """Note an answer that should not be."""
-        if not holds:
-            self.unexpected.append(answer)
 
 
 async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
@@ -58,15 +48,18 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
     return int(head[9:12]), await reader.readexactly(length)
 
 
-async def client(server: Server, expected: dict[str, list[float]], outcome: Outcome, *, seed: int, until: float, least: int = 0) -> None:
-    """Asks one thing after the other on one connection, until the time is over and `least` were asked, or the server closes it."""
-    draw = random.Random(seed)
+Predictions: TypeAlias = dict[str, list[float]]  # text -> probabilities
+
+
+async def client(server: Server, expected: Predictions, outcome: Outcome, *, seed: int, until: float, at_least: int = 0) -> None:
+    """Send requests on one connection until the time is over and `at_least` were sent, or the server closes it."""
+    rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    asked = 0
+    requests = 0
     try:
-        while time.monotonic() < until or asked < least:
-            await ask(reader, writer, draw, expected, outcome)
-            asked += 1
+        while time.monotonic() < until or requests < at_least:
+            await send_one(reader, writer, rng, expected, outcome)
+            requests += 1
     except (asyncio.IncompleteReadError, ConnectionError):
         outcome.dropped += 1
     finally:
@@ -75,96 +68,94 @@ async def client(server: Server, expected: dict[str, list[float]], outcome: Outc
             await writer.wait_closed()
 
 
-async def ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, draw: random.Random, expected: dict[str, list[float]], outcome: Outcome
+async def send_one(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rng: random.Random, expected: Predictions, outcome: Outcome
 ) -> None:
-    """Four times in five something right, whose answer is checked."""
-    right = draw.random() >= 0.2
-    asked = draw.choices(list(expected), k=draw.choice((1, 1, 1, 2, 8, 32)))
-    body = json.dumps({"texts": asked}).encode() if right else draw.choice(WRONG)
+    """Send one request, valid with probability 0.8, and check the response."""
+    valid = rng.random() >= 0.2
+    texts = rng.choices(list(expected), k=rng.choice((1, 1, 1, 2, 8, 32)))
+    body = json.dumps({"texts": texts}).encode() if valid else rng.choice(INVALID)
     started = time.monotonic()
-    status, answer = await exchange(reader, writer, request_bytes(body))
+    status, response = await exchange(reader, writer, request_bytes(body))
     outcome.statuses[status] += 1
-    if not right:
-        outcome.check(status in (400, 413, 422, 503), f"{body[:60]!r}: {status} {answer[:200]!r}")
-    elif status == 200:
+    if status not in ((200, 429, 503) if valid else (400, 413, 422, 503)):
+        outcome.unexpected.append(f"{body[:60]!r}: {status} {response[:200]!r}")
+    if valid and status == 200:
         outcome.seconds.append(time.monotonic() - started)
-        answers = [list(each["probabilities"].values()) for each in json.loads(answer)["predictions"]]
-        outcome.wrong_answers += not np.allclose(answers, [expected[text] for text in asked], atol=1e-5)
-    else:
-        outcome.check(status in (429, 503), f"{status} {answer[:200]!r}")
+        probabilities = [list(each["probabilities"].values()) for each in json.loads(response)["predictions"]]
+        outcome.wrong_predictions += not np.allclose(probabilities, [expected[text] for text in texts], atol=1e-5)
+    elif valid:
         await asyncio.sleep(0.05)
 
 
-async def storm(server: Server, expected: dict[str, list[float]], *, seconds: float) -> Outcome:
+async def load(server: Server, expected: Predictions, *, seconds: float) -> Outcome:
     outcome = Outcome()
     until = time.monotonic() + seconds
-    await asyncio.gather(*(client(server, expected, outcome, seed=seed, until=until, least=LEAST) for seed in range(CLIENTS)))
+    await asyncio.gather(*(client(server, expected, outcome, seed=seed, until=until, at_least=MIN_REQUESTS) for seed in range(CLIENTS)))
     return outcome
 
 
-async def stopped(server: Server, expected: dict[str, list[float]]) -> Outcome:
-    """SIGTERM in the midst of it: nobody gets half an answer."""
+async def load_and_stop(server: Server, expected: Predictions) -> Outcome:
+    """Send SIGTERM to the server under load."""
     outcome = Outcome()
     until = time.monotonic() + 15
-    asking = [asyncio.create_task(client(server, expected, outcome, seed=seed, until=until)) for seed in range(CLIENTS)]
+    tasks = [asyncio.create_task(client(server, expected, outcome, seed=seed, until=until)) for seed in range(CLIENTS)]
     await asyncio.sleep(0.3)
     server.process.send_signal(signal.SIGTERM)
-    await asyncio.gather(*asking)
+    await asyncio.gather(*tasks)
     return outcome
 
 
-def model_of(world: World, folder: Path) -> tuple[Path, dict[str, list[float]]]:
-    """An export whose answers differ from text to text, and its answers, computed alone."""
+def model_of(world: World, folder: Path) -> tuple[Path, Predictions]:
+    """Export a model whose predictions differ between texts; return them, computed without a server."""
     export_tiny(folder, Tokenizer.load(world.folder / "run/tokenizer"))
     texts = ["", *(row.text for row in world.task.train)]
     return folder, dict(zip(texts, Predictor.load(folder).probabilities(texts).tolist(), strict=True))
 
 
 def clients(world: World, scratch: Path, *, seconds: float) -> Figure:
-    """R7: no wrong answer, no 5xx, bounded memory, the promised wait; at the end a SIGTERM in the midst of it."""
+    """R7: no wrong prediction, no 5xx, bounded memory and waiting time; then SIGTERM under load."""
     figure = Figure("R7", f"{CLIENTS} clients for {seconds:g} s, a fifth of their requests malformed: right answers or one line")
     folder, expected = model_of(world, scratch / "export")
     with figure.timed(), serving(folder, "--max-wait", str(WAIT_SECONDS), "--queue-texts", "512") as server:
-        asyncio.run(storm(server, expected, seconds=1))
+        asyncio.run(load(server, expected, seconds=1))
         before = server.rss_bytes
-        outcome = asyncio.run(storm(server, expected, seconds=seconds))
+        outcome = asyncio.run(load(server, expected, seconds=seconds))
         grown = (server.rss_bytes - before) / 1e6
         p99 = float(np.quantile(outcome.seconds, 0.99)) if outcome.seconds else float("inf")
         figure.trials = sum(outcome.statuses.values())
-        _check_answers(figure, outcome)
+        _check_responses(figure, outcome)
         figure.check(not [status for status in outcome.statuses if status >= 500], f"statuses {dict(outcome.statuses)}")
         figure.check_time(outcome.statuses[200] > 100, f"only {outcome.statuses[200]} answered")
-        figure.check(outcome.statuses[422] > 0, "no malformed request was asked")
+        figure.check(outcome.statuses[422] > 0, "no malformed request was sent")
         figure.check(outcome.dropped == 0, f"{outcome.dropped} connections dropped")
         figure.check_time(p99 < WAIT_SECONDS + 1, f"99 % answered within {p99:.2f} s")
         figure.check(grown < 60, f"memory grew by {grown:.0f} MB")
         figure.notes.append(f"{outcome.statuses[200]:,} answered, p99 {p99:.2f} s, {grown:+.0f} MB")
         began = time.monotonic()
-        late = asyncio.run(stopped(server, expected))
-        _check_answers(figure, late)
+        _check_responses(figure, asyncio.run(load_and_stop(server, expected)))
         figure.check(server.process.wait(timeout=PATIENCE) == 0, f"exit {server.process.returncode} at SIGTERM")
-        figure.check_time((waited := time.monotonic() - began) < 10, f"{waited:.1f} s until it had ended")
-        figure.check(len(server.lines) == 2, f"said {server.lines}")
+        figure.check_time((waited := time.monotonic() - began) < 10, f"{waited:.1f} s until the server ended")
+        figure.check(len(server.lines) == 2, f"printed {server.lines}")
     return figure
 
 
-def _check_answers(figure: Figure, outcome: Outcome) -> None:
-    figure.check(outcome.wrong_answers == 0, f"{outcome.wrong_answers} wrong answers")
+def _check_responses(figure: Figure, outcome: Outcome) -> None:
+    figure.check(outcome.wrong_predictions == 0, f"{outcome.wrong_predictions} wrong predictions")
     figure.check(set(outcome.statuses) <= {200, 400, 413, 422, 429, 503}, f"statuses {dict(outcome.statuses)}")
     figure.check_time(outcome.statuses[200] > 0, "nothing was answered")
     figure.failures += outcome.unexpected[:20]
 
 
 def stops(world: World, scratch: Path, *, times: int, seed: int = 3) -> Figure:
-    """R8, servers: SIGTERM at random moments, while it loads and after."""
+    """R8, servers: SIGTERM at random moments, while the server loads and after."""
     figure = Figure("R8", "SIGTERM to `cramlm serve`, loading or loaded: exit 0 within 10 s")
     folder, _ = model_of(world, scratch / "export")
-    draw, slowest = random.Random(seed), 0.0
+    rng, slowest = random.Random(seed), 0.0
     with figure.timed():
         for number in range(times):
             with serving(folder, ready=number % 2 == 0) as server:
-                time.sleep(draw.random() * 2)
+                time.sleep(rng.random() * 2)
                 code, seconds = server.stop()
             figure.trials += 1
             slowest = max(slowest, seconds)

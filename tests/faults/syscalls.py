@@ -1,11 +1,10 @@
-"""Every system call on files that a child process makes, seen before the kernel does it: to count it, refuse it, record it, or kill there.
+"""Trace the system calls on files of a child process before the kernel executes them: count, refuse or record them, or kill the child.
 
     supervise(action, decide) ─► fork ─► child: filter on itself, then action()
-                                    └──► parent: Call by Call, decide(call) ─► None (the kernel goes on) | errno | KILL
+                                    └──► parent: Call by Call, decide(call) ─► None (the kernel continues) | errno | KILL
 
-The kernel's own means (seccomp user notifications, Linux 5.5 and later, no privilege needed) stop the calling thread, whoever calls:
-Python, NumPy's C, the Rust of safetensors and tokenizers, threads, processes that the child starts. So the product carries no hook
-and no call can be missed.
+seccomp user notifications (Linux 5.5 and later, no privilege needed) stop the calling thread in Python, C or Rust code, in threads and in
+processes that the child starts. The package needs no hooks, and no call is missed.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, not made yet. path: of the file it is about; other: the second name of a renaming or linking. changes: it would write."""
+    """A call that is not executed yet. path: its file; other: the second name of a rename or link. changes: it would write."""
 
     name: str
     path: str
@@ -85,7 +84,7 @@ Decide: TypeAlias = Callable[[Call], int | None]
 
 @functools.cache
 def available() -> bool:
-    """Whether this kernel lets a process watch its child's calls."""
+    """Return True if the kernel lets a process trace the calls of its child."""
     if platform.machine() not in _NUMBERS or platform.system() != "Linux":
         return False
     try:
@@ -97,9 +96,9 @@ def available() -> bool:
 def supervise(
     action: Callable[[], int], decide: Decide, *, names: tuple[str, ...] = CHANGES, started: Callable[[int], None] | None = None
 ) -> int:
-    """Run `action` in a forked child; its exit code, or minus the signal that ended it. `decide` is asked about each call of these names.
+    """Run `action` in a forked child and call `decide` with each call of these names; return the exit code, or minus the signal.
 
-    started: is given the child's process id.
+    started: called with the pid of the child.
     """
     here, there = socket.socketpair()
     if (pid := os.fork()) == 0:
@@ -143,7 +142,7 @@ def _answer_until(listener: int, end: int, pid: int, decide: Decide) -> None:
                 fcntl.ioctl(listener, _RECEIVE, event, True)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINTR):
-                    continue  # who called was killed meanwhile
+                    continue  # the caller was killed meanwhile
                 raise
             identity, thread, _, number, _, _, *arguments = _EVENT.unpack(event)
             verdict = None
@@ -163,7 +162,7 @@ def _answer_until(listener: int, end: int, pid: int, decide: Decide) -> None:
 
 
 def _describe(name: str, pid: int, arguments: list[int]) -> Call | None:
-    """None if the caller is gone, or its file has no name."""
+    """Return None if the caller has ended, or its file has no name."""
     path = other = ""
     exchange = False
     try:
@@ -212,25 +211,25 @@ class _Program(ctypes.Structure):
 
 
 def _filter_myself(names: tuple[str, ...]) -> int:
-    """Ask the kernel to stop this process at calls of these names; returns where they are announced."""
-    known = _NUMBERS[platform.machine()]
-    numbers = [known[name] for name in names if name in known and name != "mmap"]
+    """Make the kernel stop this process at calls of these names; return the descriptor of the notifications."""
+    all_numbers = _NUMBERS[platform.machine()]
+    numbers = [all_numbers[name] for name in names if name in all_numbers and name != "mmap"]
     load, equal, leave, notify, allow = 0x20, 0x15, 0x06, 0x7FC00000, 0x7FFF0000
     code = [_Instruction(load, 0, 0, 0)]  # the number of the call
-    if "mmap" in names:  # of a file only: memory that is asked for would be most of the calls
+    if "mmap" in names:  # of files only: most calls allocate memory
         to_allow, to_notify = len(numbers) + 1, len(numbers) + 2
-        fourth = 16 + 8 * 4  # where seccomp_data holds the descriptor; -1 where there is none
-        code += [_Instruction(equal, 0, 3, known["mmap"]), _Instruction(load, 0, 0, fourth)]
+        fourth = 16 + 8 * 4  # the offset of the descriptor in seccomp_data; -1 without a file
+        code += [_Instruction(equal, 0, 3, all_numbers["mmap"]), _Instruction(load, 0, 0, fourth)]
         code += [_Instruction(equal, to_allow, to_notify, 0xFFFFFFFF), _Instruction(load, 0, 0, 0)]
-    for place, number in enumerate(numbers):
-        code.append(_Instruction(equal, len(numbers) - place, 0, number))
+    for position, number in enumerate(numbers):
+        code.append(_Instruction(equal, len(numbers) - position, 0, number))
     code += [_Instruction(leave, 0, 0, allow), _Instruction(leave, 0, 0, notify)]
     instructions = (_Instruction * len(code))(*code)
     program = _Program(len(code), instructions)
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which makes it everyone's right
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: then it needs no privilege
     system_call = {"x86_64": 317, "aarch64": 277}[platform.machine()]  # seccomp
-    for flags in (8 | 32, 8):  # NEW_LISTENER, and WAIT_KILLABLE_RECV where there is one: signals do not repeat a call
+    for flags in (8 | 32, 8):  # NEW_LISTENER with WAIT_KILLABLE_RECV, if the kernel has it: signals do not repeat a call
         if (listener := libc.syscall(system_call, 1, flags, ctypes.byref(program))) >= 0:
             return int(listener)
     raise OSError(ctypes.get_errno(), "seccomp")

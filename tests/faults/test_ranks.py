@@ -1,6 +1,6 @@
-"""torchrun with two ranks on this machine: killed, stopped, asked to stop, on two nodes; nobody is left behind, and the bits are
-those of two ranks that nobody disturbed. At drawn moments: R10 of `make faults` (lost_ranks.py). What happens inside a phase is in
-training/test_distributed.py, without torchrun's ten seconds.
+"""torchrun with two ranks: killed, stopped or signalled ranks leave no process behind, and the rerun has the bits of an undisturbed run.
+
+`make faults ARGS=R10` does this at random moments (lost_ranks.py); training/test_distributed.py tests single phases without torchrun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from lost_ranks import PATIENCE, TIMEOUT, error_lines, launch, losses, output, ranks_of, write_config
-from test_kill import results
+from workloads import results
 
 from cramlm.storage.artifacts import verify
 from ranks import free_port

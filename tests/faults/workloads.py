@@ -1,6 +1,6 @@
-"""What is disturbed: each stage of a tiny run alone, from inputs that were made before, and the whole run. A few dozen milliseconds each.
+"""The commands that faults interrupt: each stage of a tiny run alone, from inputs that exist already, and the whole run.
 
-Only forked children work; this process imports torch, compiles kernels and builds the inputs once (`World.build`).
+`World.build` makes the inputs once; the commands run in forked children, for a few dozen milliseconds each.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from figures import Figure
 
 import cramlm.pipeline.run
 from cramlm.config.retriever import Bm25Config
@@ -35,20 +38,21 @@ from cramlm.storage.artifacts import MANIFEST, hash_json, verify
 from tiny_task import tiny_config, write_task
 
 Action: TypeAlias = Callable[[Path], None]
-TIMED = (
-    "fit.json",
-    "phase.json",
-    "plan.json",
-    "scores.json",
-    "provenance.json",
-    "README.md",
-)  # hold seconds: equal runs differ in them
+TIMED = ("fit.json", "phase.json", "plan.json", "scores.json", "provenance.json", "README.md")  # contain seconds: equal runs differ
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """allowed: the hashes that each published folder may have at any time. end: the hashes after the command."""
+
+    allowed: Mapping[str, set[str]]
+    end: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """do: the stage, into a folder. older: makes an earlier version of the same, for it to replace. before: makes what it goes on from.
-    until: the result with which another workload begins, which is disturbed there.
+    """do: runs the stage in a folder. older: makes an earlier version that the stage replaces. before: makes the inputs of the stage.
+    until: the first result that another workload covers.
     """
 
     name: str
@@ -59,26 +63,26 @@ class Workload:
 
     @property
     def ways(self) -> tuple[bool, ...]:
-        """Whether it replaces an older version."""
+        """Return the values of `replacing` that apply."""
         return (False,) if self.older is None else (False, True)
 
     def prepare(self, folder: Path, *, replacing: bool = False) -> None:
-        """Make `folder` what the stage finds."""
+        """Make `folder` as it is before the stage."""
         folder.mkdir()
         for make in (self.before, self.older if replacing else None):
             if make is not None:
                 assert run_child(functools.partial(make, folder)) == 0
 
     def body(self, folder: Path) -> Callable[[], int]:
-        """The stage as the body of a child."""
+        """Return a function for a child that runs the stage and returns the exit code."""
         return in_child(functools.partial(self.do, folder))
 
     def run(self, folder: Path) -> int:
-        """The stage in a child, undisturbed; its exit code."""
+        """Run the stage in a child; return its exit code."""
         return run_child(functools.partial(self.do, folder))
 
-    def states(self, folder: Path) -> tuple[dict[str, set[str]], dict[str, str]]:
-        """(what each published folder may hold at any time, what the stage leaves in the end), from runs that nobody disturbs."""
+    def states(self, folder: Path) -> States:
+        """Run the stage in every way without a fault."""
         allowed: dict[str, set[str]] = {}
         folder.mkdir()
         for name in ("older", "end") if self.older else ("end",):
@@ -86,12 +90,23 @@ class Workload:
             assert name == "older" or self.run(folder / name) == 0, self.name
             for published, value in results(folder / name).items():
                 allowed.setdefault(published, set()).add(value)
-        return allowed, results(folder / "end")
+        return States(allowed, results(folder / "end"))
+
+    def check_recovery(self, figure: Figure, where: str, folder: Path, states: States) -> None:
+        """Check a folder after a fault: each result is old or new, and the same command finishes with the undisturbed results."""
+        check_states(figure, where, folder, states)
+        self.check_next_run(figure, where, folder, states)
+
+    def check_next_run(self, figure: Figure, where: str, folder: Path, states: States) -> None:
+        code = self.run(folder)
+        figure.check(code == 0, f"{where}: the next run exits {code}")
+        figure.check(states.end.items() <= results(folder).items(), f"{where}: the end differs from the undisturbed one")
+        figure.check(not (left := leftovers(folder)), f"{where}: left behind {left}")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Inputs and results of undisturbed commands, in `folder`: data/, run.toml, run/, store/, catalog/. Nothing there changes any more."""
+    """Inputs and results of undisturbed commands, in `folder`: data/, run.toml, run/, store/, catalog/. They do not change."""
 
     folder: Path
     config: RunConfig
@@ -99,7 +114,7 @@ class World:
 
     @staticmethod
     def build(folder: Path) -> World:
-        """In a folder that is empty."""
+        """Build them in an empty folder."""
         torch.set_num_threads(1)
         paths = write_task(folder / "data", train=24, held_out=8, documents=60)
         config = RunConfig.model_validate(fault_config(paths))
@@ -109,11 +124,11 @@ class World:
         assert config.corpus is not None
         build_catalog(config.corpus, folder / "catalog", workers=1)
         gc.collect()
-        gc.freeze()  # a child's collection would copy every page of this process: two thirds of its time
+        gc.freeze()  # garbage collection in a child would copy every page of this process: two thirds of its time
         return World(folder, config, read_task(config.task, seed=config.seed))
 
     def workloads(self) -> dict[str, Workload]:
-        """By name, in the order of a run. `train` and `finish` go on from a run whose earlier stages are done."""
+        """Return the workloads by name, in the order of a run. `train` and `finish` continue a run whose earlier stages are done."""
         assert self.config.corpus is not None
         fewer = self.config.corpus.model_copy(update={"passage_words": 20})
         after_training = ("logit-adjustment", "evaluation", "export", "report.html")
@@ -149,7 +164,7 @@ class World:
         cramlm.pipeline.run.run(self.config, out=folder / "run", store=folder / "store")
 
     def copy_run(self, folder: Path, without: tuple[str, ...]) -> None:
-        """The finished run, in `folder`, without what these patterns name."""
+        """Copy the finished run to `folder`, without the names that match these patterns."""
         shutil.copytree(self.folder / "run", folder / "run", ignore=shutil.ignore_patterns(*without, "*.lock", ".work"))
 
 
@@ -165,11 +180,11 @@ def fault_config(paths: dict[str, str]) -> dict[str, Any]:
 
 
 def void(value: object) -> None:
-    """Forget a value, so that a call can stand in a lambda that returns nothing."""
+    """Drop a value, so that a lambda with a call returns None."""
 
 
 def in_child(action: Callable[[], None]) -> Callable[[], int]:
-    """`action` as the body of a child: 0, or the exit code of its error (1, with a traceback, if it is none of ours)."""
+    """Return a function that runs `action` and returns the exit code of the command line (1, with a traceback, for other errors)."""
 
     def body() -> int:
         try:
@@ -178,7 +193,7 @@ def in_child(action: Callable[[], None]) -> Callable[[], int]:
         except CramError as error:
             return error.exit_code
         except OSError:
-            return 4  # as cli.main has it
+            return 4  # as in cli.main
         except BaseException:
             traceback.print_exc()
             return 1
@@ -186,55 +201,66 @@ def in_child(action: Callable[[], None]) -> Callable[[], int]:
     return body
 
 
-def run_child(action: Callable[[], None]) -> int:
-    """In a fork; its exit code, or minus the signal."""
+def start(body: Callable[[], int]) -> int:
+    """Run `body` in a forked child; return its pid."""
     if (pid := os.fork()) == 0:
-        code = 1
+        code = 99
         try:
-            code = in_child(action)()
+            code = body()
         finally:
             sys.stderr.flush()
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
+
+
+def finish(pid: int, *, within: float = 600.0) -> int:
+    """Wait for a child, and kill it after `within` seconds; return its exit code, or minus the signal that ended it."""
+    deadline = time.monotonic() + within
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def run_child(action: Callable[[], None]) -> int:
+    """Run `action` in a forked child; return its exit code, or minus the signal."""
+    return finish(start(in_child(action)))
 
 
 def results(folder: Path) -> dict[str, str]:
-    """What was published below a folder: a hash of each file that does not hold times, by its path; and which pair a catalog names."""
-    found = {}
+    """Return a hash of each published folder below a folder, without its files with times, and of the pair that a catalog names."""
+    published = {}
     for manifest in sorted(folder.rglob(MANIFEST)):
         if ".tmp-" in str(manifest.relative_to(folder)) or ".work" in manifest.parts:
             continue
         files = json.loads(manifest.read_bytes())["files"]
         name = manifest.parent.relative_to(folder).as_posix()
-        found[name] = hash_json({file: facts["sha256"] for file, facts in files.items() if file not in TIMED})
+        published[name] = hash_json({file: entry["sha256"] for file, entry in files.items() if file not in TIMED})
     if (catalog := folder / "catalog.json").exists():
-        found["catalog.json"] = hash_json(json.loads(catalog.read_bytes()))
-    return found
+        published["catalog.json"] = hash_json(json.loads(catalog.read_bytes()))
+    return published
 
 
-def check_states(folder: Path, allowed: Mapping[str, set[str]]) -> list[str]:
-    """What is wrong with a folder after a fault: damage that `verify` finds, or a result that is neither old nor new."""
-    wrong = []
+def check_states(figure: Figure, where: str, folder: Path, states: States) -> None:
+    """Check a folder after a fault with `verify`, and that each result is old or new."""
     if any(".tmp-" not in str(path) for path in folder.rglob(MANIFEST)):
         try:
             verify(folder)
         except CramError as error:
-            if "/.work/" not in str(error):  # checkpoints: the newest whole one is used, whatever lies beside it
-                wrong.append(str(error))
+            figure.check("/.work/" in str(error), f"{where}: {error}")  # a damaged checkpoint is allowed: the newest whole one is used
     for name, value in results(folder).items():
-        if value not in allowed.get(name, set()):
-            wrong.append(f"{name} is neither old nor new")
-    return wrong
+        figure.check(value in states.allowed.get(name, set()), f"{where}: {name} is neither old nor new")
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporary files and folders below a folder."""
+    """Return the temporary files and folders below a folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.tmp-*"))
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder in memory where there is such a place: thousands of syncs are made."""
+    """Yield a temporary folder, in memory if the machine has /dev/shm: a figure makes thousands of syncs."""
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="cramlm-faults-", dir=shm if os.access(shm, os.W_OK) else None))
     try:
