@@ -73,6 +73,13 @@ def test_the_reference_names_every_command_and_every_setting() -> None:
     assert "recipes.tlm" in pages["reference/python.md"]
 
 
+def test_the_test_files_that_the_list_of_faults_names_exist() -> None:
+    tests = Path(__file__).parent
+    named = set(re.findall(r"`([\w/]+\.py)`", (DOCS / "faults.md").read_text("utf-8")))
+    assert named
+    assert {name for name in named if not (tests / name).is_file()} == set()
+
+
 def test_the_figure_of_the_method_is_up_to_date() -> None:
     assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
 
