@@ -120,10 +120,10 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def search(index: Index, texts: list[str], threads: int) -> int:
     """Return the number of documents in the union of all results."""
-    found = np.zeros(index.documents, np.bool_)
+    selected = np.zeros(index.documents, np.bool_)
     for _, positions, _ in index.search_distinct(index.compile(texts), limit=LIMIT, threads=threads):
-        found[positions] = True
-    return int(found.sum())
+        selected[positions] = True
+    return int(selected.sum())
 
 
 def select(corpus: Corpus, index: Index, labelled: Task, out: Path, threads: int) -> int:
@@ -160,13 +160,13 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def peak_bytes() -> int:
-    """Largest resident set of this process and, if it had workers, of the largest one (getrusage's own figure counts the parent's in)."""
+    """Return the maximum resident memory of this process or of its largest worker (getrusage of a child includes the parent's)."""
     (own,) = (int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -179,7 +179,7 @@ def machine() -> dict[str, Any]:
 
 
 def read_finished(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows with these settings, by size."""
+    """Return the rows with these settings, by size."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     same = {row["passages"]: row for row in rows if row["settings"] == settings}
     return [same[size] for size in sorted(same)]

@@ -51,7 +51,7 @@ from cramlm.training.pools import TokenPool
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
-PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "learning.svg"
+PLOT = Path(__file__).parent.parent / "docs" / "pictures" / "learning.svg"
 HELD_OUT = 300
 MASKED_WORDS = 0.15
 SIZE: Size = SIZES["mini"]
@@ -99,7 +99,7 @@ def main() -> None:
     result = {"benchmark": "learning", "tokens_per_second": speeds, "curves": curves}
     if arguments.only is None:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        draw(curves, PICTURE)
+        plot(curves, PLOT)
     print(json.dumps(result))
 
 
@@ -170,12 +170,12 @@ def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokeni
     if finished.is_file() and (curve := json.loads(finished.read_bytes()))["key"] == key:
         return dict(curve)
     batches = batches_of(arm, phase, texts, tokenizer, seed=arguments.seed)
-    looks = held_out_batches(texts.held_out, tokenizer)
+    held_out = held_out_batches(texts.held_out, tokenizer)
     points: list[dict[str, float]] = []
     began = time.process_time()
 
     def bits(model: Model, step: int) -> Mapping[str, float]:
-        return {"bits": -bits_per_word(model, *looks)}
+        return {"bits": -bits_per_word(model, *held_out)}
 
     def keep(event: Event) -> None:
         if event.kind == "evaluation" and event.data is not None:
@@ -218,7 +218,7 @@ def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[lis
     alone, so that every tokenizer has the same ones; a word that is cut off at the end is left out.
     """
     rng = np.random.default_rng(1)
-    sequences, answers, words = [], [], 0
+    sequences, targets, words = [], [], 0
     for passage in passages:
         pieces = passage.split()[:60]
         wanted = rng.random(len(pieces)) < MASKED_WORDS
@@ -232,14 +232,14 @@ def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[lis
             labels += word if wanted[number] else [-1] * len(word)
             words += int(wanted[number])
         sequences.append(np.array([*ids, tokenizer.sep_id], dtype=np.uint16))
-        answers.append(np.array([*labels, -1], dtype=np.int64))
+        targets.append(np.array([*labels, -1], dtype=np.int64))
     batches = []
     for start in range(0, len(sequences), 32):
         part = slice(start, start + 32)
         count = len(sequences[part])
         plain = {"labels": np.full(count, -1, dtype=np.int64), "external": np.ones(count, dtype=bool), "row_length": LENGTH}
         packed = pack(sequences[part], **plain, pad_id=tokenizer.pad_id)
-        shifted = pack([np.where(answer < 0, 65_535, answer) for answer in answers[part]], **plain, pad_id=65_535)
+        shifted = pack([np.where(target < 0, 65_535, target) for target in targets[part]], **plain, pad_id=65_535)
         flat = shifted.token_ids.ravel()
         masked = np.flatnonzero(flat != 65_535)
         fields = {name: getattr(packed, name) for name in packed.__dataclass_fields__}
@@ -309,7 +309,7 @@ def print_table(curves: Sequence[Mapping[str, Any]]) -> None:
         print(f"| {curve['arm']} | {minutes:.1f} | {curve['tokens'] / 1e6:.1f} M | {level:.2f} | {when} |")
 
 
-def draw(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
+def plot(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
     """Plot bits over minutes, a line per arm, with a logarithmic axis."""
     import matplotlib as mpl
 

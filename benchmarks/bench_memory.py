@@ -65,12 +65,12 @@ def run(preset: str, steps: int) -> dict[str, float]:
 
 def write_texts(folder: Path) -> dict[str, str]:
     """Write a task of two classes and a corpus of synthetic words with Zipf frequencies; deterministic."""
-    draw = random.Random(5)
-    words = ["".join(draw.choices("abcdefghijklmnoprstuvz", k=draw.randint(2, 9))) for _ in range(WORDS)]
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefghijklmnoprstuvz", k=rng.randint(2, 9))) for _ in range(WORDS)]
     weights = [1 / (rank + 3) for rank in range(WORDS)]
     paths = {}
     for name, count, length in (("train", 1000, 12), ("dev", 100, 12), ("corpus", 4000, 180)):
-        rows = [{"text": " ".join(draw.choices(words, weights, k=length)), "label": f"class {place % 2}"} for place in range(count)]
+        rows = [{"text": " ".join(rng.choices(words, weights, k=length)), "label": f"class {number % 2}"} for number in range(count)]
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         paths[name] = str(path)

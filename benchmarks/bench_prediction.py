@@ -75,9 +75,9 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
         by_length = sorted(texts, key=len)
         sides: dict[str, Callable[[], Any]] = {name: partial(each.predict, texts) for name, each in predictors.items()}
         for name, pipe in pipelines.items():
-            for order, given in (("as they come", texts), ("sorted", by_length)):
+            for order, texts_in_order in (("as they come", texts), ("sorted", by_length)):
                 for size in (1, 8, 32):
-                    sides[f"{name}, {order}, batches of {size}"] = partial(pipe, given, batch_size=size)
+                    sides[f"{name}, {order}, batches of {size}"] = partial(pipe, texts_in_order, batch_size=size)
         seconds = {name: float("inf") for name in sides}
         for _ in range(rounds):
             for name, run in sides.items():
@@ -85,8 +85,8 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
                 run()
                 seconds[name] = min(seconds[name], time.perf_counter() - began)
         rates = {name: len(texts) / each for name, each in seconds.items()}
-        labels = {name: [answer.label for answer in each.predict(texts)] for name, each in predictors.items()}
-        theirs = [max(answer, key=lambda each: each["score"])["label"] for answer in pipelines["fp32"](list(texts), batch_size=1)]
+        labels = {name: [prediction.label for prediction in each.predict(texts)] for name, each in predictors.items()}
+        theirs = [max(scores, key=lambda each: each["score"])["label"] for scores in pipelines["fp32"](list(texts), batch_size=1)]
     agree = {name: sum(map(str.__eq__, each, theirs)) / len(texts) for name, each in labels.items()}
     assert min(agree.values()) > 0.99, f"labels differ from the pipeline's: {agree}"
     best = {name: max((each for each in rates if each.startswith(f"{name},")), key=lambda each: rates[each]) for name in pipelines}
@@ -142,7 +142,7 @@ def load_pipeline(folder: str, dtype: str) -> Callable[..., list[list[dict[str, 
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a task file."""
+    """Return the texts of a task file."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 

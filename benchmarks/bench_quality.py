@@ -37,28 +37,28 @@ def main() -> None:
         claim(arguments.out / arguments.budget, code)
     except UsageError as error:
         raise SystemExit(f"bench_quality.py: error: {error}") from None
-    found: dict[str, dict[str, Experiment]] = {}
+    measured: dict[str, dict[str, Experiment]] = {}
     for task, labels in product(arguments.tasks, read_counts(",".join(arguments.labels))):
         out = arguments.out / arguments.budget / f"{task}-{labels}"
         grid = grid_of(arguments, task, labels)
         with console_events() as emit:
             experiment = compare(grid, out=out, store=arguments.store, jobs=arguments.jobs, title=f"{task}, {labels} labels", emit=emit)
-        found.setdefault(task, {})[labels] = experiment
+        measured.setdefault(task, {})[labels] = experiment
         target = arguments.results or RESULTS / f"quality-{arguments.budget}.json"
         head = {"budget": arguments.budget, "threads": arguments.threads}
         with console_events() as emit:
             add_to(target, task, labels, experiment, head, code=code, emit=emit)
-    for task, experiments in found.items():
+    for task, experiments in measured.items():
         for labels, experiment in experiments.items():
             print(f"\n### {task}, {labels} labels\n\n{experiment.table}")
-    print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "tasks": plain(found)}, ensure_ascii=False))
+    print(json.dumps({"benchmark": "quality", "budget": arguments.budget, "tasks": plain(measured)}, ensure_ascii=False))
 
 
 def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
     """Return the grid of a task: recipes with default settings."""
     folder = arguments.data / "tasks" / task
     corpus = str(arguments.data / OWN_CORPUS[task]) if task in OWN_CORPUS else f"{arguments.data}/corpus/*.jsonl.zst"
-    given = {"threads": arguments.threads, "tokens_per_second": arguments.speed}
+    options = {"threads": arguments.threads, "tokens_per_second": arguments.speed}
     return Grid(
         arms=arms_of(arguments.arms),
         seeds=tuple(arguments.seeds),
@@ -67,13 +67,13 @@ def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
         corpus=(corpus,),
         init=arguments.init,
         budget=arguments.budget,
-        settings=tuple(f"{name}={value}" for name, value in given.items() if value is not None),
+        settings=tuple(f"{name}={value}" for name, value in options.items() if value is not None),
     )
 
 
-def plain(found: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
+def plain(measured: dict[str, dict[str, Experiment]]) -> dict[str, dict[str, Any]]:
     """Task -> number of labels -> grid, rows, pairs and runs."""
-    return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in found.items()}
+    return {task: {labels: experiment.as_dict() for labels, experiment in experiments.items()} for task, experiments in measured.items()}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -48,16 +48,18 @@ POOLS: Final = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 
 @dataclass(frozen=True)
-class Found:
-    """Results of an engine on disk; see engines.Found."""
+class StoredResults:
+    """Results of an engine on disk; see engines.TimedResults."""
 
     offsets: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     score: npt.NDArray[np.float32]
 
     @staticmethod
-    def read(folder: Path, queries: str, limit: int) -> Found:
-        return Found(*(np.load(folder / f"{queries}-{limit}-{name}.npy", allow_pickle=False) for name in ("offsets", "position", "score")))
+    def read(folder: Path, queries: str, limit: int) -> StoredResults:
+        return StoredResults(
+            *(np.load(folder / f"{queries}-{limit}-{name}.npy", allow_pickle=False) for name in ("offsets", "position", "score"))
+        )
 
 
 def main() -> None:
@@ -75,7 +77,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Files:
-    """A corpus, the engines to measure on it, and whether to use all kinds of queries or the task's texts only."""
+    """A corpus and the engines to measure on it. every_kind: also with queries of 15 and 150 words, not only with the task's texts."""
 
     label: str
     paths: tuple[str, ...]
@@ -112,11 +114,11 @@ def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = None if any(event.kind == "up_to_date" for event in read) else cpu_since(began)
     say(f"{files.label}: {len(corpus):,} passages; analysing them for the peers")
     terms = TermCorpus.write(corpus, work)
-    asked = [terms.queries(TEXTS, texts := task_texts(arguments))]
+    queries = [terms.queries(TEXTS, texts := task_texts(arguments))]
     if files.every_kind:
-        asked += [terms.queries(f"{size} words", cut(texts, size), most=arguments.queries) for size in (15, 150)]
-    sampled = [each.sample(arguments.sample // (1 if each.name == TEXTS else 4) or each.distinct) for each in asked]
-    write_queries(work / "queries.json", asked)
+        queries += [terms.queries(f"{size} words", cut(texts, size), most=arguments.queries) for size in (15, 150)]
+    sampled = [each.sample(arguments.sample // (1 if each.name == TEXTS else 4) or each.distinct) for each in queries]
+    write_queries(work / "queries.json", queries)
     write_queries(work / "sample.json", [part for part, _ in sampled])
     result: dict[str, Any] = {
         "corpus": files.label,
@@ -125,7 +127,7 @@ def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
         "postings": terms.postings,
         "terms": len(terms.frequency),
         "reading_seconds": seconds,
-        "queries": {each.name: [len(each.texts), each.distinct] for each in asked},
+        "queries": {each.name: [len(each.texts), each.distinct] for each in queries},
         "sample": {part.name: [len(part.texts), part.distinct] for part, _ in sampled},
         "engines": {},
     }
@@ -136,17 +138,17 @@ def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
             ours = "cramlm, one-byte lengths" if name in ONE_BYTE_LENGTHS else "cramlm"
             if "missing" not in engines.get(ours, {"missing": ""}):
                 norm: Norm = "lucene" if name in ONE_BYTE_LENGTHS else "exact"
-                places = work / ours, work / name
-                engines[name]["agreement"] = [compare(terms, *sampled[0], *places, limit, norm) for limit in arguments.limits]
+                folders = work / ours, work / name
+                engines[name]["agreement"] = [compare(terms, *sampled[0], *folders, limit, norm) for limit in arguments.limits]
             shutil.rmtree(work / name)
-    own = (Found.read(work / "cramlm", TEXTS, limit) for limit in arguments.limits)
-    engines["cramlm"]["unions"] = [len(np.unique(found.position)) for found in own]
+    own = (StoredResults.read(work / "cramlm", TEXTS, limit) for limit in arguments.limits)
+    engines["cramlm"]["unions"] = [len(np.unique(results.position)) for results in own]
     shutil.rmtree(work)
     return result
 
 
 def jobs(engines: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and options of each engine's run, in order; ours comes again with two workers and with Lucene's lengths, if it has them."""
+    """Return name and options of each run, in order: cramlm also with two workers and with Lucene's lengths, if others need them."""
     chosen: list[tuple[str, dict[str, Any]]] = [("cramlm", {})]
     if len(engines) > 1:
         chosen.append(("cramlm, 2 workers", {"workers": 2}))
@@ -183,9 +185,9 @@ def run_engine(name: str, options: dict[str, Any], corpus: Corpus, work: Path, a
     return figures
 
 
-def write_queries(path: Path, asked: list[Queries]) -> None:
+def write_queries(path: Path, queries: list[Queries]) -> None:
     """Write queries for engines.py."""
-    content = {each.name: {"texts": each.texts, "terms": each.terms, "distinct": each.distinct} for each in asked}
+    content = {each.name: {"texts": each.texts, "terms": each.terms, "distinct": each.distinct} for each in queries}
     path.write_text(json.dumps(content), "utf-8")
 
 
@@ -195,7 +197,7 @@ def compare(terms: TermCorpus, queries: Queries, chosen: Integers, ours: Path, p
     union, peer_union: documents. only_in_one: documents of one union. unlike_pairs: (query, document) that one side returned;
     beyond_ties: those whose exact score is not within 1e-6 of the last returned one's. score_difference: largest, relative, by rank.
     """
-    mine, theirs = Found.read(ours, TEXTS, limit), Found.read(peer, TEXTS, limit)
+    mine, theirs = StoredResults.read(ours, TEXTS, limit), StoredResults.read(peer, TEXTS, limit)
     query, position, last = [], [], []
     score_difference = 0.0
     owns = [slice(mine.offsets[number], mine.offsets[number + 1]) for number in chosen.tolist()]
@@ -225,7 +227,7 @@ def compare(terms: TermCorpus, queries: Queries, chosen: Integers, ours: Path, p
 
 
 def task_texts(arguments: argparse.Namespace) -> list[str]:
-    """The task's training texts; without data as many invented ones, as often repeated as ChemProt's."""
+    """Return the training texts of the task; without data as many invented ones, with as many repetitions as in ChemProt."""
     if arguments.data:
         examples = read_examples(str(arguments.data / "tasks" / arguments.task / "train.jsonl"), RowFormat())
         return [example.whole_text for example in examples]
@@ -234,7 +236,7 @@ def task_texts(arguments: argparse.Namespace) -> list[str]:
 
 
 def cut(texts: list[str], words: int) -> list[str]:
-    """Texts of so many words: beginnings of the texts that are longer, or all texts one after the other in pieces."""
+    """Return texts of so many words: the beginnings of longer texts, or pieces of all texts in turn."""
     if beginnings := [" ".join(text.split()[:words]) for text in texts if words < 31 <= len(text.split())]:
         return beginnings
     stream = " ".join(dict.fromkeys(texts)).split()
@@ -242,7 +244,7 @@ def cut(texts: list[str], words: int) -> list[str]:
 
 
 def sort_by_source(shards: list[Path], target: Path) -> Path:
-    """The same rows, sorted by (source, id)."""
+    """Write the rows sorted by (source, id); return the file."""
     if not target.is_file():
         rows = []
         for shard in shards:
@@ -255,7 +257,7 @@ def sort_by_source(shards: list[Path], target: Path) -> Path:
 
 
 def cpu_since(began: os.times_result) -> float:
-    """CPU seconds of this process and of children that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     now = os.times()
     return sum(now[:4]) - sum(began[:4])
 
@@ -266,7 +268,7 @@ def say(text: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line. `data` is None where there is no folder with corpus/."""
+    """Parse the command line. `data` is None without a folder with corpus/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/*.jsonl.zst")
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"), help="folder for corpora")

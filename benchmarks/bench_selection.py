@@ -6,7 +6,7 @@
 For every task in --data: the corpus is read and indexed once (the task's own corpus if OWN_CORPUS has one), then passages are selected
 for the training texts, without overlap with dev and test. Seconds are CPU seconds and wall-clock time of the selection with an existing
 index, including decontamination, report and writing. Tokens are estimated from the characters (see report.json); "KL" is the KL
-reduction (retrieval/report.py). Retrievers are given by kind, each with the `--set` settings that it has; DSIR and random need a limit, by
+reduction (retrieval/report.py). Retrievers are named by kind, each with the `--set` settings that it has; DSIR and random need a limit, by
 default the size of the BM25 selection of the same task.
 
 Prints a table and, as the last line, one JSON object; a run over the whole corpus with BM25 alone writes benchmarks/results/selection.json.
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def corpus_files(arguments: argparse.Namespace, source: str) -> tuple[str, ...]:
-    """A file, or the first `--shards` files of a folder."""
+    """Return the file, or the first `--shards` files of a folder."""
     path = arguments.data / source
     return (str(path),) if path.is_file() else tuple(map(str, sorted(path.glob("*.jsonl.zst"))[: arguments.shards]))
 
@@ -146,7 +146,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"))

@@ -62,7 +62,7 @@ def main() -> None:
         f"{arguments.model} with {arguments.threads} threads on {os.cpu_count()} cores", header, [list(map(text_of, row)) for row in rows]
     )
     ratios = [row[5] for row in rows if row[2] > 1]
-    print(f"{min(ratios):.1f} to {max(ratios):.1f} times the pipeline's throughput where several clients ask; the goal is {GOAL:g}")
+    print(f"{min(ratios):.1f} to {max(ratios):.1f} times the pipeline's throughput with several clients; the goal is {GOAL:g}")
     names = ["texts", "batch", "clients", "per_second", "peer_per_second", "ratio", "p50_ms", "peer_p50_ms", "p99_ms", "peer_p99_ms"]
     names += ["cpu_ms", "peer_cpu_ms"]
     facts = {
@@ -119,8 +119,8 @@ def texts_of(model: LoadedModel, tokens: int) -> list[str]:
     words = [word for word in map(model.tokenizer.token, range(5, model.tokenizer.vocab_size)) if word.isalpha()]
     lengths = model.tokenizer.encode(words).lengths
     words = [word for word, length in zip(words, lengths, strict=True) if length == 1]
-    draw = random.Random(7)
-    return [" ".join(draw.choices(words, k=tokens - 2)) for _ in range(TEXTS)]
+    rng = random.Random(7)
+    return [" ".join(rng.choices(words, k=tokens - 2)) for _ in range(TEXTS)]
 
 
 @contextmanager
@@ -189,10 +189,10 @@ async def client(port: int, load: Load, chunks: Iterator[Any], *, until: float) 
         texts = next(chunks)
         body = json.dumps({"texts": list(texts)}).encode()
         writer.write(head % len(body) + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        content = await reader.readexactly(int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        response_head = await reader.readuntil(b"\r\n\r\n")
+        content = await reader.readexactly(int(response_head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         load.latencies.append(time.perf_counter() - started)
-        if answer[9:12] != b"200":
+        if response_head[9:12] != b"200":
             raise SystemExit(f"a server answered {content.decode()[:200]}")
         if texts[0] not in load.probabilities:
             load.probabilities.update(

@@ -83,7 +83,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Text:
-    """The texts of all sides, and their lengths in characters."""
+    """Return the texts of all sides, and their lengths in characters."""
 
     passages: list[str]
     task: list[str]
@@ -145,7 +145,7 @@ def tokenizer_for(text: Text, vocabulary: int, folder: Path) -> Tokenizer:
 def measure_size(
     name: str, text: Text, tokenizers: dict[int, Tokenizer], folder: Path, *, rounds: int, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """The rows of one size."""
+    """Return the rows of one size."""
     size = SIZES[name]
     tokenizer = tokenizers[PAPER_VOCABULARY]
     external, task = encoded(tokenizer, text)
@@ -188,7 +188,7 @@ def measure_size(
 
 
 def row(size: str, side: Side, released: Side, peak: float, difference: float) -> dict[str, Any]:
-    """One line of the table; ratios are medians over the turns, each against the peer's turn just before."""
+    """Return one line of the table; ratios are medians over the turns, each against the peer's turn just before."""
     rate, speed = statistics.median(side.rates), statistics.median(side.speeds)
     ratios = [mine / theirs for mine, theirs in zip(side.rates, released.rates, strict=True)]
     characters = side.characters_per_token / released.characters_per_token
@@ -207,7 +207,7 @@ def row(size: str, side: Side, released: Side, peak: float, difference: float) -
 
 
 def released_phase(size: Size) -> PhaseConfig:
-    """The paper's stage 1, as the peer runs it."""
+    """Return the phase of the paper's stage 1, with the settings of the peer."""
     return PhaseConfig(
         name="joint",
         external=EXTERNAL_PER_TASK,
@@ -257,7 +257,7 @@ def encoded(tokenizer: Tokenizer, text: Text) -> tuple[Tokens, Tokens]:
 
 
 def characters_per_token(text: Text, tokenizer: Tokenizer) -> float:
-    """Of whole passages, special tokens counted once a passage."""
+    """Return the number of tokens of whole passages, with special tokens once per passage."""
     sample = text.passages[:2000]
     tokens = tokenizer.sequences(sample, max_length=1 << 20, cut="truncate")
     return sum(map(len, sample)) / int(tokens.lengths.sum())
@@ -274,16 +274,16 @@ def loss_difference(model: Model, released: ReleasedModel, external: Tokens, spe
     starts = batch.first
     lengths = np.bincount(batch.sequence[batch.sequence >= 0], minlength=16)
     ids, attention = torch.full((16, LENGTH), special.pad), torch.zeros(16, LENGTH, dtype=torch.int64)
-    answers = torch.full((16, LENGTH), -100)
+    targets = torch.full((16, LENGTH), -100)
     wanted = np.full(batch.token_ids.size, -100)
     wanted[batch.masked] = batch.mlm_labels
     for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         ids[number, :length] = torch.from_numpy(batch.token_ids.reshape(-1)[start : start + length])
         attention[number, :length] = 1
-        answers[number, :length] = torch.from_numpy(wanted[start : start + length])
+        targets[number, :length] = torch.from_numpy(wanted[start : start + length])
     with torch.no_grad():
         ours = float(objective_of(phase).losses(model, PackedBatch.of(batch)).total)
-        theirs = float(released.eval().losses(ids, attention, answers, None)[0])
+        theirs = float(released.eval().losses(ids, attention, targets, None)[0])
     return abs(ours - theirs) / theirs
 
 
@@ -304,7 +304,7 @@ def measured_peak(clock: Callable[[], float]) -> float:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """A Markdown table."""
+    """Print a Markdown table."""
     print("| size | side | real tokens/s | x released | characters/s | x released | GFLOP/s | of the peak | loss difference |")
     print("|---" * 9 + "|")
     for row in rows:
@@ -317,7 +317,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))

@@ -35,7 +35,7 @@ JAVA_WARM_UP = 400
 
 @dataclass(frozen=True)
 class Batch:
-    """Queries and their limit. The first `distinct` are different, the others repeat them."""
+    """Queries and their limit. The first `distinct` are distinct, the others repeat these."""
 
     name: str
     limit: int
@@ -45,8 +45,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Results of the distinct queries (see lucene_peer.Found); CPU seconds for them, and for all queries with repetitions."""
+class TimedResults:
+    """Results of the distinct queries (see lucene_peer.LuceneResults); CPU seconds for these, and for all queries with repetitions."""
 
     offsets: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
@@ -56,16 +56,16 @@ class Found:
 
 
 class Engine(Protocol):
-    """`build` returns CPU seconds and a version or note; `search` yields one Found per batch, in order."""
+    """`build` returns CPU seconds and a version or note; `search` yields one TimedResults per batch, in order."""
 
     def build(self) -> tuple[float, str]: ...
 
-    def search(self, batches: Sequence[Batch]) -> Iterator[Found]: ...
+    def search(self, batches: Sequence[Batch]) -> Iterator[TimedResults]: ...
 
 
 @dataclass
 class Cramlm:
-    """cramlm, on a corpus that is read before. It merges equal queries itself, so both its seconds are for all texts."""
+    """cramlm on a corpus that is built already. It merges equal queries itself, so both times are for all texts."""
 
     corpus: Path
     index: Path
@@ -81,7 +81,7 @@ class Cramlm:
         self._index = build_index(Corpus.open(self.corpus), self.index, workers=workers)
         return clock() - began, ""
 
-    def search(self, batches: Sequence[Batch]) -> Iterator[Found]:
+    def search(self, batches: Sequence[Batch]) -> Iterator[TimedResults]:
         for batch in batches:
             self._search([*batch.texts[:WARM_UP], "é"], batch.limit)  # with a non-ASCII text, which loads the Unicode table
             began = time.process_time()
@@ -89,13 +89,13 @@ class Cramlm:
             seconds = time.process_time() - began
             chosen = [results[number] for number in owner[: batch.distinct].tolist()]
             offsets = np.cumsum([0, *(len(position) for position, _ in chosen)])
-            yield Found(offsets, *(np.concatenate(side) for side in zip(*chosen, strict=True)), seconds, seconds)
+            yield TimedResults(offsets, *(np.concatenate(side) for side in zip(*chosen, strict=True)), seconds, seconds)
 
     def _search(self, texts: list[str], limit: int) -> tuple[Any, list[Any]]:
         from cramlm.retrieval.bm25.search import Scoring
 
         queries, scoring = self._index.compile(texts), Scoring(norm=self.options.get("norm", "exact"))
-        return queries.owner, [found for _, *found in self._index.search_distinct(queries, limit=limit, scoring=scoring)]
+        return queries.owner, [results for _, *results in self._index.search_distinct(queries, limit=limit, scoring=scoring)]
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Bm25s:
         gc.collect()
         return seconds, bm25s.__version__
 
-    def search(self, batches: Sequence[Batch]) -> Iterator[Found]:
+    def search(self, batches: Sequence[Batch]) -> Iterator[TimedResults]:
         for batch in batches:
             queries = [self._engine.get_tokens_ids(terms) for terms in batch.terms]
             self._search(queries[:WARM_UP], batch.limit)
@@ -134,7 +134,7 @@ class Bm25s:
             all_seconds = time.process_time() - began
             good = scores > 0
             offsets = np.concatenate(([0], np.cumsum(good.sum(axis=1))))
-            yield Found(offsets, positions[good].astype(np.int64), scores[good], distinct_seconds, all_seconds)
+            yield TimedResults(offsets, positions[good].astype(np.int64), scores[good], distinct_seconds, all_seconds)
 
     def _search(self, queries: list[list[int]], limit: int) -> Any:
         limit = min(limit, self._engine.scores["num_docs"])
@@ -169,21 +169,23 @@ class Tantivy:
         self._searcher = engine.searcher()
         return seconds, f"{importlib.metadata.version('tantivy')}, {self._searcher.num_segments} segment(s)"
 
-    def search(self, batches: Sequence[Batch]) -> Iterator[Found]:
+    def search(self, batches: Sequence[Batch]) -> Iterator[TimedResults]:
         for batch in batches:
             for terms in batch.terms[:WARM_UP]:
                 self._search(terms, batch.limit)
             hits, seconds = [], []
             for number, terms in enumerate(batch.terms):
                 began = time.thread_time()
-                found = self._search(terms, batch.limit)
+                matches = self._search(terms, batch.limit)
                 seconds.append(time.thread_time() - began)
                 if number < batch.distinct:
-                    positions = self._searcher.fast_field_values("number", [address for _, address in found])
-                    hits.append((np.array(positions, np.int64), np.array([score for score, _ in found], np.float32)))
+                    positions = self._searcher.fast_field_values("number", [address for _, address in matches])
+                    hits.append((np.array(positions, np.int64), np.array([score for score, _ in matches], np.float32)))
             offsets = np.cumsum([0, *(len(position) for position, _ in hits)])
             position, score = (np.concatenate(side) for side in zip(*hits, strict=True))
-            yield Found(offsets, position, score / np.float32(2.2), sum(seconds[: batch.distinct]), sum(seconds))  # it has k1 + 1 above
+            yield TimedResults(
+                offsets, position, score / np.float32(2.2), sum(seconds[: batch.distinct]), sum(seconds)
+            )  # its formula has the factor k1 + 1
 
     def _search(self, terms: list[str], limit: int) -> Any:
         query, clauses = self._tantivy.Query, []
@@ -205,16 +207,16 @@ class Lucene:
         version, _, seconds = self._lucene.index(self.terms, self.index)
         return seconds, version
 
-    def search(self, batches: Sequence[Batch]) -> Iterator[Found]:
-        asked = [(batch.terms, batch.limit) for batch in batches]
-        for batch, found in zip(batches, self._lucene.search(self.index, asked, warm_up=JAVA_WARM_UP), strict=True):
-            last = found.offsets[batch.distinct]
-            yield Found(
-                found.offsets[: batch.distinct + 1],
-                found.position[:last],
-                found.score[:last],
-                float(found.seconds[: batch.distinct].sum()),
-                float(found.seconds.sum()),
+    def search(self, batches: Sequence[Batch]) -> Iterator[TimedResults]:
+        queries = [(batch.terms, batch.limit) for batch in batches]
+        for batch, results in zip(batches, self._lucene.search(self.index, queries, warm_up=JAVA_WARM_UP), strict=True):
+            last = results.offsets[batch.distinct]
+            yield TimedResults(
+                results.offsets[: batch.distinct + 1],
+                results.position[:last],
+                results.score[:last],
+                float(results.seconds[: batch.distinct].sum()),
+                float(results.seconds.sum()),
             )
 
 
@@ -246,14 +248,14 @@ def main() -> None:
         figures["bytes"] = sum(path.stat().st_size for path in index.rglob("*") if path.is_file())
         figures["build_peak_megabytes"] = peak_megabytes()
         batches = [
-            Batch(name, limit, asked["texts"], asked["terms"], asked["distinct"])
-            for name, asked in json.loads(Path(job["queries"]).read_bytes()).items()
+            Batch(name, limit, queries["texts"], queries["terms"], queries["distinct"])
+            for name, queries in json.loads(Path(job["queries"]).read_bytes()).items()
             for limit in job["limits"]
         ]
-        for batch, found in zip(batches, engine.search(batches), strict=True):
+        for batch, results in zip(batches, engine.search(batches), strict=True):
             for name in ("offsets", "position", "score"):
-                np.save(folder / f"{batch.name}-{batch.limit}-{name}.npy", getattr(found, name), allow_pickle=False)
-            seconds = {"distinct_seconds": found.distinct_seconds, "all_seconds": found.all_seconds}
+                np.save(folder / f"{batch.name}-{batch.limit}-{name}.npy", getattr(results, name), allow_pickle=False)
+            seconds = {"distinct_seconds": results.distinct_seconds, "all_seconds": results.all_seconds}
             figures["searches"].append({"queries": batch.name, "limit": batch.limit, **seconds})
         figures["peak_megabytes"] = peak_megabytes()
     except ModuleNotFoundError as error:
@@ -264,7 +266,7 @@ def main() -> None:
 
 
 def peak_megabytes() -> float:
-    """Largest resident memory so far of this process, or of its child if it works in one (getrusage would count the parent's in)."""
+    """Return the maximum resident memory of this process or of its child (getrusage of a child includes the parent's)."""
     (own,) = (int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024
 

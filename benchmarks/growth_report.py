@@ -22,9 +22,9 @@ NAMES: Final = {
     "search": "searching with all texts, K = 500",
     "select": "selecting (search, held-out text, texts written)",
 }
-PLACES: Final = {"read": "corpus", "index": "index", "select": "selection"}
+OUTPUTS: Final = {"read": "corpus", "index": "index", "select": "selection"}
 COLOURS: Final = {"read": "#0072B2", "index": "#D55E00", "search": "#009E73", "select": "#CC79A7"}
-MARKS: Final = {"read": "o", "index": "s", "search": "^", "select": "D"}
+MARKERS: Final = {"read": "o", "index": "s", "search": "^", "select": "D"}
 
 
 def fit(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
@@ -63,7 +63,7 @@ def write(rows: list[dict[str, Any]], folder: Path) -> None:
 
 def _page(rows: list[dict[str, Any]]) -> list[str]:
     machine, settings = rows[-1]["machine"], rows[-1]["settings"]
-    first, last = (f"{rows[place]['passages']:,}" for place in (0, -1))
+    first, last = (f"{rows[end]['passages']:,}" for end in (0, -1))
     reach = f"from {first} to {last}" if first != last else f"at {last}"
     grown = [f"{step}: {_time(rows[-1]['steps'][step]['seconds'])}" for step in MEASURED["seconds"][1]]
     alt = (
@@ -101,10 +101,10 @@ def _outlook(rows: list[dict[str, Any]]) -> list[str]:
     lines.append("|---" * (3 + len(FURTHER)) + "|")
     units: dict[str, Callable[[float], str]] = {"seconds": _time, "memory": _size, "disk": _size}
     for kind, steps in fits.items():
-        for step, found in steps.items():
-            tell, name = units[kind], PLACES[step] if kind == "disk" else NAMES[step]
-            cells = " | ".join(tell(found[f"at_{size:.0e}"]) for size in FURTHER)
-            lines.append(f"| {kind}: {name} | {tell(1e6 * found['b'])} | {cells} | {found['largest_error']:.0%} |")
+        for step, fitted in steps.items():
+            format_value, name = units[kind], OUTPUTS[step] if kind == "disk" else NAMES[step]
+            cells = " | ".join(format_value(fitted[f"at_{size:.0e}"]) for size in FURTHER)
+            lines.append(f"| {kind}: {name} | {format_value(1e6 * fitted['b'])} | {cells} | {fitted['largest_error']:.0%} |")
     lines += [
         "",
         "Calculated, not measured: a + b * N through the three largest sizes, on the same cores. It assumes that cost stays linear, as",
@@ -128,8 +128,8 @@ def _draw(rows: list[dict[str, Any]], folder: Path) -> None:
     for panel, (kind, (name, steps)) in zip(panels, MEASURED.items(), strict=True):
         for step in steps:
             values = np.array([row["steps"][step][name] for row in rows]) / scale[kind]
-            label = PLACES[step] if kind == "disk" else NAMES[step].partition(" (")[0]
-            panel.loglog(sizes, values, MARKS[step], color=COLOURS[step], label=label)
+            label = OUTPUTS[step] if kind == "disk" else NAMES[step].partition(" (")[0]
+            panel.loglog(sizes, values, MARKERS[step], color=COLOURS[step], label=label)
             if fits:
                 line = np.geomspace(sizes[-3], sizes[-1], 100)
                 panel.loglog(line, (fits[kind][step]["a"] + fits[kind][step]["b"] * line) / scale[kind], color=COLOURS[step], linewidth=1)

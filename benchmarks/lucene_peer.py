@@ -20,7 +20,7 @@ FETCHED = Path(__file__).parents[1] / "runs" / "lucene"
 
 
 @dataclass(frozen=True)
-class Found:
+class LuceneResults:
     """Results of each query, best first: position[offsets[q]:offsets[q + 1]]. seconds: (Q,) CPU time of each."""
 
     offsets: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class Lucene:
         version, documents, seconds = self._run("index", terms, index).split()
         return version, int(documents), float(seconds)
 
-    def search(self, index: Path, batches: Sequence[tuple[Sequence[Sequence[str]], int]], *, warm_up: int = 0) -> list[Found]:
+    def search(self, index: Path, batches: Sequence[tuple[Sequence[Sequence[str]], int]], *, warm_up: int = 0) -> list[LuceneResults]:
         """For each batch of queries (lists of terms, joined by OR) and its limit, the best documents of every query.
 
         The first `warm_up` queries of the first batch are searched once before, unmeasured: Java compiles what it has seen run.
@@ -63,9 +63,9 @@ class Lucene:
         for number, (queries, limit) in enumerate(batches):
             lines = self.folder / f"queries-{number}.txt"
             lines.write_text("".join(" ".join(terms) + "\n" for terms in queries), "utf-8")
-            arguments += [lines, limit, self.folder / f"found-{number}.bin"]
+            arguments += [lines, limit, self.folder / f"results-{number}.bin"]
         self._run("search", index, warm_up, *arguments)
-        return [_read(self.folder / f"found-{number}.bin", len(queries)) for number, (queries, _) in enumerate(batches)]
+        return [_read(self.folder / f"results-{number}.bin", len(queries)) for number, (queries, _) in enumerate(batches)]
 
     def _run(self, *arguments: object) -> str:
         command = ["java", "-XX:+UseSerialGC", "-Xmx6g", "-cp", f"{self.jar}{os.pathsep}{self.folder}", "LuceneSearch"]
@@ -73,7 +73,7 @@ class Lucene:
         return done.stdout
 
 
-def _read(path: Path, queries: int) -> Found:
+def _read(path: Path, queries: int) -> LuceneResults:
     content = path.read_bytes()
     path.unlink()
     seconds = np.frombuffer(content, ">i8", queries) / 1e9
@@ -81,4 +81,4 @@ def _read(path: Path, queries: int) -> Found:
     hits = int(offsets[-1])
     position = np.frombuffer(content, ">i4", hits, 12 * queries).astype(np.int64)
     score = np.frombuffer(content, ">f4", hits, 12 * queries + 4 * hits).astype(np.float32)
-    return Found(offsets, position, score, seconds)
+    return LuceneResults(offsets, position, score, seconds)

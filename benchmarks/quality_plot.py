@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from quality_tables import FIRST, METRIC, RESULTS, in_order
 from reproduce.tables import FOLDERS, TWIN_BUDGET
 
-PICTURE: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
+PLOT: Final = Path(__file__).parent.parent / "docs" / "pictures" / "quality.svg"
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
 STYLES: Final = {"tlm": ("o", "-"), "static": ("s", ":"), "tfidf": ("x", "--"), "TF-IDF + LR": ("+", "-.")}
 """Marker and line of each method; TF-IDF + LR is the one-vs-rest baseline of runs before there was `tfidf`."""
@@ -60,8 +60,8 @@ def points(results: Path = RESULTS) -> Iterator[Point]:
 def _point(task: str, labels: str, budget: str, row: Mapping[str, Any]) -> Point:
     score = row["scores"][METRIC]
     spread = 100 * (score["deviation"] or 0.0)
-    method, spent = (row["arm"], None) if row["is_baseline"] else (FIRST, budget)
-    return Point(task, method, labels, spent, row["cpu_minutes"], 100 * score["mean"], spread)
+    method, of_budget = (row["arm"], None) if row["is_baseline"] else (FIRST, budget)
+    return Point(task, method, labels, of_budget, row["cpu_minutes"], 100 * score["mean"], spread)
 
 
 def over_labels(measured: Iterable[Point], budget: str) -> Curves:
@@ -69,19 +69,19 @@ def over_labels(measured: Iterable[Point], budget: str) -> Curves:
 
     Tasks without a linear model are omitted.
     """
-    known = list(measured)
+    measured = list(measured)
     curves: Curves = {}
-    for task in dict.fromkeys(point.task for point in known):
-        of_task = [point for point in known if point.task == task]
+    for task in dict.fromkeys(point.task for point in measured):
+        of_task = [point for point in measured if point.task == task]
         mine = {point.labels: point for point in of_task if point.method == FIRST and point.budget == budget}
-        found: dict[str, list[Point]] = {}
+        of_method: dict[str, list[Point]] = {}
         for method in STYLES:
             there = mine if method == FIRST else {point.labels: point for point in of_task if point.method == method}
             shared = in_order(there.keys() & mine.keys())
             if len(shared) > 1:
-                found[method] = [there[labels] for labels in shared]
-        if len(found) > 1:
-            curves[task] = found
+                of_method[method] = [there[labels] for labels in shared]
+        if len(of_method) > 1:
+            curves[task] = of_method
     return curves
 
 
@@ -90,10 +90,10 @@ def over_minutes(measured: Iterable[Point]) -> Curves:
 
     Repeated runs are separate points.
     """
-    known = [point for point in measured if point.labels == "all"]
+    measured = [point for point in measured if point.labels == "all"]
     curves: Curves = {}
-    for task in dict.fromkeys(point.task for point in known):
-        of_task = [point for point in known if point.task == task]
+    for task in dict.fromkeys(point.task for point in measured):
+        of_task = [point for point in measured if point.task == task]
         mine = [point for point in of_task if point.method == FIRST and point.minutes is not None]
         linear = {point.method: [point] for point in reversed(of_task) if point.method != FIRST}
         if len({point.budget for point in mine}) > 1 and linear:
@@ -101,7 +101,7 @@ def over_minutes(measured: Iterable[Point]) -> Curves:
     return curves
 
 
-def draw(measured: list[Point], budget: str, target: Path) -> None:
+def plot(measured: list[Point], budget: str, target: Path) -> None:
     """Write an SVG of the panels that have a curve.
 
     Raises:
@@ -118,14 +118,14 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
     shown = [kind for kind, curves in (("labels", left), ("minutes", right)) if curves]
     if not shown:
         raise ValueError(f"nothing to draw: no task was run with two numbers of labels at {budget}, nor with two budgets")
-    figure, found = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
-    panels = dict(zip(shown, found[0], strict=True))
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
+    panels = dict(zip(shown, axes[0], strict=True))
     counts = in_order(point.labels for curves in left.values() for point in curves[FIRST])
     for task, curves in left.items():
         for method, curve in curves.items():
-            places = [counts.index(point.labels) for point in curve]
+            positions = [counts.index(point.labels) for point in curve]
             means, spread = [point.mean for point in curve], [point.deviation for point in curve]
-            panels["labels"].errorbar(places, means, yerr=spread, fmt="".join(STYLES[method]), color=colour[task], capsize=3, ms=5)
+            panels["labels"].errorbar(positions, means, yerr=spread, fmt="".join(STYLES[method]), color=colour[task], capsize=3, ms=5)
     for task, curves in right.items():
         mine = curves[FIRST]
         panels["minutes"].plot([point.minutes for point in mine], [point.mean for point in mine], "o-", color=colour[task], ms=5)
@@ -141,7 +141,7 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
         axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(mpl.ticker.NullFormatter())
     for panel in panels.values():
-        panel.set(ylabel="macro-F1 on test, percent" if panel is found[0][0] else "")
+        panel.set(ylabel="macro-F1 on test, percent" if panel is axes[0][0] else "")
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     names = [mpl.lines.Line2D([], [], color=colour[task], label=task) for task in colour]
@@ -155,5 +155,5 @@ def draw(measured: list[Point], budget: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(list(points()), sys.argv[1], PICTURE)
-    print(PICTURE)
+    plot(list(points()), sys.argv[1], PLOT)
+    print(PLOT)

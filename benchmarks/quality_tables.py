@@ -21,11 +21,11 @@ from cramlm.experiments.grid import ALL
 from cramlm.experiments.results import Summary, score_text
 
 RESULTS: Final = Path(__file__).parent / "results"
-SURE: Final = 0.05
+SIGNIFICANT: Final = 0.05
 METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
 RUNGS: Final = ("tfidf", "static", "tlm-plain", "tlm")
-Place = tuple[str, str, int]  # number of labels, task, seed
+Run = tuple[str, str, int]  # number of labels, task, seed
 
 
 def tables(measured: Mapping[str, Any]) -> str:
@@ -33,10 +33,10 @@ def tables(measured: Mapping[str, Any]) -> str:
     tasks = measured["tasks"]
     counts = in_order(labels for experiments in tasks.values() for labels in experiments)
     of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
-    return "\n\n".join("\n".join(_table(found, labels)) for labels, found in of_count.items())
+    return "\n\n".join("\n".join(_table(experiments, labels)) for labels, experiments in of_count.items())
 
 
-def glance(measured: Mapping[str, Any]) -> str:
+def summary(measured: Mapping[str, Any]) -> str:
     """Return a Markdown table of means over tasks by arm and number of labels, with the number of tasks on which `tlm` is better."""
     tasks = measured["tasks"]
     rows = [row for experiments in tasks.values() for experiment in experiments.values() for row in experiment["rows"]]
@@ -49,17 +49,17 @@ def glance(measured: Mapping[str, Any]) -> str:
         "|---" * (len(counts) + 1) + "|",
     ]
     for arm in whole:
-        cells = (_glance(scores[labels, arm], scores[labels, FIRST] if arm != FIRST else {}) for labels in counts)
+        cells = (_summary_cell(scores[labels, arm], scores[labels, FIRST] if arm != FIRST else {}) for labels in counts)
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _scores(tasks: Mapping[str, Any], labels: str, arm: str) -> dict[str, float]:
-    found = ((task, row) for task, experiments in tasks.items() for row in experiments[labels]["rows"] if row["arm"] == arm)
-    return {task: row["scores"][METRIC]["mean"] for task, row in found}
+    rows = ((task, row) for task, experiments in tasks.items() for row in experiments[labels]["rows"] if row["arm"] == arm)
+    return {task: row["scores"][METRIC]["mean"] for task, row in rows}
 
 
-def _glance(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
+def _summary_cell(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
     above = sum(first[task] > score for task, score in scores.items()) if first else None
     return f"{100 * fmean(scores.values()):.1f}" + ("" if above is None else f" ({above})")
 
@@ -69,19 +69,19 @@ def rungs(measured: Mapping[str, Any]) -> str:
     micro-F1, means over seeds. Tasks without results for a model are omitted. The last row is the mean over tasks.
     """
     tasks = measured["tasks"]
-    found = []
+    parts = []
     for labels in in_order(labels for experiments in tasks.values() for labels in experiments):
         lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels))) is not None}
         if not lines:
             continue
         seeds = {task: len({cell["seed"] for cell in tasks[task][labels]["cells"]}) for task in lines}
-        told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_counted(seeds[task])}" for task in lines}
+        names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_count_of(seeds[task])}" for task in lines}
         mean = [tuple(fmean(scores[metric] for scores in column) for metric in (0, 1)) for column in zip(*lines.values(), strict=True)]
-        rows = [*((told[task], line) for task, line in lines.items()), (f"mean of {len(lines)}", mean)]
-        head = f"| {labels} labels, {_counted(min(seeds.values()))} | {' | '.join(RUNGS)} |"
+        rows = [*((names[task], line) for task, line in lines.items()), (f"mean of {len(lines)}", mean)]
+        head = f"| {labels} labels, {_count_of(min(seeds.values()))} | {' | '.join(RUNGS)} |"
         cells = (f"| {name} | {' | '.join(f'{100 * macro:.1f} / {100 * micro:.1f}' for macro, micro in line)} |" for name, line in rows)
-        found.append("\n".join([head, "|---" * (len(RUNGS) + 1) + "|", *cells]))
-    return "\n\n".join(found)
+        parts.append("\n".join([head, "|---" * (len(RUNGS) + 1) + "|", *cells]))
+    return "\n\n".join(parts)
 
 
 def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, float]] | None:
@@ -94,34 +94,34 @@ def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, floa
     return [(fmean(test["macro_f1"] for test in of), fmean(test["micro_f1"] for test in of)) for of in tests.values()]
 
 
-def makers(measured: Mapping[str, Any]) -> str:
+def commits(measured: Mapping[str, Any]) -> str:
     """Return a sentence that lists the commits with their runs; labels and tasks only if several commits made the runs of an arm."""
-    made: dict[str, dict[str, set[Place]]] = {}  # commit -> arm -> where
-    everywhere: dict[str, set[Place]] = {}
+    made: dict[str, dict[str, set[Run]]] = {}  # commit -> arm -> where
+    everywhere: dict[str, set[Run]] = {}
     for task, experiments in measured["tasks"].items():
         for labels, experiment in experiments.items():
             for cell in experiment["cells"]:
-                place = (labels, task, cell["seed"])
-                made.setdefault(cell.get("code") or "a commit that was not kept", {}).setdefault(cell["arm"], set()).add(place)
-                everywhere.setdefault(cell["arm"], set()).add(place)
+                run = (labels, task, cell["seed"])
+                made.setdefault(cell.get("code") or "a commit that was not kept", {}).setdefault(cell["arm"], set()).add(run)
+                everywhere.setdefault(cell["arm"], set()).add(run)
     return f"Runs of {'; of '.join(f'{code}: {_arms(arms, everywhere)}' for code, arms in made.items())}."
 
 
-def _arms(of: Mapping[str, set[Place]], everywhere: Mapping[str, set[Place]]) -> str:
+def _arms(of: Mapping[str, set[Run]], everywhere: Mapping[str, set[Run]]) -> str:
     where: dict[str, list[str]] = {}
-    for arm, places in of.items():
-        where.setdefault("" if places == everywhere[arm] else f" ({_places(places, everywhere[arm])})", []).append(arm)
-    return ", ".join(", ".join(arms) + told for told, arms in where.items())
+    for arm, runs in of.items():
+        where.setdefault("" if runs == everywhere[arm] else f" ({_describe(runs, everywhere[arm])})", []).append(arm)
+    return ", ".join(", ".join(arms) + runs for runs, arms in where.items())
 
 
-def _places(places: set[Place], every: set[Place]) -> str:
+def _describe(runs: set[Run], every: set[Run]) -> str:
     """Return text like `100 labels; 500 labels of news, films with seed 2`; tasks and seeds only if there are others."""
-    told = []
-    for labels in in_order(labels for labels, _, _ in places):
-        some, there = ({(task, seed) for at, task, seed in those if at == labels} for those in (places, every))
+    parts = []
+    for labels in in_order(labels for labels, _, _ in runs):
+        some, there = ({(task, seed) for at, task, seed in those if at == labels} for those in (runs, every))
         tasks = [_seeds(task, some, there) for task in dict.fromkeys(task for task, _ in sorted(some))]
-        told.append(f"{labels} labels" + ("" if some == there else f" of {', '.join(tasks)}"))
-    return "; ".join(told)
+        parts.append(f"{labels} labels" + ("" if some == there else f" of {', '.join(tasks)}"))
+    return "; ".join(parts)
 
 
 def _seeds(task: str, some: set[tuple[str, int]], there: set[tuple[str, int]]) -> str:
@@ -134,23 +134,25 @@ def in_order(counts: Iterable[str]) -> list[str]:
     return sorted(set(counts), key=lambda count: math.inf if count == ALL else int(count))
 
 
-def _table(found: Mapping[str, Any], labels: str) -> Iterator[str]:
-    rows = {(task, row["arm"]): row for task in found for row in found[task]["rows"]}
-    here = [task for task in found if (task, FIRST) in rows]
+def _table(experiments: Mapping[str, Any], labels: str) -> Iterator[str]:
+    rows = {(task, row["arm"]): row for task in experiments for row in experiments[task]["rows"]}
+    here = [task for task in experiments if (task, FIRST) in rows]
     arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
     seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
-    told = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_counted(seeds[task])}" for task in here}
-    yield f"| {labels} labels | {' | '.join(told.values())} | mean | CPU minutes | operations |"
+    names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_count_of(seeds[task])}" for task in here}
+    yield f"| {labels} labels | {' | '.join(names.values())} | mean | CPU minutes | operations |"
     yield "|---" * (len(here) + 4) + "|"
     for arm in arms:
         across = [(task, rows.get((task, arm))) for task in here]
-        cells = ["" if row is None else f"{score_text(Summary(**row['scores'][METRIC]))}{_star(found[task], arm)}" for task, row in across]
+        cells = [
+            "" if row is None else f"{score_text(Summary(**row['scores'][METRIC]))}{_star(experiments[task], arm)}" for task, row in across
+        ]
         fewer = {len(row["seeds"]) for task, row in across if row is not None and len(row["seeds"]) != seeds[task]}
-        name = ", ".join([arm, *(_counted(count) for count in sorted(fewer))])
+        name = ", ".join([arm, *(_count_of(count) for count in sorted(fewer))])
         yield f"| {name} | {' | '.join([*cells, *_means([row for _, row in across])])} |"
 
 
-def _counted(seeds: int) -> str:
+def _count_of(seeds: int) -> str:
     return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
@@ -160,25 +162,25 @@ def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) ->
 
 def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
     """Return means of score, minutes and operations over the tasks; empty if one is missing. ≥: the time of a killed start is missing."""
-    known = [row for row in rows if row is not None]
-    if len(known) < len(rows):
+    present = [row for row in rows if row is not None]
+    if len(present) < len(rows):
         return "", "", ""
-    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in known):.1f}"
-    if any(row["cpu_minutes"] is None for row in known):
+    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in present):.1f}"
+    if any(row["cpu_minutes"] is None for row in present):
         return score, "", ""
-    operations = f"{fmean(row['executed_flops'] for row in known):.1e}".replace("+", "")
-    at_least = "" if all(row["complete"] for row in known) else "≥ "
-    return score, f"{at_least}{fmean(row['cpu_minutes'] for row in known):.1f}", operations
+    operations = f"{fmean(row['executed_flops'] for row in present):.1e}".replace("+", "")
+    at_least = "" if all(row["complete"] for row in present) else "≥ "
+    return score, f"{at_least}{fmean(row['cpu_minutes'] for row in present):.1f}", operations
 
 
 def _star(experiment: Mapping[str, Any], arm: str) -> str:
-    sure = (pair for pair in experiment["pairs"] if {pair["arm"], pair["other"]} == {arm, FIRST})
-    return "*" if any(pair["p_holm"] < SURE for pair in sure) else ""
+    pairs = (pair for pair in experiment["pairs"] if {pair["arm"], pair["other"]} == {arm, FIRST})
+    return "*" if any(pair["p_holm"] < SIGNIFICANT for pair in pairs) else ""
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "rungs":
         print(rungs(json.loads((RESULTS / f"rungs-{sys.argv[2]}.json").read_bytes())))
         sys.exit()
-    found = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
-    print(f"{glance(found)}\n\n{tables(found)}\n\n{makers(found)}")
+    results = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
+    print(f"{summary(results)}\n\n{tables(results)}\n\n{commits(results)}")

@@ -35,13 +35,13 @@ def _print_batches(corpus: dict[str, Any]) -> None:
     _print_row("K", "engine", "all texts", "ratio", "distinct queries only", "ratio", "union", "in one union only", "pairs beyond ties")
     _print_row(*["---"] * 9)
     scale = [whole / part for whole, part in zip(corpus["queries"]["texts"], corpus["sample"]["texts"], strict=True)]
-    for place, (limit, (own, _)) in enumerate(_seconds(corpus["engines"]["cramlm"], "texts").items()):
+    for column, (limit, (own, _)) in enumerate(_seconds(corpus["engines"]["cramlm"], "texts").items()):
         for name, figures in corpus["engines"].items():
-            if limit not in (found := _seconds(figures, "texts")):
+            if limit not in (seconds := _seconds(figures, "texts")):
                 continue
-            every, distinct = found[limit]
+            every, distinct = seconds[limit]
             if name not in PEERS:
-                union = f"{figures['unions'][place]:,}" if "unions" in figures else ""
+                union = f"{figures['unions'][column]:,}" if "unions" in figures else ""
                 _print_row(limit, name, f"{every:.2f}", "", "", "", union, "", "")
                 continue
             every, distinct = every * scale[0], distinct * scale[1]
@@ -50,7 +50,7 @@ def _print_batches(corpus: dict[str, Any]) -> None:
 
 
 def _sets(agreement: dict[str, Any] | None) -> list[str]:
-    """How the sets compare. Behind pairs beyond ties, how far the farthest is from the cut, relatively."""
+    """Return the cells that compare the result sets; with pairs beyond ties, the largest relative distance from the last score."""
     if agreement is None:
         return ["not compared"] * 3
     gap = f" (up to {agreement['largest_gap']:.0e})" if agreement["beyond_ties"] else ""

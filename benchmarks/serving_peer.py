@@ -19,7 +19,7 @@ from transformers import pipeline
 from transformers.utils import logging
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
     """The request of /v1/predict."""
 
     texts: list[str]
@@ -33,12 +33,13 @@ def build(folder: str, *, serial: bool) -> FastAPI:
     lock = threading.Lock() if serial else threading.Semaphore(1000)
 
     @app.post("/v1/predict")
-    def predict(asked: Asked) -> dict[str, Any]:
+    def predict(body: Body) -> dict[str, Any]:
         with lock:
-            answers = classify(asked.texts, truncation=True, batch_size=len(asked.texts))
+            predictions = classify(body.texts, truncation=True, batch_size=len(body.texts))
         return {
             "predictions": [
-                {"label": answer[0]["label"], "probabilities": {entry["label"]: entry["score"] for entry in answer}} for answer in answers
+                {"label": prediction[0]["label"], "probabilities": {entry["label"]: entry["score"] for entry in prediction}}
+                for prediction in predictions
             ]
         }
 

@@ -3,16 +3,15 @@
     python benchmarks/synthetic.py --data ../shared/data --passages 1000000 --out runs/synthetic-1m
     python benchmarks/synthetic.py --no-data --passages 100000 --out runs/synthetic-100k
 
-Two kinds. *bootstrap*: passages of 40 to 276 words (158 on average), put together from runs of 20 to 44 consecutive words of a
-real corpus, all from one neighbourhood of it, so that a passage keeps to its subject. A bootstrapped corpus would stop having new words,
-and a real one never does. So every word that the source holds at most 10 times is replaced by a pseudo-word drawn from an unbounded Zipf
-law, whose exponent is the inverse of the source's Heaps exponent; the law's offset gives, over as many draws, as many different words as
-were replaced. `corpus.json` beside the shards states both. (Fitted on 421,140 real passages: exponent 0.547; different terms after 71
-million: 515,000 real, 524,000 made; from 100 to 400 million they go on with exponent 0.50; 47 and 50 % of them occur once.) *invented*:
-words drawn from such a law altogether, for machines without the data.
+Two kinds. *bootstrap*: passages of 40 to 276 words (158 on average), each made of runs of 20 to 44 consecutive words from one neighbourhood
+of a real corpus, so that a passage has one subject. A real corpus has new words at any size, a bootstrapped one would not.
+So every word that occurs at most 10 times in the source is replaced by a pseudo-word sampled from an unbounded Zipf law, whose exponent is
+the inverse of the source's Heaps exponent and whose offset gives as many different words as were replaced. `corpus.json` beside the shards
+has both. (Fitted on 421,140 real passages: exponent 0.547; different terms after 71 million: 515,000 real, 524,000 synthetic; exponent 0.50
+from 100 to 400 million; 47 and 50 % of them occur once.) *invented*: all words are sampled from such a law, for machines without the data.
 
-Passage j is a pure function of (settings, j), made from hashes. `--order topics` writes them as j counts, so that neighbours come from one
-source, as in corpora that were put together from collections; `--order shuffled` writes the same passages in random order.
+Passage j is a pure function of (settings, j), made from hashes. `--order topics` writes passages in the order of j, so that neighbours come
+from one source, as in a corpus of several collections; `--order shuffled` writes the same passages in random order.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
     def passages(self, numbers: Integers, total: int) -> tuple[list[bytes], list[str]]:
-        """Texts (UTF-8, escaped for JSON) of passages `numbers` out of `total`, and the name of each one's source."""
+        """Return the texts (UTF-8, escaped for JSON) of passages `numbers` out of `total`, and the name of the source of each."""
         ...
 
 
 def write_corpus(source: Source, passages: int, out: Path, *, order: Order = "shuffled", level: int = 1) -> list[Path]:
-    """Shards of 100,000 passages in `out`; those that are there are kept if they were made with the same settings. Memory is bounded."""
+    """Write shards of 100,000 passages to `out`, unless it has shards of the same settings. Memory is bounded."""
     settings = {"format": FORMAT, "passages": passages, "order": order, **source.settings}
     note = out / "corpus.json"
     shards = [out / f"synthetic-{number:04d}.jsonl.zst" for number in range(-(-passages // SHARD))]
@@ -95,7 +94,7 @@ def _lines(texts: list[bytes], sources: list[str], numbers: Integers) -> Iterato
 
 
 class Bootstrap:
-    """Passages from the words of a real corpus (JSON lines, zstd), which is read when the first one is asked for."""
+    """Passages from the words of a real corpus (JSON lines, zstd), which is read before the first passage is made."""
 
     def __init__(self, files: list[Path], *, seed: int = 1, most: int | None = None) -> None:
         self._seed, self._files, self._most = seed, files, most
@@ -131,28 +130,28 @@ class Bootstrap:
         centre = np.minimum((numbers * (most + 1) + most // 2) // total, most)
         near = np.rint((uniform(self._seed, 1, number, slot) - 0.5) * min(NEIGHBOURHOOD, most)).astype(np.int64)
         passage = real.order[np.clip(centre[owner] + near, 0, most)]
-        room = np.maximum(1, real.first_word[passage + 1] - real.first_word[passage] - size + 1)
-        first = real.first_word[passage] + (uniform(self._seed, 2, number, slot) * room).astype(np.int64)
+        choices = np.maximum(1, real.first_word[passage + 1] - real.first_word[passage] - size + 1)
+        first = real.first_word[passage] + (uniform(self._seed, 2, number, slot) * choices).astype(np.int64)
         first = np.minimum(first, len(real.word) - 1 - size)
         texts = self._assemble(number, slot, first, first + size, runs)
-        return texts, [real.names[place] for place in real.order[centre].tolist()]
+        return texts, [real.names[passage] for passage in real.order[centre].tolist()]
 
     def _assemble(self, number: Integers, slot: Integers, first: Integers, last: Integers, runs: Integers) -> list[bytes]:
-        """Words first[i]..last[i] of the source for every run i; passage p is the next runs[p] of them. Rare words are replaced."""
+        """Return passages of runs[p] runs each; run i has words first[i]..last[i] of the source. Rare words are replaced."""
         real = self._real
         low = np.searchsorted(real.rare, first)
         rare = np.searchsorted(real.rare, last) - low
-        run, place = np.repeat(np.arange(len(first)), rare), _counting(rare)
-        words = real.rare[low[run] + place]
-        fresh = spell(real.new_words.draw(uniform(self._seed, 3, number[run], slot[run] * 64 + place)), prefix=b"zq")
+        run, nth = np.repeat(np.arange(len(first)), rare), _counting(rare)
+        words = real.rare[low[run] + nth]
+        pseudo_words = spell(real.new_words.sample(uniform(self._seed, 3, number[run], slot[run] * 64 + nth)), prefix=b"zq")
         # A run with r rare words is r + 1 pieces of text, each but the last followed by a pseudo-word.
         starts = np.cumsum(rare + 1) - (rare + 1)
         begin, end = np.empty((2, len(first) + len(run)), np.int64)
         begin[starts], end[starts + rare] = real.word[first], real.word[last]
-        before = starts[run] + place
+        before = starts[run] + nth
         begin[before + 1], end[before] = real.word[words + 1], real.word[words]
         pieces = [real.text[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
-        for piece, word in zip(before.tolist(), fresh.tobytes().translate(None, b"\0").split(b" ")[:-1], strict=True):
+        for piece, word in zip(before.tolist(), pseudo_words.tobytes().translate(None, b"\0").split(b" ")[:-1], strict=True):
             pieces[piece] += word + b" "
         ends = np.concatenate((starts, [len(pieces)]))[np.cumsum([0, *runs])].tolist()
         return [b"".join(pieces[a:b])[:-1] for a, b in itertools.pairwise(ends)]
@@ -160,12 +159,12 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class RealText:
-    """A source's words, and what its vocabulary is like. `word` has 4 bytes for each word, `text` all of the text.
+    """The words of a source and the growth of its vocabulary.
 
-    text: words with single spaces between them, escaped as in JSON. word: uint32 (W + 1,), where each begins. first_word: (M + 1,) of
-    each passage. names: (M,) its source. order: passages sorted by source and id. rare: the words, ascending, that are one term which the
-    source holds at most `RARE` times; rare_types: how many such terms there are. heaps: slope of log(different terms) over log(terms) by
-    least squares over the last nine tenths, in the order of the files. new_words: what takes the place of the rare ones.
+    text: words separated by single spaces, escaped as in JSON. word: uint32 (W + 1,), its starts in `text`. first_word: (M + 1,)
+    of each passage. names: (M,) its source. order: passages sorted by source and id. rare: ascending numbers of the words that are a single
+    term with at most `RARE` occurrences; rare_types: number of such terms. heaps: slope of log(different terms) over log(terms) by least
+    squares over the last nine tenths, in the order of the files. new_words: the law of the pseudo-words that replace the rare words.
     """
 
     text: bytes
@@ -189,16 +188,16 @@ class RealText:
             ids.append(row["id"])
         first_word = np.cumsum([0, *(text.count(b" ") + 1 for text in texts)])
         text = b" ".join(texts) + b" "
-        assert len(text) < 1 << 32, "places in the text are uint32"
+        assert len(text) < 1 << 32, "positions in the text are uint32"
         word = np.zeros(int(first_word[-1]) + 1, np.uint32)
         size, filled = 1 << 24, 1
         for start in range(0, len(text), size):
             spaces = np.flatnonzero(np.frombuffer(text, np.uint8, min(size, len(text) - start), start) == ord(" "))
             word[filled : filled + len(spaces)] = spaces + start + 1
             filled += len(spaces)
-        order = np.array(sorted(range(len(ids)), key=lambda place: (names[place], ids[place])))
+        order = np.array(sorted(range(len(ids)), key=lambda passage: (names[passage], ids[passage])))
         heaps, rare, rare_types = _vocabulary(text, word, first_word)
-        law = ZipfLaw.of_heaps(heaps, draws=len(rare), different=rare_types)
+        law = ZipfLaw.of_heaps(heaps, samples=len(rare), different=rare_types)
         return RealText(text, word, first_word, names, order, rare, rare_types, heaps, law)
 
 
@@ -209,7 +208,7 @@ def _rows(files: list[Path]) -> Iterator[dict[str, str]]:
 
 
 def _vocabulary(text: bytes, word: npt.NDArray[np.uint32], first_word: Integers) -> tuple[float, Integers, int]:
-    """`heaps`, `rare` and `rare_types` of a source."""
+    """Return `heaps`, `rare` and `rare_types` of a source."""
     vocabulary, buffer = Vocabulary(), np.frombuffer(text, np.uint8)
     single = np.full(len(word) - 1, -1, np.int32)
     counts = np.zeros(0, np.int64)
@@ -246,7 +245,7 @@ class Invented:
         words = _lengths(self._seed, numbers)
         number, slot = np.repeat(numbers, words), _counting(words)
         topic = np.minimum(numbers * TOPICS // total, TOPICS - 1)
-        rank = self._law.draw(uniform(self._seed, 1, number, slot)) - int(self._law.offset)
+        rank = self._law.sample(uniform(self._seed, 1, number, slot)) - int(self._law.offset)
         of_topic = (rank >= COMMON) & (uniform(self._seed, 2, number, slot) < 0.5)
         word = np.where(of_topic, 2 * ((rank - COMMON) // TOPICS * TOPICS + np.repeat(topic, words)) + 1, 2 * rank)
         letters = spell(word)
@@ -259,36 +258,36 @@ class Invented:
 class ZipfLaw:
     """Whole numbers x >= offset with P(X >= x) = (offset / x) ** tail: Zipf's law with exponent tail + 1 and no largest number.
 
-    n draws hold about n ** (1 / (tail + 1)) different ones, for ever: Heaps' law.
+    n samples have about n ** (1 / (tail + 1)) different values: Heaps' law.
     """
 
     tail: float
     offset: float
 
     @staticmethod
-    def of_heaps(heaps: float, *, draws: int, different: int) -> ZipfLaw:
-        """The law whose different numbers grow with exponent `heaps`, and are `different` after `draws` draws."""
+    def of_heaps(heaps: float, *, samples: int, different: int) -> ZipfLaw:
+        """Return the law with Heaps exponent `heaps` and `different` different values in `samples` samples."""
         tail = 1 / heaps - 1
         low, high = 1.0, 1e12
         for _ in range(100):
             middle = (low * high) ** 0.5
-            low, high = (middle, high) if ZipfLaw(tail, middle).expected_different(draws) < different else (low, middle)
+            low, high = (middle, high) if ZipfLaw(tail, middle).expected_different(samples) < different else (low, middle)
         return ZipfLaw(tail, low)
 
-    def expected_different(self, draws: int) -> float:
-        """Expected number of different numbers among `draws`."""
+    def expected_different(self, samples: int) -> float:
+        """Return the expected number of different values in so many samples."""
         edges = np.geomspace(self.offset, self.offset * 1e14, 20_001)
         middle = np.sqrt(edges[1:] * edges[:-1])
         chance = self.tail / self.offset * (middle / self.offset) ** (-self.tail - 1)
-        return float((-np.expm1(-draws * chance) * np.diff(edges)).sum())
+        return float((-np.expm1(-samples * chance) * np.diff(edges)).sum())
 
-    def draw(self, uniform_numbers: npt.NDArray[np.float64]) -> Integers:
-        """One number for each of some numbers in (0, 1]."""
+    def sample(self, uniform_numbers: npt.NDArray[np.float64]) -> Integers:
+        """Return a value for each number in (0, 1] (inverse transform sampling)."""
         return np.minimum(self.offset * uniform_numbers ** (-1 / self.tail), 1e15).astype(np.int64)
 
 
 def uniform(seed: int, purpose: int, numbers: Integers, slots: Integers) -> npt.NDArray[np.float64]:
-    """A number in (0, 1] for each (passage, slot), a pure function of all four; SplitMix64's mixing."""
+    """Return a number in (0, 1] for each (passage, slot), a pure function of the four arguments, by the mixing of SplitMix64."""
     with np.errstate(over="ignore"):
         mixed: Hashes = (numbers * SLOTS + slots).astype(np.uint64) + np.uint64(seed << 8 | purpose) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (30, 0xBF58476D1CE4E5B9)):
@@ -298,9 +297,9 @@ def uniform(seed: int, purpose: int, numbers: Integers, slots: Integers) -> npt.
 
 
 def spell(numbers: Integers, *, prefix: bytes = b"") -> npt.NDArray[np.uint8]:
-    """(words, letters): each number (0 <= number < 1e16) as syllables, unlike for unlike numbers, and a space; unused places are 0.
+    """Return (words, letters): each number (0 <= number < 1e16) as distinct syllables and a space; unused letters are 0.
 
-    Four letters, two digits to the base of 100, at a time; the last digit comes first.
+    Four letters are two digits in base 100; the last digit comes first.
     """
     letters = np.zeros((len(numbers), 6), np.uint32)
     letters[:, 0] = np.frombuffer(prefix.ljust(4, b"\0"), np.uint32)
@@ -326,12 +325,12 @@ _LAST: Final = np.where(np.arange(10_000) < 100, _INNER & 0xFFFF, _INNER)
 
 
 def _counting(sizes: Integers) -> Integers:
-    """0, 1, ... sizes[0] - 1, 0, 1, ... sizes[1] - 1, and so on."""
+    """Return 0, 1, ... sizes[0] - 1, 0, 1, ... sizes[1] - 1, and so on."""
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def _lengths(seed: int, numbers: Integers) -> Integers:
-    """Words of each passage."""
+    """Return the number of words of each passage."""
     return np.ceil(uniform(seed, 0, numbers, np.zeros_like(numbers)) * (MOST_WORDS - FEWEST_WORDS + 1)).astype(np.int64) + FEWEST_WORDS - 1
 
 

@@ -30,10 +30,10 @@ K1, B = 1.2, 0.75
 
 @dataclass(frozen=True)
 class Queries:
-    """Texts to search with. The first `distinct` differ in their terms, each of the others has the terms of one of them: its owner.
+    """Queries. The first `distinct` have distinct terms; each of the others has the terms of one of these, its owner.
 
     number: int64 (distinct terms of all queries,), ascending within query q at offsets[q]..offsets[q + 1], and `count`, how often it
-    occurs there; only of the distinct queries, without terms that the corpus does not hold.
+    occurs there; only for the distinct queries, without terms that are not in the corpus.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Queries:
         texts = np.concatenate((chosen, self.distinct + np.flatnonzero(np.isin(self.owner[self.distinct :], chosen))))
         sizes = np.diff(self.offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(sizes)))
-        place = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
+        slot = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
         part = Queries(
             self.name,
             tuple(self.texts[text] for text in texts),
@@ -59,15 +59,15 @@ class Queries:
             np.searchsorted(chosen, self.owner[texts]),
             len(chosen),
             offsets,
-            self.number[place],
-            self.count[place],
+            self.number[slot],
+            self.count[slot],
         )
         return part, chosen
 
 
 @dataclass(frozen=True)
 class TermCorpus:
-    """Passage p is tokens[starts[p]:starts[p + 1]] (memory-mapped), in the order of the corpus. frequency: passages that hold each term."""
+    """Passage p is tokens[starts[p]:starts[p + 1]] (memory-mapped), in the order of the corpus. frequency: passages with each term."""
 
     lines: Path
     tokens: npt.NDArray[np.int32]
@@ -106,9 +106,9 @@ class TermCorpus:
         return int(self.frequency.sum())
 
     def queries(self, name: str, texts: Sequence[str], *, most: int | None = None) -> Queries:
-        """Texts as queries, those first that differ in what the corpus knows of them; with `most`, the first so many of these alone.
+        """Texts as queries, the ones with distinct indexed terms first. most: return only so many of these.
 
-        A text without a known term is left out.
+        A text without an indexed term is omitted.
         """
         encoded = [text.encode() for text in texts]
         ends = np.cumsum([0, *map(len, encoded)])
@@ -127,9 +127,9 @@ class TermCorpus:
             tuple(letters[offsets[number] : offsets[number + 1]].tobytes().decode() for number in numbers[starts[text] : starts[text + 1]])
             for text in order
         ]
-        counted = [np.unique(key, return_counts=True) for key in distinct]
-        bounds = np.cumsum([0, *(len(values) for values, _ in counted)])
-        number, count = (np.concatenate([pair[side] for pair in counted]).astype(np.int64) for side in (0, 1))
+        counts = [np.unique(key, return_counts=True) for key in distinct]
+        bounds = np.cumsum([0, *(len(values) for values, _ in counts)])
+        number, count = (np.concatenate([pair[side] for pair in counts]).astype(np.int64) for side in (0, 1))
         owner = np.array([*range(len(distinct)), *repeated])
         return Queries(name, tuple(texts[text] for text in order), tuple(terms), owner, len(distinct), bounds, number, count)
 
@@ -147,17 +147,17 @@ class TermCorpus:
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _count_passages(tokens, starts, first, seen, frequency):  # type: ignore[no-untyped-def]
     for passage in range(len(starts) - 1):
-        for place in range(starts[passage], starts[passage + 1]):
-            if seen[tokens[place]] != first + passage:
-                seen[tokens[place]] = first + passage
-                frequency[tokens[place]] += 1
+        for slot in range(starts[passage], starts[passage + 1]):
+            if seen[tokens[slot]] != first + passage:
+                seen[tokens[slot]] = first + passage
+                frequency[tokens[slot]] += 1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _line_bytes(tokens, starts, term_offsets):  # type: ignore[no-untyped-def]
     size = 0
-    for place in range(len(tokens)):
-        size += term_offsets[tokens[place] + 1] - term_offsets[tokens[place]] + 1
+    for slot in range(len(tokens)):
+        size += term_offsets[tokens[slot] + 1] - term_offsets[tokens[slot]] + 1
     for passage in range(len(starts) - 1):
         size += starts[passage] == starts[passage + 1]
     return size
@@ -168,8 +168,8 @@ def _write_lines(tokens, starts, term_offsets, term_bytes, size):  # type: ignor
     lines = np.empty(size, np.uint8)
     filled = 0
     for passage in range(len(starts) - 1):
-        for place in range(starts[passage], starts[passage + 1]):
-            for byte in range(term_offsets[tokens[place]], term_offsets[tokens[place] + 1]):
+        for slot in range(starts[passage], starts[passage + 1]):
+            for byte in range(term_offsets[tokens[slot]], term_offsets[tokens[slot] + 1]):
                 lines[filled] = term_bytes[byte]
                 filled += 1
             lines[filled] = 32
@@ -185,9 +185,9 @@ def _score(query, position, norms, tokens, starts, offsets, number, count, weigh
     scores = np.zeros(len(query))
     for pair in range(len(query)):
         passage = tokens[starts[position[pair]] : starts[position[pair] + 1]]
-        for place in range(offsets[query[pair]], offsets[query[pair] + 1]):
+        for slot in range(offsets[query[pair]], offsets[query[pair] + 1]):
             frequency = 0
             for token in passage:
-                frequency += token == number[place]
-            scores[pair] += count[place] * weight[number[place]] * frequency / (frequency + norms[pair])
+                frequency += token == number[slot]
+            scores[pair] += count[slot] * weight[number[slot]] * frequency / (frequency + norms[pair])
     return scores

@@ -97,20 +97,20 @@ class ReleasedLoop:
 
     def collate(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
         """Pad, and mask 15 % of the tokens as Devlin et al. 2019: 80 % [MASK], 10 % random, 10 % unchanged."""
-        padded, attention, answers = [], [], []
+        padded, attention, targets = [], [], []
         kept = {self.special["cls"], self.special["sep"], self.special["pad"]}
         for text in texts:
             ids = list(text) + [self.special["pad"]] * (LENGTH - len(text))
             wanted = [-100] * LENGTH
-            for place, token in enumerate(ids):
+            for position, token in enumerate(ids):
                 if token not in kept and self.rng.random() < 0.15:
-                    wanted[place] = token
-                    draw = self.rng.random()
-                    if draw < 0.8:
-                        ids[place] = self.special["mask"]
-                    elif draw < 0.9:
-                        ids[place] = self.rng.randrange(self.vocab_size)
+                    wanted[position] = token
+                    chance = self.rng.random()
+                    if chance < 0.8:
+                        ids[position] = self.special["mask"]
+                    elif chance < 0.9:
+                        ids[position] = self.rng.randrange(self.vocab_size)
             padded.append(ids)
             attention.append([1] * len(text) + [0] * (LENGTH - len(text)))
-            answers.append(wanted)
-        return torch.tensor(padded), torch.tensor(attention), torch.tensor(answers)
+            targets.append(wanted)
+        return torch.tensor(padded), torch.tensor(attention), torch.tensor(targets)

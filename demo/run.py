@@ -50,7 +50,8 @@ def main() -> None:
             verdict, model = finished.scores["verdict"], finished.export
     print()
     show_table("Which library does a passage describe? (about 100 labels; scores in percent)", HEADER, list(rows.values()))
-    print("tfidf and static: linear models for comparison, on TF-IDF and on TF-IDF with token vectors from the retrieved text.")
+    print("tfidf, static: linear models on TF-IDF, and on TF-IDF with token vectors from the retrieved text.")
+    print("combined: the average of the calibrated log-probabilities of the encoder (tlm) and the linear models.")
     print(f"Verdict of the run: {verdict}")
     print(f"Report: {arguments.out / 'tlm' / 'report.html'}")
     print(f"Model (Hugging Face folder): {model}")

@@ -56,22 +56,22 @@ def run(arguments: argparse.Namespace, tables: Sequence[Table], task: str) -> No
     corpus, budget = (f"{arguments.data}/corpus/*.jsonl.zst",), None if arguments.paper else TWIN_BUDGET
     grid = Grid(arms, tuple(arguments.seeds), ("all",), files, corpus, arguments.init, budget, settings=settings)
     with console_events() as emit:
-        found = compare(grid, out=out, store=arguments.store, jobs=arguments.jobs, title=f"the paper's tables, {task}", emit=emit)
-    print(found.table)
-    keep(RESULTS / f"{task}-{size}.json", [asdict(row) for row in found.rows])
+        experiment = compare(grid, out=out, store=arguments.store, jobs=arguments.jobs, title=f"the paper's tables, {task}", emit=emit)
+    print(experiment.table)
+    keep(RESULTS / f"{task}-{size}.json", [asdict(row) for row in experiment.rows])
 
 
 def keep(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The rows into the file, in place of older ones of the same arm."""
+    """Write the rows to the file; they replace rows of the same arm."""
     older = json.loads(path.read_bytes()) if path.is_file() else []
-    told = [{name: row[name] for name in KEPT} for row in rows]
-    new = {row["arm"] for row in told}
+    kept = [{name: row[name] for name in KEPT} for row in rows]
+    new = {row["arm"] for row in kept}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([*(row for row in older if row["arm"] not in new), *told], ensure_ascii=False, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps([*(row for row in older if row["arm"] not in new), *kept], ensure_ascii=False, indent=1) + "\n", "utf-8")
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "tables", nargs="*", default="all", choices=["all", *TABLES], metavar="TABLE", help="numbers, like 3 4 (default: all)"

@@ -63,13 +63,13 @@ def _figures(tasks: tuple[str, ...], values: tuple[float, ...]) -> dict[str, flo
 def _varied(
     key: str, names: Mapping[str, tuple[float, ...]], tasks: tuple[str, ...], twin: tuple[float, ...], *, default: float
 ) -> tuple[Line, ...]:
-    """A line for each value of a setting; the value is the last word of its name. default: the twin's own, which need not be set."""
+    """Return a line for each value of a setting; the value is the last word of its name. default: the value that the twin has anyway."""
     lines = []
     for (name, values), small in zip(names.items(), twin, strict=True):
         value = name.rpartition(" ")[2] if name[-1].isdigit() else "0"
         setting = f"{key}={small:g}"
-        told = setting.removeprefix("retriever.").removeprefix("phases[0].")
-        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), () if small == default else (setting,), note=told))
+        note = setting.removeprefix("retriever.").removeprefix("phases[0].")
+        lines.append(Line(name, _figures(tasks, values), (f"{key}={value}",), () if small == default else (setting,), note=note))
     return tuple(lines)
 
 
@@ -81,7 +81,7 @@ _R, _K, _RHO_1, _RHO_2 = (
 )
 _S2 = ("chemprot", "acl-arc", "imdb", "agnews")
 _ONE, _ALL = 'corpus.files=["{data}/corpus/general-0001.jsonl.zst"]', 'corpus.files=["{data}/corpus/*.jsonl.zst"]'
-_BLIND, _MUCH = "retriever.kind=random", "retriever.max_documents=1000000"
+_RANDOM_TEXT, _MUCH = "retriever.kind=random", "retriever.max_documents=1000000"
 _RANDOM = "random-retrieval"
 
 TABLES: Final[Mapping[str, Table]] = {
@@ -131,7 +131,7 @@ TABLES: Final[Mapping[str, Table]] = {
                 Line(
                     "random, small corpus",
                     _figures(_R, (93.65, 83.80, 80.65)),
-                    (_BLIND, _MUCH, _ONE),
+                    (_RANDOM_TEXT, _MUCH, _ONE),
                     (_ONE,),
                     twin_source=_RANDOM,
                     note="`random-retrieval`, 1 of 13 files",
@@ -139,7 +139,7 @@ TABLES: Final[Mapping[str, Table]] = {
                 Line(
                     "random, 10x corpus",
                     _figures(_R, (94.04, 83.10, 80.73)),
-                    (_BLIND, _MUCH, _ALL),
+                    (_RANDOM_TEXT, _MUCH, _ALL),
                     twin_source=_RANDOM,
                     note="`random-retrieval`",
                 ),
@@ -234,14 +234,14 @@ def arms_of(tables: Iterable[Table], task: str, *, paper: bool, data: Path, out:
 
 
 def arm_name(line: Line, *, paper: bool) -> str:
-    """What the run of a row is called: its recipe and what it sets, so that equal rows are one run."""
+    """Return the name of a row's run: its recipe and its settings, so that equal rows are one run."""
     settings = line.paper if paper else line.twin
     files = {_ONE: "1 file", _ALL: "all files"}
     return ", ".join((line.source if paper else line.twin_source, *(files.get(setting, setting) for setting in settings)))
 
 
 def _without_stage_2(recipe: str, data: Path, out: Path) -> Path:
-    """The recipe's first phase as a config file; it hands on its best weights on dev."""
+    """Write the first phase of the recipe as a config file; it keeps its best weights on dev."""
     task: dict[str, Any] = {"train": str(data / "tasks" / "chemprot" / "train.jsonl")}  # replaced when it is run
     config = resolve_run(recipe, None, None, task=task, corpus=[f"{data}/corpus/*.jsonl.zst"], budget=None, seed=None)
     alone = load_config(config.model_dump(mode="json") | {"phases": [config.phases[0].model_dump(mode="json") | {"keep": "best"}]})
@@ -252,7 +252,7 @@ def _without_stage_2(recipe: str, data: Path, out: Path) -> Path:
 
 
 def command(table: Table, task: str, *, paper: bool) -> str:
-    """The same as command lines, without the files, `--seeds` and `--out`."""
+    """Return the command lines of a table without the files, `--seeds` and `--out`."""
     recipe, budget = (f"tlm-small:{task}", "") if paper else ("tlm", f" --budget {TWIN_BUDGET}")
     if table.number == "2" and paper:
         sources = (line.source if line.source == "plm" else f"{line.source}:{task}" for line in table.lines)
@@ -268,6 +268,6 @@ def command(table: Table, task: str, *, paper: bool) -> str:
         if paper:
             return f"cramlm ablate --recipe {recipe} --over retriever.kind=random,bm25 {corpora} --set {_MUCH}"
         return "\n".join(f"cramlm ablate --recipe {name} {corpora}{budget}" for name in (_RANDOM, recipe))
-    settings = [told.partition("=") for told in (line.paper[0] for line in table.lines)]
+    settings = [setting.partition("=") for setting in (line.paper[0] for line in table.lines)]
     values = (value if paper else line.note.partition("=")[2] for (_, _, value), line in zip(settings, table.lines, strict=True))
     return f"cramlm ablate --recipe {recipe} --over {settings[0][0]}={','.join(values)}{budget}"

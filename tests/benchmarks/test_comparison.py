@@ -34,7 +34,7 @@ def test_each_line_has_the_terms_of_a_passage(corpus: Corpus, terms: TermCorpus)
     assert terms.postings == sum(len(set(analyze(document.text))) for document in corpus)
 
 
-def test_distinct_queries_come_first_and_texts_without_known_terms_are_dropped(terms: TermCorpus) -> None:
+def test_distinct_queries_come_first_and_texts_without_indexed_terms_are_dropped(terms: TermCorpus) -> None:
     queries = terms.queries(TEXTS, ["red, blue", "unheard of", "Blue red!", "green green", "blue", "RED (blue) unheard"])
     assert queries.texts == ("red, blue", "green green", "blue", "Blue red!", "RED (blue) unheard")
     assert queries.distinct == 3
@@ -58,16 +58,16 @@ def test_scores_equal_the_bm25_formula(corpus: Corpus, terms: TermCorpus) -> Non
                 frequency = sum(term in other for other in documents)
                 norm = 1.2 * (0.25 + 0.75 * lengths[position] * len(documents) / sum(lengths))
                 expected += np.log1p((len(documents) - frequency + 0.5) / (frequency + 0.5)) * document[term] / (document[term] + norm)
-            found = terms.scores(queries, np.array([number]), np.array([position]), "exact")
-            assert found.tolist() == pytest.approx([expected])
+            scores = terms.scores(queries, np.array([number]), np.array([position]), "exact")
+            assert scores.tolist() == pytest.approx([expected])
 
 
-def leave(folder: Path, terms: TermCorpus, queries: Queries, found: list[list[int]]) -> Path:
+def write_results(folder: Path, terms: TermCorpus, queries: Queries, results: list[list[int]]) -> Path:
     """Write results in the format of engines.py."""
     folder.mkdir()
-    offsets = np.cumsum([0, *map(len, found)])
-    position = np.concatenate([np.array(part) for part in found])
-    score = terms.scores(queries, np.repeat(np.arange(len(found)), np.diff(offsets)), position, "exact").astype(np.float32)
+    offsets = np.cumsum([0, *map(len, results)])
+    position = np.concatenate([np.array(part) for part in results])
+    score = terms.scores(queries, np.repeat(np.arange(len(results)), np.diff(offsets)), position, "exact").astype(np.float32)
     for name, array in {"offsets": offsets, "position": position, "score": score}.items():
         np.save(folder / f"{TEXTS}-2-{name}.npy", array)
     return folder
@@ -77,9 +77,9 @@ def test_a_difference_is_counted_unless_it_is_a_tie_at_the_limit(tmp_path: Path)
     (tmp_path / "ties.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in ["red red", "red a", "red b", "blue c d"]), "utf-8")
     terms = TermCorpus.write(build_corpus(CorpusConfig(files=(str(tmp_path / "ties.jsonl"),)), tmp_path / "store"), tmp_path / "terms")
     queries = terms.queries(TEXTS, ["red", "red c"])
-    ours = leave(tmp_path / "ours", terms, queries, [[0, 1], [3, 0]])
-    tied = leave(tmp_path / "tied", terms, queries, [[0, 2], [3, 0]])
-    wrong = leave(tmp_path / "wrong", terms, queries, [[0, 1], [3, 2]])
+    ours = write_results(tmp_path / "ours", terms, queries, [[0, 1], [3, 0]])
+    tied = write_results(tmp_path / "tied", terms, queries, [[0, 2], [3, 0]])
+    wrong = write_results(tmp_path / "wrong", terms, queries, [[0, 1], [3, 2]])
     agreement = compare(terms, queries, np.arange(2), ours, tied, 2, "exact")
     assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (2, 2, 0)
     agreement = compare(terms, queries, np.arange(2), ours, wrong, 2, "exact")

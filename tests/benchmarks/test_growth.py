@@ -19,13 +19,10 @@ def rows(*sizes: int) -> list[dict[str, Any]]:
     return [{"passages": size, "settings": settings, "machine": machine, "steps": steps[size]} for size in sizes]
 
 
-def test_the_fit_recovers_a_line() -> None:
+def test_the_fit_recovers_a_line_and_its_coefficients_are_not_negative() -> None:
     a, b, error = growth_report.fit([1e5, 1e6, 1e7], [5.0, 23.0, 203.0])
     assert (a, b) == (pytest.approx(3.0), pytest.approx(2e-5))
     assert error < 1e-9
-
-
-def test_fitted_coefficients_are_not_negative() -> None:
     assert growth_report.fit([1, 2, 3], [3.0, 2.0, 1.0])[1] == 0
     assert growth_report.fit([1, 2, 3], [1.0, 4.0, 9.0])[0] == 0
 

@@ -33,9 +33,9 @@ def experiment(*runs: CellResult, settings: tuple[str, ...] = ()) -> Experiment:
     return Experiment(grid, runs, tuple(rows_of(runs)), tuple(pairs_of(runs)), totals_of(runs), {})
 
 
-def add(known: dict[str, Any] | None, *runs: CellResult, settings: tuple[str, ...] = (), code: str = "c0ffee1") -> dict[str, Any]:
+def add(earlier: dict[str, Any] | None, *runs: CellResult, settings: tuple[str, ...] = (), code: str = "c0ffee1") -> dict[str, Any]:
     """Merge, as read from the file."""
-    return dict(json.loads(json.dumps(merged(known, experiment(*runs, settings=settings), code))))
+    return dict(json.loads(json.dumps(merged(earlier, experiment(*runs, settings=settings), code))))
 
 
 def test_two_calls_give_the_result_of_one_call() -> None:
@@ -55,10 +55,10 @@ def test_parallel_calls_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, tasks))
-    found = json.loads(target.read_bytes())
-    assert (found["budget"], found["threads"]) == ("1m", 1)
-    assert sorted(found["tasks"]) == sorted(tasks)
-    assert all(found["tasks"][task] == {"100": add(None, run("tlm", 1, HALF, 0.6))} for task in tasks)
+    results = json.loads(target.read_bytes())
+    assert (results["budget"], results["threads"]) == ("1m", 1)
+    assert sorted(results["tasks"]) == sorted(tasks)
+    assert all(results["tasks"][task] == {"100": add(None, run("tlm", 1, HALF, 0.6))} for task in tasks)
 
 
 def test_a_repeated_run_replaces_the_earlier_one() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quality_tables import RESULTS, glance, makers, rungs, tables
+from quality_tables import RESULTS, commits, rungs, summary, tables
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -22,12 +22,18 @@ def row(arm: str, *values: float, labels: str = "500", minutes: float | None = 2
     return {"arm": arm, "labels": labels, "seeds": [*range(1, len(values) + 1)], "is_baseline": minutes is None, "scores": score, **costs}
 
 
+def results(labels: str = "500", **tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return results of tasks with one number of labels and no pairs."""
+    return {"tasks": {task: {labels: {"rows": rows, "pairs": []}} for task, rows in tasks.items()}}
+
+
 def test_rows_are_arms_columns_are_tasks_and_significant_differences_have_a_star() -> None:
-    pair = {"arm": "plm", "other": "tlm", "labels": "500", "p_holm": 0.003}
-    news = [row("tlm", 0.8, 0.82), row("TF-IDF", 0.7, 0.7, minutes=None), row("plm", 0.9, 0.9)]
-    films = [row("tlm", 0.7), row("plm", 0.75, minutes=4.0), row("TF-IDF", 0.6, minutes=None)]
-    unsure = pair | {"p_holm": 0.2}
-    measured = {"tasks": {"news": {"500": {"rows": news, "pairs": [pair]}}, "films": {"500": {"rows": films, "pairs": [unsure]}}}}
+    measured = results(
+        news=[row("tlm", 0.8, 0.82), row("TF-IDF", 0.7, 0.7, minutes=None), row("plm", 0.9, 0.9)],
+        films=[row("tlm", 0.7), row("plm", 0.75, minutes=4.0), row("TF-IDF", 0.6, minutes=None)],
+    )
+    for task, p_holm in (("news", 0.003), ("films", 0.2)):
+        measured["tasks"][task]["500"]["pairs"] = [{"arm": "plm", "other": "tlm", "labels": "500", "p_holm": p_holm}]
     assert tables(measured).splitlines() == [
         "| 500 labels | news, 2 seeds | films, 1 seed | mean | CPU minutes | operations |",
         "|---|---|---|---|---|---|",
@@ -38,14 +44,12 @@ def test_rows_are_arms_columns_are_tasks_and_significant_differences_have_a_star
 
 
 def test_a_missing_run_is_an_empty_cell_and_gives_no_mean() -> None:
-    news, films = [row("tlm", 0.8), row("plm", 0.9)], [row("tlm", 0.7)]
-    measured = {"tasks": {"news": {"500": {"rows": news, "pairs": []}}, "films": {"500": {"rows": films, "pairs": []}}}}
+    measured = results(news=[row("tlm", 0.8), row("plm", 0.9)], films=[row("tlm", 0.7)])
     assert tables(measured).splitlines()[-1] == "| plm | 90.0 |  |  |  |  |"
 
 
 def test_minutes_are_a_lower_bound_if_those_of_a_killed_start_are_missing() -> None:
-    news, films = [row("tlm", 0.8), row("plm", 0.9)], [row("tlm", 0.7) | {"complete": False}, row("plm", 0.8)]
-    measured = {"tasks": {"news": {"500": {"rows": news, "pairs": []}}, "films": {"500": {"rows": films, "pairs": []}}}}
+    measured = results(news=[row("tlm", 0.8), row("plm", 0.9)], films=[row("tlm", 0.7) | {"complete": False}, row("plm", 0.8)])
     assert tables(measured).splitlines()[-2:] == [
         "| tlm | 80.0 | 70.0 | 75.0 | ≥ 2.0 | 1.8e13 |",
         "| plm | 90.0 | 80.0 | 85.0 | 2.0 | 1.8e13 |",
@@ -53,16 +57,15 @@ def test_minutes_are_a_lower_bound_if_those_of_a_killed_start_are_missing() -> N
 
 
 def test_an_arm_with_another_number_of_seeds_shows_it() -> None:
-    measured = {"tasks": {"news": {"500": {"rows": [row("tlm", 0.8, 0.82), row("plm", 0.9)], "pairs": []}}}}
-    assert tables(measured).splitlines()[-2:] == [
+    assert tables(results(news=[row("tlm", 0.8, 0.82), row("plm", 0.9)])).splitlines()[-2:] == [
         "| tlm | 81.0 ± 1.4 | 81.0 | 2.0 | 1.8e13 |",
         "| plm, 1 seed | 90.0 | 90.0 | 2.0 | 1.8e13 |",
     ]
 
 
 def test_every_number_of_labels_has_a_table_in_increasing_order() -> None:
-    few, every = {"rows": [row("tlm", 0.8)], "pairs": []}, {"rows": [row("tlm", 0.9, labels="all")], "pairs": []}
-    measured = {"tasks": {"news": {"all": every, "500": few}, "films": {"all": every}}}
+    measured = results("all", news=[row("tlm", 0.9, labels="all")], films=[row("tlm", 0.9, labels="all")])
+    measured["tasks"]["news"]["500"] = {"rows": [row("tlm", 0.8)], "pairs": []}
     first, last = tables(measured).split("\n\n")
     assert first.startswith("| 500 labels | news | mean |")
     assert last.startswith("| all labels | news | films | mean |")
@@ -72,8 +75,7 @@ def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() 
     few = functools.partial(row, labels="100")
     news = [few("tlm", 0.6), few("plm", 0.9), few("TF-IDF", 0.5, minutes=None), few("random", 0.6)]
     films = [few("tlm", 0.7), few("TF-IDF", 0.8, minutes=None), few("random", 0.5)]
-    measured = {"tasks": {"news": {"100": {"rows": news}}, "films": {"100": {"rows": films}}}}
-    assert glance(measured).splitlines() == [
+    assert summary(results("100", news=news, films=films)).splitlines() == [
         "| mean of 2 tasks (tlm above on) | 100 labels |",
         "|---|---|",
         "| tlm | 65.0 |",
@@ -82,20 +84,21 @@ def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() 
     ]
 
 
-def made(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
+def cells(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
     return [{"arm": arm, "seed": seed, "code": code} for seed in seeds]
 
 
 def test_a_commit_of_all_runs_of_an_arm_is_named_once() -> None:
-    news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2) + made("random", "c0ffee1", 1)}, "all": {"cells": made("tlm", "c0ffee1", 1)}}
-    films = {"100": {"cells": made("tlm", "c0ffee1", 1) + made("plm", "decade2", 1)}}
-    assert makers({"tasks": {"news": news, "films": films}}) == "Runs of c0ffee1: tlm, random; of decade2: plm."
+    news = {"100": {"cells": cells("tlm", "c0ffee1", 1, 2) + cells("random", "c0ffee1", 1)}, "all": {"cells": cells("tlm", "c0ffee1", 1)}}
+    films = {"100": {"cells": cells("tlm", "c0ffee1", 1) + cells("plm", "decade2", 1)}}
+    assert commits({"tasks": {"news": news, "films": films}}) == "Runs of c0ffee1: tlm, random; of decade2: plm."
 
 
 def test_runs_of_several_commits_are_listed() -> None:
-    news = {"100": {"cells": made("tlm", "c0ffee1", 1, 2)}, "all": {"cells": made("tlm", "c0ffee1", 2, 3) + made("tlm", "decade2", 1)}}
-    films = {"100": {"cells": made("tlm", "c0ffee1", 1)}, "all": {"cells": made("tlm", None, 1)}}
-    assert makers({"tasks": {"news": news, "films": films}}) == (
+    several = cells("tlm", "c0ffee1", 2, 3) + cells("tlm", "decade2", 1)
+    news = {"100": {"cells": cells("tlm", "c0ffee1", 1, 2)}, "all": {"cells": several}}
+    films = {"100": {"cells": cells("tlm", "c0ffee1", 1)}, "all": {"cells": cells("tlm", None, 1)}}
+    assert commits({"tasks": {"news": news, "films": films}}) == (
         "Runs of c0ffee1: tlm (100 labels; all labels of news with seeds 2 and 3); of decade2: tlm (all labels of news with seed 1); "
         "of a commit that was not kept: tlm (all labels of films)."
     )
@@ -105,22 +108,19 @@ def test_runs_of_several_commits_are_listed() -> None:
 def test_the_readmes_tables_equal_the_results() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
     readme = README.read_text("utf-8")
-    assert glance(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
+    assert summary(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
     assert tables(measured) in readme, "python benchmarks/quality_tables.py 2e13flops"
-    assert makers(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
+    assert commits(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
 
 
 def test_the_table_of_models_has_means_over_seeds_and_omits_incomplete_tasks() -> None:
-    def cells(shift: float, arms: list[str]) -> dict[str, Any]:
-        found = [(arm, seed, 0.5 + shift + 0.1 * place + 0.02 * seed) for place, arm in enumerate(arms) for seed in (1, 2)]
-        return {
-            "cells": [
-                {"arm": arm, "seed": seed, "scores": {"test": {"macro_f1": score, "micro_f1": score / 2}}} for arm, seed, score in found
-            ]
-        }
+    def scored(shift: float, arms: list[str]) -> dict[str, Any]:
+        scores = [(arm, seed, 0.5 + shift + 0.1 * rung + 0.02 * seed) for rung, arm in enumerate(arms) for seed in (1, 2)]
+        tests = [(arm, seed, {"test": {"macro_f1": score, "micro_f1": score / 2}}) for arm, seed, score in scores]
+        return {"cells": [{"arm": arm, "seed": seed, "scores": test} for arm, seed, test in tests]}
 
     arms = ["tfidf", "static", "tlm-plain", "tlm"]
-    measured = {"tasks": {"news": {"100": cells(0.0, arms)}, "films": {"100": cells(0.1, arms)}, "half": {"100": cells(0.0, arms[1:])}}}
+    measured = {"tasks": {"news": {"100": scored(0.0, arms)}, "films": {"100": scored(0.1, arms)}, "half": {"100": scored(0.0, arms[1:])}}}
     assert rungs(measured).splitlines() == [
         "| 100 labels, 2 seeds | tfidf | static | tlm-plain | tlm |",
         "|---|---|---|---|---|",
