@@ -46,8 +46,7 @@ from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable, select_documents
 from cramlm.training.batching import Batches
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
-from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, pack
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"

@@ -44,8 +44,7 @@ from cramlm.training.flops import executed_flops
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.objective import objective_of
-from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, pack
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 
 RESULTS = Path(__file__).parent / "results" / "training.json"

@@ -10,7 +10,7 @@ from cramlm.evaluation.metrics import score
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 LABELS = ("a", "b", "c")
 

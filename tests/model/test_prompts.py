@@ -23,7 +23,7 @@ from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.training.flops import executed_flops
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.objective import gradients, in_parts, objective_of
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 LONG = "aspirin reduces pain of rats " * 30
 

@@ -12,8 +12,7 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 from cramlm.errors import DataError
 from cramlm.records import Batch
 from cramlm.training.batching import Batches, Stream, derived_key, generator, torch_seed
-from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, pack
 
 
 def same(left: Batch, right: Batch) -> bool:

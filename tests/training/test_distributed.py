@@ -37,7 +37,7 @@ from cramlm.records import Event
 from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
 from cramlm.training.objective import objective_of
-from cramlm.training.packing import shard
+from cramlm.training.sequences import shard
 from ranks import error_messages, exit_codes, start_ranks
 
 THOROUGH = {"steps": 12, "checkpoint_every": 4, "evaluate_every": 3, "dropout": 0.2}

@@ -18,8 +18,7 @@ from cramlm.training.batching import Batches
 from cramlm.training.importance import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.masking import mask
 from cramlm.training.objective import objective_of
-from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool, word_hashes
+from cramlm.training.sequences import TokenPool, pack, word_hashes
 
 SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
 

@@ -11,7 +11,7 @@ from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, mak
 from cramlm.config.run import MaskingConfig
 from cramlm.records import Batch
 from cramlm.training.masking import LONGEST_SPAN, mask
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 
 def make_batch(sequences: int = 30, *, shortest: int = 3) -> Batch:

@@ -19,7 +19,7 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of
-from cramlm.training.packing import shard
+from cramlm.training.sequences import shard
 
 
 def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from training_fixtures import make_phase
 
 from cramlm.training.batching import Batches
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool, with_word_begins
+from cramlm.training.sequences import TokenPool, with_word_begins
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

@@ -29,8 +29,7 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
-from cramlm.training.packing import shard
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, shard
 from cramlm.training.terms.base import _IMPLEMENTATIONS
 from cramlm.training.terms.replaced_tokens import replace_tokens, sample_tokens
 

@@ -14,7 +14,7 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.training.batching import Batches
 from cramlm.training.loop import DevEvaluation, Evaluate, PhaseResult, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool
 
 VOCABULARY = 120
 LABELS = 3

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from cramlm.model.kernels.torch import Rotation
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 POSITIONAL, VERTICAL = 0.9, 0.9
 _ROWS = 16  # computed at once

@@ -20,7 +20,7 @@ from cramlm.model.model import Model, PackedBatch
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 BATCH_TOKENS = 8192
 

@@ -39,7 +39,7 @@ from cramlm.model.prompts import prompt_json
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, stage
-from cramlm.training.packing import pack
+from cramlm.training.sequences import pack
 
 KIND: Final = "export"
 CODE_FORMAT: Final = 3  # raise it when the same model would give another folder

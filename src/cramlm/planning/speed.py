@@ -31,7 +31,7 @@ from cramlm.training.batching import Batches, generator
 from cramlm.training.flops import executed_flops
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool
 
 STARVED = 0.7  # share of the CPU time that the threads could use; two undisturbed threads get 0.7 to 1
 _WORTH_IT = 1.15  # speed-up of the small operations from which a number of threads is tried on updates

@@ -26,7 +26,7 @@ from cramlm.errors import DataError
 from cramlm.records import Batch, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.objective import objective_of
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool
 from cramlm.training.terms.base import Sampled, token_values_of
 
 

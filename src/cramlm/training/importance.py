@@ -31,8 +31,7 @@ from cramlm.model.kernels.dropout import no_dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import pack
-from cramlm.training.pools import TokenPool, word_hashes
+from cramlm.training.sequences import TokenPool, pack, word_hashes
 
 STOP_SHARE: Final = 0.3
 _LEAST_STOP_TEXTS: Final = 3

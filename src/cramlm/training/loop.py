@@ -36,7 +36,7 @@ from cramlm.training.flops import count_parameters, executed_flops, paper_flops
 from cramlm.training.memory import trim
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
-from cramlm.training.packing import shard
+from cramlm.training.sequences import shard
 
 _TIMES: Final = 10  # dev evaluations and checkpoints in a phase, unless it sets them
 _REPORTS: Final = 100  # "step" events in a phase

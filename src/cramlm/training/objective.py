@@ -31,8 +31,7 @@ from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import shard
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, shard
 from cramlm.training.terms.base import Counts, LabelTerm, Random, Sampled, TextTerm, terms_of
 
 SEQUENCES = "sequences"

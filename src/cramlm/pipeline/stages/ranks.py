@@ -22,7 +22,7 @@ from cramlm.training.batching import Batches
 from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool
 
 
 @dataclass(frozen=True, slots=True)

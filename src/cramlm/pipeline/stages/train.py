@@ -40,7 +40,7 @@ from cramlm.training.batching import Batches
 from cramlm.training.importance import IMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
-from cramlm.training.pools import TokenPool, with_word_begins
+from cramlm.training.sequences import TokenPool, with_word_begins
 
 if TYPE_CHECKING:
     from cramlm.model.huggingface.weights import LoadedWeights

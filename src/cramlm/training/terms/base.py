@@ -24,8 +24,7 @@ from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
-from cramlm.training.packing import lay_out, pack
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, lay_out, pack
 
 Random: TypeAlias = Callable[[str], np.random.Generator]
 """A generator for each purpose, a function of (seed, phase, step, purpose)."""

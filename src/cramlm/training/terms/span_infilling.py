@@ -18,8 +18,7 @@ import numpy.typing as npt
 from cramlm.config.terms import MaskingConfig, SpanInfilling
 from cramlm.records import Batch, BoolArray
 from cramlm.training.masking import FlatTokens, SpecialIds, choose
-from cramlm.training.packing import lay_out
-from cramlm.training.pools import TokenPool
+from cramlm.training.sequences import TokenPool, lay_out
 from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements, token_values_of
 
 _SAMPLE: Final = 64  # sequences
