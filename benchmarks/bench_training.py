@@ -40,10 +40,9 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
 from cramlm.recipes.phases import without_teacher
 from cramlm.training.batching import Batches
-from cramlm.training.flops import executed_flops
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import executed_flops, objective_of
 from cramlm.training.sequences import TokenPool, pack
 from training_peer import LENGTH, ReleasedLoop, ReleasedModel
 

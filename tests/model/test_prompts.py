@@ -20,9 +20,8 @@ from cramlm.model.huggingface.folder import load_classifier, save_prompted
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.training.flops import executed_flops
 from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.objective import gradients, in_parts, objective_of
+from cramlm.training.objective import executed_flops, gradients, in_parts, objective_of
 from cramlm.training.sequences import pack
 
 LONG = "aspirin reduces pain of rats " * 30

@@ -11,8 +11,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import PackedBatch
 from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
 from cramlm.training import memory
-from cramlm.training.flops import count_parameters, executed_flops, paper_flops
-from cramlm.training.objective import objective_of
+from cramlm.training.objective import count_parameters, executed_flops, objective_of, paper_flops
 
 
 def setup(phase: PhaseConfig) -> TrainingSetup:

@@ -25,7 +25,7 @@ from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resourc
 from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
 from cramlm.records import Emit, Event
 from cramlm.training import memory
-from cramlm.training.flops import count_parameters
+from cramlm.training.objective import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds

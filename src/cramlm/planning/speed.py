@@ -28,9 +28,9 @@ from cramlm.model.model import ModelSpec, build_model
 from cramlm.records import IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
-from cramlm.training.flops import executed_flops
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
+from cramlm.training.objective import executed_flops
 from cramlm.training.sequences import TokenPool
 
 STARVED = 0.7  # share of the CPU time that the threads could use; two undisturbed threads get 0.7 to 1

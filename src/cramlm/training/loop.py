@@ -32,9 +32,8 @@ from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import ALONE, Ranks, Stop, sum_losses
-from cramlm.training.flops import count_parameters, executed_flops, paper_flops
 from cramlm.training.memory import trim
-from cramlm.training.objective import Losses, gradients, in_parts, objective_of
+from cramlm.training.objective import Losses, count_parameters, executed_flops, gradients, in_parts, objective_of, paper_flops
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
 from cramlm.training.sequences import shard
 
