@@ -15,10 +15,10 @@ from cramlm.config.run import HeadConfig, MaskingConfig
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.training.batching import Batches
-from cramlm.training.importance import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.masking import mask
 from cramlm.training.objective import objective_of
 from cramlm.training.sequences import TokenPool, pack, word_hashes
+from cramlm.training.terms.important_tokens import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 
 SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
 

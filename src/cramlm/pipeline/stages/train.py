@@ -37,10 +37,10 @@ from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
-from cramlm.training.importance import IMPORTANT, UNLABELLED, label_words, score_tokens
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, with_word_begins
+from cramlm.training.terms.important_tokens import IMPORTANT, UNLABELLED, label_words, score_tokens
 
 if TYPE_CHECKING:
     from cramlm.model.huggingface.weights import LoadedWeights
@@ -365,7 +365,7 @@ class _Scoring:
 def token_importance(
     run: RunContext, phase: PhaseConfig, scoring: _Scoring, *, name: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Artifact | None:
-    """Publish the token labels or scores of a phase's pools (training/importance.py); None if the phase needs none.
+    """Publish the token labels or scores of a phase's pools (training/terms/important_tokens.py); None if the phase needs none.
 
     Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). name: of the phase's folder without
     'phase-'.
