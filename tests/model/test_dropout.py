@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cramlm.model.kernels.dropout import Dropout, splitmix64
-from cramlm.model.kernels.torch import Mask, drop
+from cramlm.model.kernels.torch import Dropout, Mask, drop, splitmix64
 
 KINDS = [torch.float32, torch.bfloat16, torch.float64]
 

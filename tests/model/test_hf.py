@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cramlm.model.huggingface import folder as hf
-from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 

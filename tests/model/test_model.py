@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 

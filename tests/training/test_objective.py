@@ -13,8 +13,7 @@ from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_m
 
 from cramlm.config.run import HeadConfig, PhaseConfig
 from cramlm.model.device import Precision
-from cramlm.model.kernels.dropout import Dropout
-from cramlm.model.kernels.torch import weighted_cross_entropy
+from cramlm.model.kernels.torch import Dropout, weighted_cross_entropy
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches

@@ -33,7 +33,7 @@ from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
 from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
-from cramlm.model.kernels.dropout import no_dropout
+from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model
 from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage

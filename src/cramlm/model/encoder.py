@@ -35,8 +35,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config.run import EncoderConfig
-from cramlm.model.kernels.dropout import Dropout
-from cramlm.model.kernels.torch import Rotation, add_norm, attend, geglu, gelu, norm_of_sum
+from cramlm.model.kernels.torch import Dropout, Rotation, add_norm, attend, geglu, gelu, norm_of_sum
 
 
 class Expert(nn.Module):

@@ -22,7 +22,7 @@ from torch import LongTensor, Tensor, nn
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.encoder import build_encoder, initialise
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
-from cramlm.model.kernels.dropout import Dropout, no_dropout
+from cramlm.model.kernels.torch import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin
 from cramlm.model.device import Precision
-from cramlm.model.kernels.dropout import Dropout
+from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term

@@ -1,4 +1,4 @@
-"""The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout masks.
+"""The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout.
 
 Each has three equivalent forms (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
 compiled loops (cpu.py): a mini encoder would otherwise spend half of its time outside matrix products. In other types on a CPU
@@ -9,10 +9,18 @@ Cross-entropy over the vocabulary computes its gradient in the forward pass, one
 step (800 positions x 8,192 tokens) are the largest tensor of training; the plain formula reads and writes them about eight times in
 float32, here each block is read once and its gradient written once, in the type of the logits. On one core 7 ms with the compiled loop,
 11 ms with PyTorch's operations in blocks, and a third of the formula's memory.
+
+Dropout has no global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index).
+Hence the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the
+element's index is hashed with a 64-bit key (cpu.py); elsewhere PyTorch samples from a generator seeded with the key. The key is seed, part
+and call mixed by splitmix64, because keys that differ in few bits could give the same mask in another order.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -371,3 +379,66 @@ def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, g
         probabilities.scatter_(1, target, probabilities.gather(1, target) - 1)
         torch.mul(probabilities, weights[part, None], out=probabilities)
         gradient[part] = probabilities
+
+
+_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
+_LOW_64_BITS = 2**64 - 1
+_ATTENTION = 2**63  # larger than any number of a call
+
+
+def splitmix64(state: int) -> int:
+    """The 64-bit output that follows `state` (Steele, Lea and Flood 2014; constants of Vigna's splitmix64.c)."""
+    z = (state + _GOLDEN) & _LOW_64_BITS
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _LOW_64_BITS
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _LOW_64_BITS
+    return z ^ (z >> 31)
+
+
+class Dropout:
+    """The dropout of one forward pass over one part of a batch; the order of the calls determines the masks.
+
+    rate: of activations. attention_rate: of attention probabilities. The masks of each have their own keys: neither rate changes the
+    other's masks.
+    """
+
+    def __init__(self, rate: float, seed: int, *, attention_rate: float = 0.0, part: int = 0) -> None:
+        assert 0 <= rate < 1
+        assert 0 <= attention_rate < 1
+        self.rate, self.attention_rate = rate, attention_rate
+        self._keys, self._attention_keys = _keys(seed, part), _keys(seed, part, _ATTENTION)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x with each element set to 0 with probability `rate`, the others divided by 1 - rate."""
+        if self.rate == 0:
+            return x
+        mask = Mask(self.rate, next(self._keys))
+        if not hashes(x):
+            return drop(x, mask)
+        result: Tensor = _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
+        return result
+
+    def attention(self) -> Mask | None:
+        """The mask of the next layer's attention probabilities; None at a rate of 0."""
+        return Mask(self.attention_rate, next(self._attention_keys)) if self.attention_rate else None
+
+
+def no_dropout() -> Dropout:
+    """Dropout of rate 0, for a pass without training."""
+    return Dropout(0.0, 0)
+
+
+def _keys(*numbers: int) -> Iterator[int]:
+    """An endless sequence of keys, one for each call."""
+    base = functools.reduce(lambda state, number: splitmix64(state ^ number), numbers, 0)
+    return (splitmix64(base ^ call) for call in itertools.count())
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Mask) -> Tensor:
+        ctx.mask = mask
+        return drop(x, mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return drop(grad, ctx.mask), None

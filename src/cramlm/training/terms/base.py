@@ -19,8 +19,7 @@ from torch import Tensor
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin, TermConfig
-from cramlm.model.kernels.dropout import Dropout
-from cramlm.model.kernels.torch import weighted_cross_entropy
+from cramlm.model.kernels.torch import Dropout, weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds

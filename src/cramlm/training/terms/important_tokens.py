@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.device import Precision
-from cramlm.model.kernels.dropout import no_dropout
+from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cramlm.config.terms import Origin, ReplacedTokens
-from cramlm.model.kernels.dropout import Dropout, no_dropout
-from cramlm.model.kernels.torch import weighted_cross_entropy
+from cramlm.model.kernels.torch import Dropout, no_dropout, weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.masking import SpecialIds, mask
