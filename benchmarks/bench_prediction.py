@@ -66,7 +66,7 @@ def main() -> None:
 def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: int) -> dict[str, Any]:
     """Both sides on one model and one set of texts."""
     from cramlm.inference.predictor import Predictor
-    from cramlm.model.device import TRAINING_DEVICE, resolve_precision
+    from cramlm.model.model import TRAINING_DEVICE, resolve_precision
 
     with tempfile.TemporaryDirectory() as folder:
         tokens = export(preset, train, texts, Path(folder))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cramlm.cli.runs import machine_lines
-from cramlm.model.device import has_bf16, resolve_precision
+from cramlm.model.model import has_bf16, resolve_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -12,9 +12,8 @@ from torch.nn import functional
 from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_model, make_phase, make_pool
 
 from cramlm.config.run import HeadConfig, PhaseConfig
-from cramlm.model.device import Precision
 from cramlm.model.kernels.torch import Dropout, weighted_cross_entropy
-from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
+from cramlm.model.model import Model, ModelSpec, PackedBatch, Precision, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of

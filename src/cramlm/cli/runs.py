@@ -192,7 +192,7 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     import torch
 
-    from cramlm.model.device import TRAINING_DEVICE, has_bf16
+    from cramlm.model.model import TRAINING_DEVICE, has_bf16
 
     yield "cores", f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
     yield "memory", memory()

@@ -15,8 +15,7 @@ import torch
 
 from cramlm.errors import DivergedError
 from cramlm.evaluation.kinds import KINDS, AnyScores, gold_labels
-from cramlm.model.device import Precision
-from cramlm.model.model import Model, PackedBatch
+from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind

@@ -26,8 +26,8 @@ from cramlm.storage.artifacts import check_files
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
     from cramlm.inference.onnx import OnnxPredictor
-    from cramlm.model.device import Precision
     from cramlm.model.huggingface.folder import LoadedModel
+    from cramlm.model.model import Precision
 
 AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
 
@@ -36,7 +36,7 @@ class Predictor:
     """A loaded encoder. Create it with `load`, which returns a `LinearPredictor` for a linear model."""
 
     def __init__(self, loaded: LoadedModel, *, precision: Precision | Literal["auto"] = "fp32") -> None:
-        from cramlm.model.device import resolve_precision
+        from cramlm.model.model import resolve_precision
 
         self._loaded = loaded
         self._precision: Precision = resolve_precision(precision, next(loaded.model.parameters()).device)

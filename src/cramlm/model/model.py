@@ -1,4 +1,4 @@
-"""The model: an encoder with its heads, over packed batches, for training, evaluation and prediction.
+"""The model: an encoder with its heads, over packed batches, for training, evaluation and prediction; devices and their precision.
 
     hidden = model.hidden(batch)                          # (R * L, D), once
     model.mlm_logits(hidden, batch.masked)                # (M, V), only at masked positions
@@ -25,6 +25,25 @@ from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, Token
 from cramlm.model.kernels.torch import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
+
+Precision = Literal["fp32", "bf16"]
+TRAINING_DEVICE = torch.device("cpu")
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return True if `device` computes matrix products in bf16 in hardware (of a CPU: AMX or AVX512-BF16)."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def resolve_precision(precision: Literal["auto", "fp32", "bf16"], device: torch.device) -> Precision:
+    """Return bf16 for auto if `device` has it in hardware, else fp32 (emulated bf16 is slower)."""
+    if precision == "auto":
+        return "bf16" if has_bf16(device) else "fp32"
+    return precision
+
 
 VECTORS: Final = "prompt_head.vectors"
 

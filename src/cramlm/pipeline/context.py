@@ -11,8 +11,8 @@ from typing import Any
 
 from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
-from cramlm.model.device import Precision
 from cramlm.model.huggingface.pretrained import Pretrained
+from cramlm.model.model import Precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed

@@ -16,9 +16,8 @@ from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task
 from cramlm.errors import UsageError
 from cramlm.io.paths import stamp_inputs
-from cramlm.model.device import TRAINING_DEVICE, Precision, resolve_precision
 from cramlm.model.huggingface.pretrained import start_from
-from cramlm.model.model import ModelSpec, empty_model
+from cramlm.model.model import TRAINING_DEVICE, ModelSpec, Precision, empty_model, resolve_precision
 from cramlm.pipeline.context import RunContext, RunPlan, Stage, phases_by_name, write_json
 from cramlm.planning import budget
 from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, estimate_texts, forecast_cost, raw_bytes

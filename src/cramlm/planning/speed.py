@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.model.device import Precision
-from cramlm.model.model import ModelSpec, build_model
+from cramlm.model.model import ModelSpec, Precision, build_model
 from cramlm.records import IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator

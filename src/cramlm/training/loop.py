@@ -26,8 +26,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from cramlm.config.run import PhaseConfig
 from cramlm.errors import DivergedError, Stopped
-from cramlm.model.device import Precision
-from cramlm.model.model import Model
+from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin
-from cramlm.model.device import Precision
 from cramlm.model.kernels.torch import Dropout
-from cramlm.model.model import Model, PackedBatch
+from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds

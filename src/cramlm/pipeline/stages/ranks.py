@@ -16,8 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from cramlm.config.run import PhaseConfig
-from cramlm.model.device import Precision
-from cramlm.model.model import Model, ModelSpec, build_model
+from cramlm.model.model import Model, ModelSpec, Precision, build_model
 from cramlm.training.batching import Batches
 from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase

@@ -20,11 +20,10 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import example_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
-from cramlm.model.device import Precision
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import load_pretrained_weights
-from cramlm.model.model import Model, ModelSpec, build_model, initialise_all
+from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json

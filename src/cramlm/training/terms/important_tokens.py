@@ -29,9 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from cramlm.config.terms import ImportantTokens
-from cramlm.model.device import Precision
 from cramlm.model.kernels.torch import no_dropout
-from cramlm.model.model import Model, PackedBatch
+from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, pack, word_hashes
