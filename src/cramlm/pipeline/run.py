@@ -35,9 +35,8 @@ from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_reco
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.ranks import dismiss, follow
 from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_model
-from cramlm.planning.plan import available_cores
+from cramlm.planning.plan import available_cores, schedule
 from cramlm.planning.plan import plan as plan_stage
-from cramlm.planning.schedule import schedule
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report

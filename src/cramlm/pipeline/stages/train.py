@@ -30,7 +30,7 @@ from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, Run
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.ranks import PhaseJob, training_together
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, external_length, piece_length, pieces_file, teach_by_encoder
-from cramlm.planning.schedule import Schedule, replan
+from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
