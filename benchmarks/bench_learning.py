@@ -39,7 +39,7 @@ from cramlm.linear.cooccurrence import token_embeddings
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import UNCUT, Tokenizer, train_tokenizer
-from cramlm.recipes.phases import without_teacher
+from cramlm.recipes.recipe import without_teacher
 from cramlm.records import Batch, Event, Task
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.retrievers import RetrievalContext

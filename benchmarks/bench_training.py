@@ -38,7 +38,7 @@ from cramlm.data.task import RowFormat, read_examples
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.tokenizer import Tokenizer, Tokens, train_tokenizer
-from cramlm.recipes.phases import without_teacher
+from cramlm.recipes.recipe import without_teacher
 from cramlm.training.batching import Batches
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds, mask

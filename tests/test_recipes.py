@@ -22,7 +22,7 @@ from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of
 from cramlm.recipes import RECIPES
-from cramlm.recipes.phases import from_checkpoint
+from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
 from pretrained_folders import write_pretrained

@@ -19,7 +19,7 @@ from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import Clock, FinishedPhase, RunContext, SelectedPassages
 from cramlm.pipeline.stages.text import tokens
 from cramlm.pipeline.stages.train import external_pool, inherited_score
-from cramlm.recipes.phases import finetune_phase, joint_phase
+from cramlm.recipes.recipe import finetune_phase, joint_phase
 from cramlm.records import Example, Task, counting
 from cramlm.retrieval.ranking import one_each
 from cramlm.retrieval.selection import SelectionTable, save_selection

@@ -24,7 +24,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.pipeline.run_folder import RUNS, name_of_task
 from cramlm.recipes import RECIPES
-from cramlm.recipes.phases import on_task_text
+from cramlm.recipes.recipe import on_task_text
 from cramlm.records import Example
 from cramlm.storage.artifacts import hash_json, publish_file
 

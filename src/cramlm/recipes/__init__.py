@@ -40,16 +40,16 @@ from cramlm.recipes.methods import tfidf as tfidf
 from cramlm.recipes.methods import tlm as tlm
 from cramlm.recipes.methods import tlm_plain as tlm_plain
 from cramlm.recipes.paper import PaperRecipe, paper_recipe
-from cramlm.recipes.phases import DEFAULT_BUDGET as DEFAULT_BUDGET
-from cramlm.recipes.phases import PRESETS as PRESETS
-from cramlm.recipes.phases import encoder_for_budget as encoder_for_budget
-from cramlm.recipes.phases import finetune_phase as finetune_phase
-from cramlm.recipes.phases import joint_phase as joint_phase
-from cramlm.recipes.phases import with_preset as with_preset
+from cramlm.recipes.recipe import DEFAULT_BUDGET as DEFAULT_BUDGET
+from cramlm.recipes.recipe import PRESETS as PRESETS
 from cramlm.recipes.recipe import EncoderRecipe as EncoderRecipe
 from cramlm.recipes.recipe import LinearRecipe as LinearRecipe
 from cramlm.recipes.recipe import Recipe as Recipe
+from cramlm.recipes.recipe import encoder_for_budget as encoder_for_budget
+from cramlm.recipes.recipe import finetune_phase as finetune_phase
+from cramlm.recipes.recipe import joint_phase as joint_phase
 from cramlm.recipes.recipe import on_checkpoint as on_checkpoint
+from cramlm.recipes.recipe import with_preset as with_preset
 
 tlm_small, tlm_medium, tlm_large = paper_recipe("small"), paper_recipe("medium"), paper_recipe("large")
 

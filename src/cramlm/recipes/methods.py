@@ -6,10 +6,12 @@ from typing import Final, Literal
 
 from cramlm.config.run import Bm25Config, PhaseConfig, RandomConfig
 from cramlm.config.terms import ImportantTokens, Mlm
-from cramlm.recipes.phases import (
+from cramlm.recipes.recipe import (
     BERT_MASKS,
     MLM_ON_TASK,
     TAPT_PASSES,
+    EncoderRecipe,
+    LinearRecipe,
     distil_phase,
     finetune_phase,
     joint_phase,
@@ -19,7 +21,6 @@ from cramlm.recipes.phases import (
     with_terms,
     without_teacher,
 )
-from cramlm.recipes.recipe import EncoderRecipe, LinearRecipe
 
 SCORER_PASSES: Final = 10.0
 STATIC_TOKENS: Final = 3_000_000

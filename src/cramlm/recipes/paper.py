@@ -29,8 +29,7 @@ from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.planning.budget import TYPICAL
-from cramlm.recipes.phases import BERT_BASE, BERT_LARGE, BERT_MASKS
-from cramlm.recipes.recipe import Recipe, RunInputs, Start, with_top_k
+from cramlm.recipes.recipe import BERT_BASE, BERT_LARGE, BERT_MASKS, Recipe, RunInputs, Start, with_top_k
 
 Scale: TypeAlias = Literal["small", "medium", "large"]
 

@@ -1,4 +1,5 @@
-"""What a recipe is: a named method that makes a complete `RunConfig` from the data and the budget.
+"""What a recipe is: a named method that makes a complete `RunConfig` from the data and the budget; and its parts: sizes of encoders,
+phases from scratch and from a checkpoint.
 
 `EncoderRecipe` trains an encoder in phases, `LinearRecipe` fits a linear model; paper.py has the recipes of the paper.
 """
@@ -6,18 +7,206 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from cramlm.config.phase import linear_teachers
-from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, RetrieverConfig, RunConfig, TaskConfig, TeacherConfig
+from cramlm.config.run import (
+    CorpusConfig,
+    EncoderConfig,
+    HeadConfig,
+    MaskingConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    RetrieverConfig,
+    RunConfig,
+    ScheduleConfig,
+    TaskConfig,
+    TeacherConfig,
+    parse_budget,
+)
+from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
 from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
-from cramlm.recipes.phases import DEFAULT_BUDGET, encoder_for, for_task, from_checkpoint, is_few
+from cramlm.records import TaskKind
+
+DEFAULT_BUDGET = "20m"
+
+# Sizes by wall-clock time on two CPU cores: at a small, fixed amount of compute the loss depends little on the shape (Geiping and
+# Goldstein 2022), so a size is chosen that still sees each retrieved passage several times.
+TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="cooccurrence")
+MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="cooccurrence")
+SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="cooccurrence")
+BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="cooccurrence")
+# The paper's: BERT-base at its small and medium scale, BERT-large at its large one.
+BERT_BASE = EncoderConfig(shape="bert", layers=12, hidden=768, heads=12, intermediate=3072, norm_eps=1e-12)
+BERT_LARGE = EncoderConfig(shape="bert", layers=24, hidden=1024, heads=16, intermediate=4096, norm_eps=1e-12)
+
+PRESETS: Mapping[str, EncoderConfig] = {
+    "tiny": TINY,
+    "mini": MINI,
+    "small": SMALL,
+    "base": BASE,
+    "bert-base": BERT_BASE,
+    "bert-large": BERT_LARGE,
+}
+"""Sizes by the name that `--preset` takes."""
+
+BERT_MASKS = MaskingConfig(rate=0.15, mask_share=0.8, random_share=0.1)  # Devlin et al. 2019
+TAPT_PASSES = 100.0  # over the task's own text (Gururangan et al. 2020)
+TUNING_PASSES = 10.0  # over the labels, from a checkpoint; as there for tasks of fewer than 5,000 labels (3 for larger ones)
+MLM_ON_TASK: Final = Mlm(on="task", weight=0.25)
+FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # docs/log.md
+
+
+def joint_phase() -> PhaseConfig:
+    """The paper's stage 1 with external and task text in every batch, lower weights of task text, and a linear teacher on external text."""
+    return PhaseConfig(
+        name="joint",
+        terms=(Mlm(on="external"), MLM_ON_TASK, Classify(weight=0.25), Distil(on="external")),
+        external=4,
+        task=1,
+        mixing="blended",
+        masking=MaskingConfig(rate=0.2, mask_share=1.0, random_share=0.0),
+        batch_size=4096,
+        optimizer=OptimizerConfig(kind="muon"),
+        schedule=ScheduleConfig(kind="wsd", warmup_fraction=0.03, decay_fraction=0.4),
+        keep="last",
+    )
+
+
+def finetune_phase() -> PhaseConfig:
+    """The paper's stage 2: labels only. An encoder that was trained for minutes goes on learning with Muon at high rates."""
+    return PhaseConfig(
+        name="finetune",
+        terms=(Classify(), Distil(on="task")),
+        external=0,
+        task=1,
+        batch_size=32,
+        batch_unit="sequences",
+        optimizer=OptimizerConfig(kind="muon", learning_rate=1e-3, muon_learning_rate=2e-3),
+        schedule=ScheduleConfig(kind="linear", warmup_fraction=0.1),
+        keep="best",
+    )
+
+
+def with_terms(phase: PhaseConfig, keep: Callable[[Term], bool]) -> PhaseConfig:
+    """The phase with those of its terms that `keep` accepts."""
+    return phase.model_copy(update={"terms": tuple(term for term in phase.terms if keep(term))})
+
+
+def without_teacher(phase: PhaseConfig) -> PhaseConfig:
+    """The phase without the linear teacher."""
+    return with_terms(phase, lambda term: term not in linear_teachers(phase))
+
+
+def smoothed(phase: PhaseConfig, label_smoothing: float) -> PhaseConfig:
+    """The phase with this label smoothing."""
+    terms = (term.model_copy(update={"label_smoothing": label_smoothing}) if isinstance(term, Classify) else term for term in phase.terms)
+    return phase.model_copy(update={"terms": tuple(terms)})
+
+
+def on_task_text(phase: PhaseConfig) -> PhaseConfig:
+    """The phase on the task's text alone. Terms on external text move to task text unless there is one of their kind already."""
+    if not phase.external:
+        return phase
+    own = [term for term in phase.terms if term.on == "task"]
+    kinds = {term.kind for term in own}
+    moved = [term.model_copy(update={"on": "task"}) for term in phase.terms if term.on == "external" and term.kind not in kinds]
+    return phase.model_copy(update={"external": 0, "task": max(1, phase.task), "terms": (*own, *moved)})
+
+
+def is_few(size: LabelledSize) -> bool:
+    """Return True if there are fewer than `FEW_TEXTS_PER_LABEL` training texts per label, on average."""
+    return size.texts < FEW_TEXTS_PER_LABEL * size.labels
+
+
+def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseConfig:
+    """The phase with terms that suit the labelled texts; a phase without a linear teacher is returned unchanged.
+
+    The linear teacher needs texts of one label each. A phase on labels alone learns from its probabilities for held-out training texts;
+    with few texts per label these are poor, and label smoothing takes their place.
+    """
+    if not linear_teachers(phase):
+        return phase
+    if kind != "classification":
+        return without_teacher(phase)
+    if is_few(size) and not phase.text_terms:
+        return smoothed(without_teacher(phase), FEW_SMOOTHING)
+    return phase
+
+
+def vectors_phase() -> PhaseConfig:
+    """Train the vectors of a soft prompt on labels only, at a rate far above that of weights (Lester et al. 2021: 0.3)."""
+    tuned = {"name": "tune", "terms": (Classify(),), "trains": "vectors", "dropout": 0.0, "max_passes": None}
+    optimizer = OptimizerConfig(kind="adamw", learning_rate=1e-2, weight_decay=0.0)
+    return finetune_phase().model_copy(update={**tuned, "optimizer": optimizer})
+
+
+def distil_phase(*, teacher: str, start: str) -> PhaseConfig:
+    """Language, labels and the soft labels of external text by the model of phase `teacher`, from the weights of phase `start`."""
+    terms = (*without_teacher(joint_phase()).terms, Distil(on="external", teacher=teacher))
+    return joint_phase().model_copy(update={"name": "distil", "terms": terms, "start_from": start, "keep": "best"})
+
+
+def text_phase(name: str, *, external: int, task: int, terms: tuple[Mlm, ...], max_passes: float | None = None) -> PhaseConfig:
+    """Masked language modeling alone, with the masks, batches and rates of `joint_phase`: no labels, no teacher."""
+    text = {"name": name, "terms": terms, "external": external, "task": task, "max_passes": max_passes}
+    return joint_phase().model_copy(update=text)
+
+
+def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
+    """The phase on pretrained weights: AdamW at the rates of the literature, BERT's masks and dropout, no teacher, no label smoothing.
+
+    MLM continues at 1e-4, fine-tuning has 2e-5 in batches of 16, both warm up over 6 % of the steps (Gururangan et al. 2020). Encoders
+    narrower than 768 are tuned at 1e-4, since small ones need higher rates (docs/log.md).
+    """
+    if phase.trains == "vectors":
+        return phase
+    common: dict[str, Any] = {"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.06), "dropout": 0.1, "attention_dropout": 0.1}
+    phase = smoothed(without_teacher(phase), 0.0)
+    if phase.text_terms and not phase.terms_of(ImportantTokens):
+        masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
+        return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
+    rate = 2e-5 if encoder.hidden >= 768 else 1e-4
+    tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "max_passes": TUNING_PASSES}
+    return phase.model_copy(update={**common, **tuned, "batch_size": 16})
+
+
+def encoder_for_budget(seconds: float) -> EncoderConfig:
+    """tiny up to 5 minutes, mini up to an hour, small beyond.
+
+    At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
+    of two cores and ten of one, they are even (docs/log.md).
+    """
+    return TINY if seconds <= 300 else MINI if seconds <= 3600 else SMALL
+
+
+def encoder_for(budget: str | None) -> EncoderConfig:
+    """The encoder for a budget as a user writes it; None = for the default one."""
+    return encoder_for_budget(parse_budget(budget or DEFAULT_BUDGET).nominal_seconds)
+
+
+def with_preset(config: RunConfig, name: str) -> RunConfig:
+    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. `embedding_init = "random"` stays as it is.
+
+    Raises:
+        UsageError: if there is no such preset, or the run starts from weights that have a size.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
+    if config.init is not None:
+        raise UsageError(f"--preset {name} and --init exclude each other: the weights in {config.init} have a size; drop one")
+    encoder = PRESETS[name]
+    if config.encoder.embedding_init == "random":
+        encoder = encoder.model_copy(update={"embedding_init": "random"})
+    head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
+    return config.model_copy(update={"encoder": encoder, "head": head})
+
 
 Start: TypeAlias = Literal["scratch", "checkpoint", "either"]
 OF_THE_RECIPE: Final = "default"
