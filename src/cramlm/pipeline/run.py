@@ -33,7 +33,6 @@ from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text, train
-from cramlm.pipeline.stages.ranks import dismiss, follow
 from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_model
 from cramlm.planning.plan import available_cores, schedule
 from cramlm.planning.plan import plan as plan_stage
@@ -84,7 +83,7 @@ def run(
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
         with _restored_threads():
-            result = follow(ranks, stop=stop)
+            result = train.follow(ranks, stop=stop)
         return Run(Path(result["folder"]), load_config(result["config"]), result["scores"])
     ranks.lead()
     log = EventLog()
@@ -107,7 +106,7 @@ def run(
             refresh_report(folder, emit=emit)
     trim()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
-    dismiss(ranks, {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores})
+    train.dismiss(ranks, {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores})
     return Run(folder, config, scores)
 
 

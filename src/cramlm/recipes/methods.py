@@ -1,4 +1,4 @@
-"""The methods, as data: from scratch unless said otherwise. From a checkpoint their phases have the settings of phases.from_checkpoint."""
+"""The methods, as data: from scratch unless said otherwise. From a checkpoint their phases have the settings of `from_checkpoint`."""
 
 from __future__ import annotations
 

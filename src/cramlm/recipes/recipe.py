@@ -302,7 +302,7 @@ class Recipe(ABC):
 
 @dataclass(frozen=True)
 class EncoderRecipe(Recipe):
-    """Trains an encoder in phases; from a checkpoint at the rates of phases.from_checkpoint.
+    """Trains an encoder in phases; from a checkpoint at the rates of `from_checkpoint`.
 
     phases_on_checkpoint: None = the same phases. embedding_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
     """

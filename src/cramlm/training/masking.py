@@ -8,7 +8,7 @@ dynamic masking).
     span              runs of words of geometric length (at most 10 words), in random order until n tokens are hidden; the last is cut
     whole-word        words in random order, those whose middle lies before the n-th token: n on average, and no word hidden in part
     phrase            the same with collocations as words
-    scored            the tokens with the highest scores above 0 (importance.py), at most n
+    scored            the tokens with the highest scores above 0 (terms/important_tokens.py), at most n
     scored-control    as many as that, at random
 
 Runs, words and phrases are units of tokens; one vectorised choice among units serves all kinds.

@@ -1,16 +1,23 @@
-"""Train the phases: token pools, token importance, the weights to start from, and the evaluation on dev during training."""
+"""Train the phases: token pools, token importance, the weights to start from, and the evaluation on dev during training.
+
+Several ranks train together: rank 0 runs the stages; the others wait in `follow` and join each phase. Rank 0 sends settings as JSON and
+token pools as tensors, so that only rank 0 needs files, and machines need not share a disk.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import torch
+from pydantic import TypeAdapter
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.run import RunConfig
@@ -22,13 +29,12 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
-from cramlm.model.huggingface.weights import load_pretrained_weights
+from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.ranks import PhaseJob, training_together
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, external_length, piece_length, pieces_file, teach_by_encoder
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
@@ -36,13 +42,11 @@ from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
+from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, with_word_begins
 from cramlm.training.terms.important_tokens import IMPORTANT, UNLABELLED, label_words, score_tokens
-
-if TYPE_CHECKING:
-    from cramlm.model.huggingface.weights import LoadedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,3 +445,73 @@ def describe_pretrained(pretrained: Pretrained | None) -> dict[str, Any] | None:
     if pretrained is None:
         return None
     return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseJob:
+    """A phase to train. number: index of the phase. work: folder of rank 0's checkpoints."""
+
+    phase: PhaseConfig
+    number: int
+    model: ModelSpec
+    special: SpecialIds
+    seed: int
+    precision: Precision
+    threads: int
+    metric: str
+    work: Path
+
+
+_JOB = TypeAdapter(PhaseJob)
+
+
+@contextmanager
+def training_together(ranks: Ranks, job: PhaseJob, external: TokenPool | None, task: TokenPool | None) -> Iterator[None]:
+    """On rank 0, around `train_phase`: start the same phase on the other ranks."""
+    ranks.on_leader(lambda: _JOB.dump_python(job, mode="json"))
+    for pool in (external, task):
+        arrays = {} if pool is None else {name: getattr(pool, name) for name in TokenPool.__dataclass_fields__}
+        writable = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items() if array is not None}
+        ranks.broadcast({name: torch.from_numpy(array) for name, array in writable.items()})
+    yield
+    ranks.lead()
+
+
+def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
+    """On rank 0, at the end: make `follow` return `result` on the other ranks."""
+    ranks.on_leader(lambda: {"result": dict(result)})
+
+
+def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
+    """Join the phases that rank 0 trains until `dismiss`, and return its result; reads and writes no file.
+
+    Raises:
+        RankLost: if rank 0 is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
+    """
+    while "result" not in (message := ranks.on_leader(_only_on_leader)):
+        job = _JOB.validate_python(message)
+        external, task = (_pool(ranks), _pool(ranks))
+        torch.set_num_threads(job.threads)
+        train_phase(
+            build_model(job.model, seed=job.seed),
+            TrainingJob(
+                Batches(job.phase, external, task, seed=job.seed, phase_index=job.number, special=job.special),
+                job.work,
+                fingerprint={},
+                precision=job.precision,
+                dev=DevEvaluation(_only_on_leader, job.metric),
+                stop=stop,
+                ranks=ranks,
+            ),
+        )
+    result: dict[str, Any] = message["result"]
+    return result
+
+
+def _pool(ranks: Ranks) -> TokenPool | None:
+    arrays = {name: tensor.numpy() for name, tensor in ranks.broadcast({}).items()}
+    return TokenPool(**arrays) if arrays else None
+
+
+def _only_on_leader(model: Model | None = None, step: int = 0) -> dict[str, Any]:
+    raise AssertionError("only rank 0 does this")
