@@ -51,7 +51,7 @@ Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 class Budget:
     """The budget of a run; exactly one field is set.
 
-    seconds: wall-clock time of the whole run. flops: operations of the matrix products of training, as `training.flops.executed_flops`
+    seconds: wall-clock time of the whole run. flops: operations of the matrix products of training, as `training.objective.executed_flops`
     counts them; the time is not limited.
     """
 
