@@ -11,6 +11,7 @@ import model_fixtures
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.kernels.torch import Dropout
@@ -195,6 +196,17 @@ def test_a_folder_that_transformers_saved_again_loads(model: Model, tokenizer: T
     transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     loaded = hf.load_classifier(tmp_path / "theirs")
+    texts = model_fixtures.sentences(10, seed=13)
+    np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
+
+
+def test_the_layer_norm_names_of_transformers_5_0_load(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=64)
+    tensors = load_file(tmp_path / hf.WEIGHTS_FILE)
+    for name in list(tensors):
+        tensors[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+    save_file(tensors, tmp_path / hf.WEIGHTS_FILE)
+    loaded = hf.load_classifier(tmp_path)
     texts = model_fixtures.sentences(10, seed=13)
     np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
 

@@ -41,7 +41,7 @@ from cramlm.model.huggingface.config import (
     read_json,
     refuse_pickles,
 )
-from cramlm.model.huggingface.weights import tensor_names
+from cramlm.model.huggingface.weights import current_name, tensor_names
 from cramlm.model.model import Model, ModelSpec, empty_model, initialise_all
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
@@ -259,19 +259,19 @@ def _fill(model: Model, path: Path, task: Task) -> None:
 def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
     """Copy the tensors of the file into `targets`; the names must be exactly these."""
     with open_weights(path) as weights:
-        present = set(weights.keys())
-        if missing := sorted(targets.keys() - present):
+        present = {current_name(key): key for key in weights.keys()}  # noqa: SIM118 (safe_open is not iterable)
+        if missing := sorted(targets.keys() - present.keys()):
             raise ArtifactError(f"{path}: tensor {missing[0]!r} is missing{more(missing)}; export the model again")
-        if extra := sorted(present - targets.keys()):
+        if extra := sorted(present.keys() - targets.keys()):
             raise ArtifactError(f"{path}: tensor {extra[0]!r} has no place in this model{more(extra)}; export the model again")
         for name, target in targets.items():
-            piece = weights.get_slice(name)
+            piece = weights.get_slice(present[name])
             shape, dtype = tuple(piece.get_shape()), piece.get_dtype()
             if shape != tuple(target.shape):
                 raise ArtifactError(f"{path}: tensor {name!r} has shape {shape}, expected {tuple(target.shape)}; export the model again")
             if dtype != "F32":
                 raise ArtifactError(f"{path}: tensor {name!r} has dtype {dtype}, expected F32; export the model again")
-            tensor = weights.get_tensor(name)
+            tensor = weights.get_tensor(present[name])
             if not torch.isfinite(tensor).all():
                 raise ArtifactError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or its training failed")
             target.copy_(tensor)

@@ -158,12 +158,17 @@ def load_pretrained_weights(model: Model, pretrained: Pretrained) -> LoadedWeigh
     return LoadedWeights(len(used), bool(head), tuple(unused))
 
 
+def current_name(key: str) -> str:
+    """Return a tensor's name with LayerNorm's weight and bias. Old BERT checkpoints, and transformers 5.0 to 5.5, write gamma and beta."""
+    return re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: f"LayerNorm.{'weight' if match[1] == 'gamma' else 'bias'}", key)
+
+
 def _by_full_name(keys: Sequence[str], prefix: str) -> dict[str, str]:
     """The name of each tensor in a native class with a head -> its name in the file."""
     alone = not any(key.startswith(prefix) for key in keys)
     stored = {}
     for key in keys:
-        name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: f"LayerNorm.{'weight' if match[1] == 'gamma' else 'bias'}", key)
+        name = current_name(key)
         stored[prefix + name if alone and not _belongs_to_head(name) else name] = key
     for bias, copy in _TIED_BIASES.items():
         if bias not in stored and copy in stored:
