@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from cramlm.config.run import PhaseConfig
 from cramlm.errors import DivergedError, Stopped
+from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
 from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
@@ -247,7 +248,8 @@ class _PhaseRun:
             progress.best_step, progress.best_score = progress.step, score
             if self.phase.keep == "best":
                 self.best = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
-        message = f"step {progress.step}: dev {metric} {score:.4f}" + (", the best so far" if is_best else "")
+        shown = f"{METRIC_NAMES[metric]} {format_metric(metric, score)}"
+        message = f"step {progress.step}: dev {shown}" + (", the best so far" if is_best else "")
         data = {"step": progress.step, "best": is_best, "scores": dict(scores)}
         self.job.emit(Event("evaluation", self.job.stage, message, data=data))
 
@@ -279,8 +281,10 @@ class _PhaseRun:
         if self.best:
             restore_weights(self.weights, self.best, origin=self.job.stage)
         progress, stage = self.progress, self.job.stage
-        best = "" if progress.best_score is None else f", best dev score {progress.best_score:.4f} at step {progress.best_step}"
-        message = f"{progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}"
+        message = f"{progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s"
+        if progress.best_score is not None and self.job.dev is not None:
+            metric = self.job.dev.metric
+            message += f", best dev {METRIC_NAMES[metric]} {format_metric(metric, progress.best_score)} at step {progress.best_step}"
         self.job.emit(Event("done", stage, message, done=progress.step, total=self.steps, unit="steps"))
         return PhaseResult(
             name=self.phase.name,
@@ -290,7 +294,7 @@ class _PhaseRun:
             seconds=progress.seconds,
             best_step=progress.best_step,
             best_score=progress.best_score,
-            paper_flops=paper_flops(count_parameters(self.model).total, padded_tokens=progress.padded_tokens),
+            paper_flops=paper_flops(count_parameters(self.model), padded_tokens=progress.padded_tokens),
             executed_flops=progress.executed_flops,
         )
 
