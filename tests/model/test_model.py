@@ -46,8 +46,8 @@ def test_shapes_of_the_models_outputs(shape: str, tokenizer: Tokenizer) -> None:
     model = built(shape)
     batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(9), max_length=30, cut="truncate"), per_row=2)
     hidden = model.hidden(batch)
-    assert hidden.shape == (batch.rows * batch.length, model.encoder_config.hidden)
-    assert model.task_logits(hidden, batch).shape == (batch.sequences, 3)
+    assert hidden.shape == (batch.token_ids.numel(), model.encoder_config.hidden)
+    assert model.task_logits(hidden, batch).shape == (len(batch.first), 3)
     assert model.mlm_logits(hidden, torch.tensor([1, 2])).shape == (2, 400)
     assert model.mlm_logits(hidden, torch.zeros(0, dtype=torch.int64)).shape == (0, 400)
 

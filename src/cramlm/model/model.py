@@ -75,18 +75,6 @@ class PackedBatch:
                 values[name] = torch.from_numpy(value).to(device)
         return cls(**values)
 
-    @property
-    def rows(self) -> int:
-        return self.token_ids.shape[0]
-
-    @property
-    def length(self) -> int:
-        return self.token_ids.shape[1]
-
-    @property
-    def sequences(self) -> int:
-        return len(self.first)
-
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroups:
@@ -174,10 +162,10 @@ class Model(nn.Module):
         slots = is_slot.nonzero().squeeze(1)
         states = self.mlm_head.transformed(hidden.index_select(0, slots))
         scores: Tensor = head(states, self.encoder.word_embeddings, self.mlm_head.decoder_bias)
-        if len(scores) == batch.sequences:
+        if len(scores) == len(batch.first):
             return scores
         owner = batch.sequence.flatten()[slots[:: head.prompt.slots]]
-        return scores.new_zeros(batch.sequences, self.labels).index_copy(0, owner, scores)
+        return scores.new_zeros(len(batch.first), self.labels).index_copy(0, owner, scores)
 
     @property
     def prompt(self) -> Prompt | None:

@@ -167,13 +167,18 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> M
     """
     cores = config.threads or available_cores()
     choice = (cores,) if config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 else (1, cores)
-    with_head = next((phase for phase in config.phases if phase.text_terms), config.phases[0])
-    without_head = next((phase for phase in config.phases if not phase.text_terms), config.phases[-1])
+    with_head, without_head = _phase_of_each_kind(config.phases)
     seconds = min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.nominal_seconds) if limit != Budget() else 0.3
     joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
     finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
     model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))
-    return Machine(joint, finetune, count_parameters(model).total)
+    return Machine(joint, finetune, count_parameters(model))
+
+
+def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, PhaseConfig]:
+    """The first phase with the vocabulary head and the first without; if there is only one kind, its first phase for both."""
+    with_head = next((phase for phase in phases if phase.text_terms), phases[0])
+    return with_head, next((phase for phase in phases if not phase.text_terms), with_head)
 
 
 def available_cores() -> int:
@@ -257,12 +262,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         external = int(text.selection.table.text_characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
-        trial = _Remeasurement(run.config, plan, rows, text.tokenizer.vocab_size, lengths)
-        speed, units = plan.speed, plan.speed
-        if plan.operations:
-            units = trial.speed_per_flop()
-        elif run.config.tokens_per_second is None and run.clock.budget.seconds is not None:
-            speed = units = trial.speed(min(2.0, REMEASUREMENT_SHARE * run.clock.budget.seconds))
+        speed, units = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
         seconds_per_unit = units.joint / speed.joint if plan.operations else 1.0
         finishing = finishing_seconds(sizes, speed)
         amount = run.clock.budget.flops if run.clock.left is None else run.clock.left - finishing
@@ -336,39 +336,29 @@ def _read(artifact: Artifact) -> Schedule:
     return Schedule(artifact, phases, sizes, data["amount"], speed, data["seconds_per_unit"], data["finishing"], data["rows"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Remeasurement:
-    """Measures updates on sequences of the task's lengths, with its vocabulary and the threads of the plan."""
+def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int, lengths: IntArray) -> tuple[budget.Speed, budget.Speed]:
+    """The speed in tokens per second and per unit of the budget, from updates on sequences of the task's lengths.
 
-    config: RunConfig
-    plan: RunPlan
-    rows: int
-    vocab_size: int
-    lengths: IntArray
+    The first is that of the plan unless the budget is a time.
+    """
+    config, seconds = run.config, run.clock.budget.seconds
 
-    def speed(self, seconds: float) -> budget.Speed:
-        """Tokens per second."""
+    def rates(rate: Callable[[TrainingSetup], float]) -> budget.Speed:
+        phases = _phase_of_each_kind(config.phases)
+        fixed = {phase.name: phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases}
+        setups = {
+            name: TrainingSetup(config.encoder, config.head, phase, vocab_size, plan.precision, lengths) for name, phase in fixed.items()
+        }
+        measured = {name: rate(setup) for name, setup in setups.items()}
+        return budget.Speed(*(measured[phase.name] for phase in phases))
 
-        def rate(phase: PhaseConfig) -> float:
-            return measure(self._setup(phase), threads=(self.plan.threads,), seconds=seconds).tokens_per_second
-
-        return self._both(rate)
-
-    def speed_per_flop(self) -> budget.Speed:
-        """Tokens per operation."""
-        return self._both(lambda phase: 1 / count_step(self._setup(phase))[0])
-
-    def _setup(self, phase: PhaseConfig) -> TrainingSetup:
-        fixed = phase if phase.max_length else phase.model_copy(update={"max_length": self.rows})
-        return TrainingSetup(self.config.encoder, self.config.head, fixed, self.vocab_size, self.plan.precision, self.lengths)
-
-    def _both(self, rate: Callable[[PhaseConfig], float]) -> budget.Speed:
-        """With and without the vocabulary head; if there is only one kind of phase, its rate for both."""
-        phases = self.config.phases
-        joint = next((phase for phase in phases if phase.text_terms), None)
-        finetune = next((phase for phase in phases if not phase.text_terms), None)
-        rates = [None if phase is None else rate(phase) for phase in (joint, finetune)]
-        return budget.Speed(rates[0] or rates[1] or 0.0, rates[1] or rates[0] or 0.0)
+    if plan.operations:
+        return plan.speed, rates(lambda setup: 1 / count_step(setup)[0])
+    if config.tokens_per_second is not None or seconds is None:
+        return plan.speed, plan.speed
+    window = min(2.0, REMEASUREMENT_SHARE * seconds)
+    speed = rates(lambda setup: measure(setup, threads=(plan.threads,), seconds=window).tokens_per_second)
+    return speed, speed
 
 
 def _lengths(tokenizer: Tokenizer, examples: Sequence[Example], prompt: Prompt | None) -> IntArray:

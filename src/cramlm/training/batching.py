@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from typing import Any
 
 import numpy as np
@@ -138,25 +137,13 @@ class Batches:
         return {origin: range(turn * count, (turn + 1) * count)}  # type: ignore[dict-item]
 
     @property
-    def sequences_per_step(self) -> float:
-        """Sequences in a step; for interleaved phases the mean over a cycle."""
-        return self._mean_over_cycle({origin: float(count) for origin, count in self._per_step.items()})
-
-    @property
     def tokens_per_step(self) -> float:
         """Real tokens in a step, expected from mean lengths; for interleaved phases the mean over a cycle."""
-        return self._mean_over_cycle({origin: count * self._tokens_read(origin) for origin, count in self._per_step.items()})
-
-    def steps_for_passes(self, passes: float) -> int:
-        """The fewest steps that pass `passes` times over the task pool (the external one, if no task text is sampled)."""
-        origin: Origin = "task" if self.phase.task else "external"
-        batches = math.ceil(passes * len(self._streams[origin].pool) / self._per_step[origin])
-        if self.phase.mixing == "blended" or batches == 0:
-            return batches
-        share = self.phase.task if origin == "task" else self.phase.external
-        cycles, within = divmod(batches - 1, share)
-        before = self.phase.external if origin == "task" else 0
-        return cycles * (self.phase.external + self.phase.task) + before + within + 1
+        tokens = {origin: count * self._tokens_read(origin) for origin, count in self._per_step.items()}
+        if self.phase.mixing == "blended":
+            return sum(tokens.values())
+        shares = {"external": self.phase.external, "task": self.phase.task}
+        return sum(shares[origin] * count for origin, count in tokens.items()) / sum(shares.values())
 
     def _tokens_read(self, origin: Origin) -> float:
         """Mean tokens of a sequence in a batch, as its text term arranges it."""
@@ -176,12 +163,6 @@ class Batches:
             return {origin: max(1, round(size * each)) for origin, each in density.items()}
         task = min(max(1, round(size * density["task"] / sum(density.values()))), max(1, phase.batch_size - 1))
         return {"external": max(1, phase.batch_size - task), "task": task}
-
-    def _mean_over_cycle(self, per_step: dict[Origin, float]) -> float:
-        if self.phase.mixing == "blended":
-            return sum(per_step.values())
-        shares = {"external": self.phase.external, "task": self.phase.task}
-        return sum(shares[origin] * value for origin, value in per_step.items()) / sum(shares.values())
 
 
 def derived_key(seed: int, *, phase_index: int, purpose: str, index: int) -> int:

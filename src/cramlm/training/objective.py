@@ -195,26 +195,9 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 BACKWARD_AND_FORWARD = 3  # backward is two products for every one of forward
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
-    """embedding: the token embedding, shared with the vocabulary head. encoder: the matrices of the layers. other: all the rest."""
-
-    total: int
-    embedding: int
-    encoder: int
-
-    @property
-    def other(self) -> int:
-        return self.total - self.embedding - self.encoder
-
-
-def count_parameters(model: Model) -> ParameterCount:
-    """Every parameter once, tied ones too."""
-    return ParameterCount(
-        total=sum(parameter.numel() for parameter in model.parameters()),
-        embedding=model.vocab_size * model.encoder_config.embedding_width,
-        encoder=sum(matrix.numel() for name, matrix in model.parameter_groups().matrix.items() if name.startswith("encoder.")),
-    )
+def count_parameters(model: Model) -> int:
+    """Number of parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def paper_flops(parameters: int, *, padded_tokens: int) -> float:

@@ -144,7 +144,7 @@ class _Training:
             report_loaded_weights(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
         return self.model
 
-    def pools(self, phase: PhaseConfig) -> tuple[TokenPool | None, TokenPool | None]:
+    def pools(self, phase: PhaseConfig) -> Pools:
         """External and task sequences of a phase."""
         vectors = ["[V]"] * self.run.config.head.vectors
         vocabulary = [*self.text.tokenizer.vocabulary, *vectors] if phase.needs_words else ()
@@ -253,19 +253,9 @@ class _Training:
             return _evaluate_on_dev(run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=file)
 
         with training_together(run.ranks, job, *pools):
-            result = train_phase(
-                self.model,
-                TrainingJob(
-                    Batches(phase, *pools, seed=config.seed, phase_index=number, special=self.special),
-                    work,
-                    fingerprint=key,
-                    precision=plan.precision,
-                    dev=DevEvaluation(evaluate, config.metric, initial=initial),
-                    emit=run.emit,
-                    stop=run.stop,
-                    ranks=run.ranks,
-                ),
-            )
+            dev = DevEvaluation(evaluate, config.metric, initial=initial)
+            training = job.training(pools, dev, fingerprint=key, stop=run.stop, ranks=run.ranks)
+            result = train_phase(self.model, replace(training, emit=run.emit))
         save_weights(self.model, target)
         if phase.learns_labels:
             evaluated = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
@@ -461,6 +451,11 @@ class PhaseJob:
     metric: str
     work: Path
 
+    def training(self, pools: Pools, dev: DevEvaluation, *, fingerprint: Mapping[str, Any], stop: Stop, ranks: Ranks) -> TrainingJob:
+        """The job of one rank."""
+        batches = Batches(self.phase, *pools, seed=self.seed, phase_index=self.number, special=self.special)
+        return TrainingJob(batches, self.work, fingerprint, self.precision, dev, stop=stop, ranks=ranks)
+
 
 _JOB = TypeAdapter(PhaseJob)
 
@@ -492,18 +487,8 @@ def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
         job = _JOB.validate_python(message)
         external, task = (_pool(ranks), _pool(ranks))
         torch.set_num_threads(job.threads)
-        train_phase(
-            build_model(job.model, seed=job.seed),
-            TrainingJob(
-                Batches(job.phase, external, task, seed=job.seed, phase_index=job.number, special=job.special),
-                job.work,
-                fingerprint={},
-                precision=job.precision,
-                dev=DevEvaluation(_only_on_leader, job.metric),
-                stop=stop,
-                ranks=ranks,
-            ),
-        )
+        dev = DevEvaluation(_only_on_leader, job.metric)
+        train_phase(build_model(job.model, seed=job.seed), job.training((external, task), dev, fingerprint={}, stop=stop, ranks=ranks))
     result: dict[str, Any] = message["result"]
     return result
 
