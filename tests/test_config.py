@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cramlm.config.base import NOMINAL_FLOPS, Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER, Bm25Config, UnionConfig, unbounded
-from cramlm.config.run import RunConfig, apply_overrides, load_config, parse_duration, read_toml, to_toml
+from cramlm.config.run import RunConfig, apply_overrides, load_config, read_toml, to_toml
 from cramlm.errors import UsageError
 
 # Any text that a file can hold; TOML refuses lone surrogates, as UTF-8 does.
@@ -20,6 +20,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 shares = st.floats(0.001, 0.999)
 
 
+UNION = {"kind": "union", "retrievers": [{"kind": "bm25", "top_k": 7}, {"kind": "random", "max_tokens": "1M"}], "shares": [3, 1]}
 CLASSIFY = [{"kind": "classify"}]
 PHASE = {"name": "a", "terms": CLASSIFY}
 
@@ -58,8 +59,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
     }
     if raw_text:
         data["corpus"] = {"files": draw(st.lists(texts, min_size=1, max_size=3))}
-        kinds = [{"kind": "bm25", "k1": draw(st.floats(0, 3)), "max_documents": draw(st.none() | st.integers(1))}, {"kind": "random"}]
-        data["retriever"] = draw(st.sampled_from(kinds))
+        bm25 = {"kind": "bm25", "k1": draw(st.floats(0, 3)), "max_documents": draw(st.none() | st.integers(1))}
+        data["retriever"] = draw(st.sampled_from([bm25, {"kind": "random"}, {"kind": "dsir"}, UNION]))
     if draw(st.booleans()):
         data |= {"encoder": {"shape": "bert"}, "head": {"pooling": "cls"}}
     return load_config(data)
@@ -202,17 +203,6 @@ def test_a_config_is_immutable() -> None:
         load_config(minimal()).seed = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("45", 45), (" 1m ", 60)])
-def test_a_duration_is_parsed_into_seconds(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0", "0m", "-5m", "5 m", "5d", "soon", "1e3s", "nan"])
-def test_a_duration_that_is_not_positive_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="not a positive time"):
-        parse_duration(text)
-
-
 def test_a_missing_or_invalid_toml_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
         read_toml(tmp_path / "absent.toml")
@@ -230,9 +220,6 @@ def test_a_term_with_weight_0_is_dropped() -> None:
     assert [term.kind for term in phase.terms] == ["classify"]
 
 
-UNION = {"kind": "union", "retrievers": [{"kind": "bm25", "top_k": 7}, {"kind": "random", "max_tokens": "1M"}], "shares": [3, 1]}
-
-
 def run_data(retriever: dict[str, Any]) -> dict[str, Any]:
     return {
         "task": {"train": "train.jsonl"},
@@ -240,12 +227,6 @@ def run_data(retriever: dict[str, Any]) -> dict[str, Any]:
         "retriever": retriever,
         "phases": [{"name": "finetune", "steps": 10, "terms": [{"kind": "classify", "on": "task"}]}],
     }
-
-
-@pytest.mark.parametrize("retriever", [{"kind": "bm25", "per_query": 3}, {"kind": "random", "max_documents": 9}, {"kind": "dsir"}, UNION])
-def test_every_retriever_written_as_toml_reads_back_equal(retriever: dict[str, Any]) -> None:
-    config = load_config(run_data(retriever))
-    assert load_config(tomllib.loads(to_toml(config))) == config
 
 
 @pytest.mark.parametrize(("text", "count"), [("50M", 50_000_000), ("1.5k", 1500), ("2_000", 2000), ("7", 7), (7, 7), ("1G", 10**9)])
@@ -308,8 +289,11 @@ def test_retrievers_that_rank_the_whole_corpus_are_unbounded_without_a_limit() -
 @pytest.mark.parametrize(
     ("text", "budget"),
     [
+        ("90s", Budget(seconds=90)),
         ("20m", Budget(seconds=1200)),
-        ("90", Budget(seconds=90)),
+        ("1.5h", Budget(seconds=5400)),
+        ("45", Budget(seconds=45)),
+        (" 1m ", Budget(seconds=60)),
         ("3e15flops", Budget(flops=3e15)),
         ("2.5E12 FLOPs", Budget(flops=2.5e12)),
         ("1000000flop", Budget(flops=1e6)),
@@ -319,7 +303,10 @@ def test_a_budget_is_a_duration_or_a_number_of_operations(text: str, budget: Bud
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0flops", "-3e15flops", "3e15", "flops", "0m", "1e999flops", "nanflops"])
+NOT_BUDGETS = ("", "soon", "0", "0m", "-5m", "5 m", "5d", "1e3s", "nan", "0flops", "-3e15flops", "3e15", "flops", "1e999flops", "nanflops")
+
+
+@pytest.mark.parametrize("text", NOT_BUDGETS)
 def test_any_other_budget_is_a_usage_error_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="3e15flops"):
         parse_budget(text)

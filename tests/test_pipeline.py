@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 
 from cramlm import recipes
 from cramlm.config.run import RunConfig, load_config, to_toml
-from cramlm.data.task import load_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
@@ -68,24 +67,10 @@ class StopIn:
 
 
 def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = finished
-    stages = (
-        "task",
-        "baseline",
-        "plan",
-        "selection",
-        "tokenizer",
-        "tokens",
-        "embedding",
-        "static",
-        "schedule",
-        "teacher",
-        "phase-1-joint",
-        "phase-2-finetune",
-        "logit-adjustment",
-        "evaluation",
-        "export",
-    )
+    folder, config = finished
+    assert (folder / "run/run.toml").read_text("utf-8") == to_toml(load_config(config))
+    built = "task baseline plan selection tokenizer tokens embedding static schedule teacher phase-1-joint phase-2-finetune"
+    stages = [*built.split(), "logit-adjustment", "evaluation", "export"]
     assert all((folder / "run" / stage / "manifest.json").is_file() for stage in stages)
     stored = [manifest.parts[-3] for manifest in (folder / "store").glob("*/*/manifest.json")]
     assert {"parts", "corpora", "indexes"} <= set(stored)
@@ -97,13 +82,23 @@ def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished:
     assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm", "combined"}
     assert scores["verdict"] == scores["comparison"]["text"]
     predictor = Predictor.load(folder / "run/export")
-    assert [answer.label for answer in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == ["sea", "hill"]
+    assert [prediction.label for prediction in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == [
+        "sea",
+        "hill",
+    ]
 
 
-def test_a_second_equal_call_builds_nothing(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
+def test_a_second_equal_call_builds_nothing_and_restores_pytorchs_number_of_threads(
+    copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
+) -> None:
     folder, config = copied
-    before = hash_file(folder / "run" / WEIGHTS)
-    events = events_of(config, folder / "run", finished[0] / "store")
+    before, threads = hash_file(folder / "run" / WEIGHTS), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        events = events_of(config, folder / "run", finished[0] / "store")  # of a run on one thread
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
     assert len([event for event in events if event.kind == "up_to_date"]) == 17
     assert hash_file(folder / "run" / WEIGHTS) == before
@@ -133,40 +128,26 @@ def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(
     events = events_of(changed, folder / "run", finished[0] / "store")
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
     assert "steps 16 -> 12" in stale["phase-2-finetune"]
-    fresh = {event.stage for event in events if event.kind == "up_to_date"}
-    assert {"selection", "tokenizer", "phase-1-joint"} <= fresh
-    assert not fresh & {"phase-2-finetune", "evaluation", "export"}
+    kept = {event.stage for event in events if event.kind == "up_to_date"}
+    assert {"selection", "tokenizer", "phase-1-joint"} <= kept
+    assert not kept & {"phase-2-finetune", "evaluation", "export"}
 
 
-def test_equal_seeds_give_equal_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])
+def test_an_interrupted_run_ends_with_the_same_bits_and_dev_predictions(
+    stage: str, steps: int, evaluations: int, finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     folder, config = finished
-    events_of(config, tmp_path / "again", folder / "store")
-    assert hash_file(tmp_path / "again" / WEIGHTS) == hash_file(folder / "run" / WEIGHTS)
-    events_of({**config, "seed": 4}, tmp_path / "other", folder / "store")
-    assert hash_file(tmp_path / "other" / WEIGHTS) != hash_file(folder / "run" / WEIGHTS)
-
-
-def test_an_interrupted_run_ends_with_the_same_bits(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder, config = finished
-    asked = StopIn("phase-1-joint", after=14)
+    signal = StopIn(stage, after=steps)
     with pytest.raises(Stopped) as stopped:
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
+        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=signal.see, process=Process(signal.stop))
     assert stopped.value.exit_code == 75
     assert not (tmp_path / "run/export").exists()
+    assert len(list((tmp_path / f"run/.work/{stage}").rglob("dev-predictions/*/*.npy"))) == evaluations
     events_of(config, tmp_path / "run", folder / "store")
-    assert hash_file(tmp_path / "run" / WEIGHTS) == hash_file(folder / "run" / WEIGHTS)
-
-
-def test_a_resumed_phase_keeps_its_earlier_dev_predictions(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder, config = finished
-    asked = StopIn("phase-2-finetune", after=10)  # evaluations after steps 4 and 8
-    with pytest.raises(Stopped):
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
-    assert len(list((tmp_path / "run/.work").rglob("dev-predictions/*/*.npy"))) == 2
-    events_of(config, tmp_path / "run", folder / "store")
-    assert not (tmp_path / "run/.work/phase-2-finetune").exists()
-    name = "phase-2-finetune/dev-predictions.npy"
-    assert np.array_equal(np.load(tmp_path / "run" / name), np.load(folder / "run" / name))
+    assert not (tmp_path / "run/.work" / stage).exists()
+    for name in (WEIGHTS, "phase-2-finetune/dev-predictions.npy"):
+        assert hash_file(tmp_path / "run" / name) == hash_file(folder / "run" / name)
     one, two = (json.loads((path / "run/evaluation/scores.json").read_bytes())["comparison"] for path in (tmp_path, folder))
     assert one == two
 
@@ -175,9 +156,9 @@ def test_dev_predictions_of_another_config_are_not_used(finished: tuple[Path, di
     folder, config = finished
     other = json.loads(json.dumps(config))
     other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
-    asked = StopIn("phase-2-finetune", after=3)
+    signal = StopIn("phase-2-finetune", after=3)
     with pytest.raises(Stopped):
-        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=asked.see, process=Process(asked.stop))
+        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=signal.see, process=Process(signal.stop))
     for checkpoint in (tmp_path / "run/.work/phase-2-finetune").glob("step-*"):
         shutil.rmtree(checkpoint)  # as if it had been killed before its first one
     events_of(config, tmp_path / "run", folder / "store")
@@ -222,11 +203,11 @@ def test_a_linear_recipe_is_fitted_scored_and_exported_without_an_encoder(
     assert not list((tmp_path / "run").glob("phase-*"))
     predictor = LinearPredictor.load(done.export)
     texts = ["wave ship harbour sailor", "summit ridge valley climber"]
-    assert [answer.label for answer in predictor.predict(texts)] == ["sea", "hill"]  # type: ignore[union-attr]
-    fresh = {
+    assert [prediction.label for prediction in predictor.predict(texts)] == ["sea", "hill"]  # type: ignore[union-attr]
+    kept = {
         event.stage for event in events_of(config.model_dump(mode="json"), tmp_path / "run", folder / "store") if event.kind == "up_to_date"
     }
-    assert {"baseline", "evaluation", "export"} <= fresh
+    assert {"baseline", "evaluation", "export"} <= kept
 
 
 def test_another_test_file_does_not_refit_the_linear_models(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
@@ -260,38 +241,6 @@ def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Pat
     finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
     assert (finished.export / "model.safetensors").is_file()
     assert not (finished.export / "mlm").exists()
-
-
-def test_the_random_control_does_not_depend_on_the_task(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = tiny_config(paths, retriever={"kind": "random", "max_documents": 30})
-    finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    assert len(SelectionTable.open(finished.path / "selection")) == 30
-
-
-def test_a_bert_shaped_run_exports_the_native_class(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = tiny_config(paths, head={"pooling": "cls"})
-    config["encoder"]["shape"] = "bert"
-    finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    settings = json.loads((finished.export / "config.json").read_bytes())
-    assert settings["architectures"] == ["BertForSequenceClassification"]
-
-
-def test_without_a_dev_file_a_seeded_split_of_train_is_stored(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = tiny_config(paths)
-    del config["task"]["dev"]
-    run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    train, dev = ({example.id for example in split} for split in (load_task(tmp_path / "run").train, load_task(tmp_path / "run").dev))
-    assert len(dev) == 4
-    assert not train & dev
-    assert train | dev == {f"train:{line}" for line in range(1, 41)}
-
-
-def test_the_stored_config_gives_the_same_run(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, config = finished
-    assert (folder / "run/run.toml").read_text("utf-8") == to_toml(RunConfig.model_validate(config))
 
 
 def test_a_run_without_budget_or_steps_names_the_options(tmp_path: Path) -> None:
@@ -358,28 +307,17 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
     train.write_text("\n".join([row for row in rows if '"sea"' in row] + [row for row in rows if '"hill"' in row][:3]) + "\n", "utf-8")
     config = tiny_config(paths)
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    told = json.loads((tmp_path / "run/logit-adjustment/logit-adjustment.json").read_bytes())
+    adjustment = json.loads((tmp_path / "run/logit-adjustment/logit-adjustment.json").read_bytes())
     trained = load_file(tmp_path / "run/phase-2-finetune/model.safetensors")["classifier.classifier.bias"]
     exported = load_file(tmp_path / "run" / WEIGHTS)["classifier.bias"]
-    assert told["tau"] > 0
-    assert told["after"] > told["before"]
-    np.testing.assert_allclose(exported - trained, [told["values"]["hill"], told["values"]["sea"]], atol=1e-6)
+    assert adjustment["tau"] > 0
+    assert adjustment["after"] > adjustment["before"]
+    np.testing.assert_allclose(exported - trained, [adjustment["values"]["hill"], adjustment["values"]["sea"]], atol=1e-6)
     scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())
-    assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(told["after"])
+    assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(adjustment["after"])
     phase = json.loads((tmp_path / "run/phase-2-finetune/phase.json").read_bytes())
-    assert phase["best_score"] == pytest.approx(told["after"])  # evaluations on dev score what would be handed on
+    assert phase["best_score"] == pytest.approx(adjustment["after"])  # evaluations during training have the adjustment too
 
     run(load_config({**config, "logit_adjustment": "none"}), out=tmp_path / "as trained", store=tmp_path / "store")
     assert not (tmp_path / "as trained/logit-adjustment").exists()
     np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
-
-
-def test_a_run_restores_pytorchs_number_of_threads(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, config = finished
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        events_of(config, folder / "run", folder / "store")  # on one thread, fresh throughout
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

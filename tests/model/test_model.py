@@ -6,10 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cramlm.cli.runs import machine_lines
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.kernels.torch import Dropout
-from cramlm.model.model import Model, ModelSpec, build_model
+from cramlm.model.model import Model, ModelSpec, build_model, has_bf16, resolve_precision
 from cramlm.model.tokenizer import Tokenizer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def built(name: str, *, seed: int = 5, vocab_size: int = 400) -> Model:
@@ -143,3 +146,35 @@ def test_the_packed_gradient_equals_the_gradient_of_each_sequence_alone(shape: s
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=2e-4, rtol=1e-3, msg=name)
+
+
+@pytest.fixture(params=[{"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True}, {}], ids=str)
+def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Of the CPU of a machine with a GPU that computes in bf16, as PyTorch describes both."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: request.param)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    found: dict[str, bool] = request.param
+    return found
+
+
+def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cpu(capabilities: dict[str, bool]) -> None:
+    assert has_bf16(CPU) == any(capabilities.values())
+    assert resolve_precision("auto", CPU) == ("bf16" if any(capabilities.values()) else "fp32")
+    assert resolve_precision("auto", CUDA) == "bf16"
+
+
+@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+def test_an_explicit_precision_is_used(asked: str, capabilities: dict[str, bool]) -> None:
+    assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked  # type: ignore[arg-type]
+
+
+def test_doctor_reports_the_use_of_a_gpu(capabilities: dict[str, bool]) -> None:
+    lines = dict(machine_lines())
+    assert lines["device"] == "CPU; Some GPU is used for dense retrieval only"
+    assert lines["bf16"].startswith("supported" if any(capabilities.values()) else "not supported")
+
+
+def test_without_a_gpu_doctor_reports_none() -> None:
+    assert torch.cuda.is_available() or dict(machine_lines())["device"] == "CPU"

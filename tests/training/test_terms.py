@@ -43,11 +43,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "experts": {},
     "albert": {},
 }
+PLAIN: dict[str, dict[str, Any]] = {
+    "mlm": {},
+    "mean scale": {"loss_scale": "mean"},
+    "labels": {"external": 0, "text_weight": 0.0, "label_smoothing": 0.1},
+}
 SHAPES = {"experts": "moe", "albert": "albert"}
 
 
 def phase_of(objective: str, **changes: Any) -> PhaseConfig:
-    return make_phase(**OBJECTIVES[objective] | changes)
+    return make_phase(**(OBJECTIVES | PLAIN)[objective] | changes)
 
 
 def model_of(*, seed: int = 7, shape: str = "modernbert") -> Model:
@@ -224,9 +229,9 @@ def test_replaced_token_detection_is_the_weighted_sum_of_its_means(loss_scale: s
     assert all(parameter.grad is not None for parameter in model.generator.parameters())
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, *PLAIN])
 def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(objective: str) -> None:
-    phase, model = phase_of(objective, text_weight=0.5), model_of(shape=SHAPES.get(objective, "modernbert"))
+    phase, model = phase_of(objective), model_of(shape=SHAPES.get(objective, "modernbert"))
     whole = step_where(phase, causal=True) if objective == "hybrid" else batches_of(phase).batch(0)
     counts = objective_of(phase).counts(whole)
 

@@ -64,30 +64,18 @@ class Budget:
         return self.seconds if self.seconds is not None else (self.flops or 0.0) / NOMINAL_FLOPS
 
 
-def parse_duration(text: str) -> float:
-    """Parse '90s', '20m', '1.5h' or a plain number of seconds into seconds.
-
-    Raises:
-        UsageError: if it is none of these, or not positive.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"budget {text!r} is not a positive time; write it like 90s, 20m or 1h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
 def parse_budget(text: str) -> Budget:
-    """Parse a duration (`parse_duration`) or a number of operations, like '3e15flops'.
+    """Parse a time ('90s', '20m', '1.5h', or a plain number of seconds) or a number of operations ('3e15flops').
 
     Raises:
         UsageError: if it is neither, or not positive.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\+?\d{1,2})?) ?flops?", text.strip().lower())
-    if match is None:
-        try:
-            return Budget(seconds=parse_duration(text))
-        except UsageError as error:
-            raise UsageError(f"budget {text!r} is neither a positive time, like 20m, nor a number of operations, like 3e15flops") from error
-    if float(match[1]) <= 0:
-        raise UsageError(f"budget {text!r} is not a positive number of operations; write it like 3e15flops")
-    return Budget(flops=float(match[1]))
+    flops = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\+?\d{1,2})?) ?flops?", text.strip().lower())
+    if flops is not None:
+        if float(flops[1]) <= 0:
+            raise UsageError(f"budget {text!r} is not a positive number of operations; write it like 3e15flops")
+        return Budget(flops=float(flops[1]))
+    seconds = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if seconds is None or float(seconds[1]) <= 0:
+        raise UsageError(f"budget {text!r} is neither a positive time, like 20m, nor a number of operations, like 3e15flops")
+    return Budget(seconds=float(seconds[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[seconds[2]])

@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cramlm.config.base import FrozenModel
 from cramlm.config.base import parse_budget as parse_budget
-from cramlm.config.base import parse_duration as parse_duration
 from cramlm.config.head import HeadConfig as HeadConfig
 from cramlm.config.head import PromptConfig as PromptConfig
 from cramlm.config.head import check_head
