@@ -98,12 +98,12 @@ def test_evaluate_on_a_file(moved: Path, tmp_path: Path) -> None:
 
 
 def test_explain_uses_the_passage_index_of_the_run(moved: Path, tmp_path: Path) -> None:
-    told = json.loads(cramlm("explain", moved, TEXT, "--json").stdout)
-    assert (told["label"], len(told["passages"])) == ("sea", 3)
+    explanation = json.loads(cramlm("explain", moved, TEXT, "--json").stdout)
+    assert (explanation["label"], len(explanation["passages"])) == ("sea", 3)
     again = tmp_path / "again"
     shutil.copytree(moved, again)
     files = sorted(path.relative_to(again) for path in again.rglob("*"))
-    assert json.loads(cramlm("explain", again, TEXT, "--json").stdout) == told
+    assert json.loads(cramlm("explain", again, TEXT, "--json").stdout) == explanation
     assert sorted(path.relative_to(again) for path in again.rglob("*")) == files, "the passages were indexed again"
 
 

@@ -112,8 +112,10 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     answers = predicted(run, place, tmp_path / "answers.jsonl")
     texts = [json.loads(line)["text"] for line in Path(place["test"]).read_text("utf-8").splitlines()]
     np.testing.assert_allclose(answers, by_transformers(run.export, texts), atol=1e-4, rtol=0)
-    told = [json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()]
-    np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in told], atol=2e-6, rtol=0)
+    stored = [
+        json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()
+    ]
+    np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in stored], atol=2e-6, rtol=0)
     served = load_model(run.export, None)
     np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).probabilities, answers, atol=1e-5, rtol=0)
     assert served.compute(["wave " * 100], [None]).lengths[0] > 100
@@ -127,9 +129,9 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     same = [name for name in before if name in after and torch.equal(before[name].view(torch.int32), after[name].view(torch.int32))]
     assert (len(same) == len(after)) == (kind == "soft-prompt")
     if kind == "soft-prompt":
-        drawn = torch.nn.Parameter(torch.empty(3, 32))
-        initialise("prompt_head.vectors", drawn, seed=3, std=run.config.encoder.init_std)
-        assert 1e-3 < float((load_file(run.export / VECTORS_FILE)["vectors"] - drawn.detach()).abs().max()) < 0.1
+        initial = torch.nn.Parameter(torch.empty(3, 32))
+        initialise("prompt_head.vectors", initial, seed=3, std=run.config.encoder.init_std)
+        assert 1e-3 < float((load_file(run.export / VECTORS_FILE)["vectors"] - initial.detach()).abs().max()) < 0.1
 
 
 def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(place: dict[str, str], tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_a_run_from_a_checkpoint_keeps_its_tokenizer_names_it_and_notices_when_i
     run, events = fit(config, place, tmp_path / "run")
     check_export(run)
     assert (run.export / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    told = json.loads((run.export / "provenance.json").read_bytes())["init"]
-    assert told["name"] == str(folder)
-    assert told["sha256"]["model.safetensors"] == hash_file(folder / "model.safetensors")
+    start = json.loads((run.export / "provenance.json").read_bytes())["init"]
+    assert start["name"] == str(folder)
+    assert start["sha256"]["model.safetensors"] == hash_file(folder / "model.safetensors")
     assert "It started from the weights of weights (sha256" in (run.export / "README.md").read_text("utf-8")
     assert any(event.stage == "init" and "with its vocabulary head" in event.message for event in events)
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "message"),
+    ("recipe", "options", "message"),
     [
         ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--init FOLDER"),
         ("dapt", {"init": "folder", "corpus": None}, "the recipe dapt retrieves from raw text; pass corpus= (--corpus FILES)"),
@@ -226,12 +226,12 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
         ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )
-def test_wrong_arguments_of_a_recipe_are_one_line(recipe: str, given: dict[str, Any], message: str, place: dict[str, str]) -> None:
-    given = {"corpus": [place["corpus"]], **given}
-    if given.get("init") == "folder":
-        given["init"] = place["init"]
+def test_wrong_arguments_of_a_recipe_are_one_line(recipe: str, options: dict[str, Any], message: str, place: dict[str, str]) -> None:
+    options = {"corpus": [place["corpus"]], **options}
+    if options.get("init") == "folder":
+        options["init"] = place["init"]
     with pytest.raises(UsageError) as caught:
-        resolve_run(recipe, None, [], task={"train": place["train"]}, budget=None, seed=None, **given)
+        resolve_run(recipe, None, [], task={"train": place["train"]}, budget=None, seed=None, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -264,7 +264,7 @@ def softness(config: RunConfig) -> tuple[Any, ...]:
     )
 
 
-# Of recipes from drawn weights, on 500 and on 100 texts of 7 labels.
+# Of recipes from scratch, on 500 and on 100 texts of 7 labels.
 SOFTNESS = {
     "tlm": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
     "random-retrieval": ((("joint", 1, 0), ("finetune", 1, 0), False), (("joint", 1, 0), ("finetune", 0, 0.2), True)),
@@ -320,10 +320,10 @@ def test_from_a_checkpoint_there_is_no_linear_teacher_however_many_texts_there_a
 
 def test_settings_of_the_task_say_how_a_recipe_reads_the_training_file(tmp_path: Path) -> None:
     train = write_labels(tmp_path / "train.jsonl", [["a"], ["b"], ["a", "b"]] * 10)
-    asked: dict[str, Any] = {"task": {"train": train}, "corpus": None, "budget": None, "seed": None}
+    options: dict[str, Any] = {"task": {"train": train}, "corpus": None, "budget": None, "seed": None}
     with pytest.raises(DataError, match=r"--set task\.kind=multi-label"):
-        resolve_run("labels-only", None, [], **asked)
-    config = resolve_run("labels-only", None, ["task.kind=multi-label"], **asked)
+        resolve_run("labels-only", None, [], **options)
+    config = resolve_run("labels-only", None, ["task.kind=multi-label"], **options)
     assert (config.task.kind, softness(config)) == ("multi-label", (("finetune", 0, 0), False))
 
 
@@ -358,15 +358,15 @@ def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:
     """Settings of the control that differ from those of the config, by name; a phase that it lacks is None."""
     before, after = config.model_dump(), control.model_dump()
     own = {phase["name"]: phase for phase in after.pop("phases")}
-    found = {name: after[name] for name in after if name != "name" and after[name] != before[name]}
+    differing = {name: after[name] for name in after if name != "name" and after[name] != before[name]}
     for phase in before["phases"]:
         here = own.pop(phase["name"], None)
         if here is None:
-            found[phase["name"]] = None
+            differing[phase["name"]] = None
         else:
-            found |= {f"{phase['name']}.{setting}": here[setting] for setting in phase if here[setting] != phase[setting]}
+            differing |= {f"{phase['name']}.{setting}": here[setting] for setting in phase if here[setting] != phase[setting]}
     assert not own, "a phase that the other config lacks"
-    return found
+    return differing
 
 
 WITHOUT_RAW_TEXT = {"corpus": None, "retriever": None}
@@ -383,12 +383,12 @@ def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path)
     assert retriever == RandomConfig().model_dump()
     joint = built["tlm"].phases[0]
     on_task = [term.model_dump() for term in joint.terms if term.on == "task"]
-    taught = [term.model_dump() | {"on": "task"} for term in joint.terms_of(Distil)]  # in the place of external text
+    distilled = [term.model_dump() | {"on": "task"} for term in joint.terms_of(Distil)]  # in the place of external text
     on_external = [term.model_dump() for term in joint.terms if term.on == "external"]
     expected = {
         "random-retrieval": {"retriever": retriever},
         "external-only": {"joint.task": 0, "joint.terms": tuple(on_external)},
-        "task-text-only": {"joint.external": 0, "joint.terms": (*on_task, *taught), **WITHOUT_RAW_TEXT, **aligned},
+        "task-text-only": {"joint.external": 0, "joint.terms": (*on_task, *distilled), **WITHOUT_RAW_TEXT, **aligned},
         "no-stage-2": {"finetune": None},
         "labels-only": {"joint": None, **WITHOUT_RAW_TEXT, **aligned},
     }

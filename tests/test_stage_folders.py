@@ -145,7 +145,7 @@ def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(tmp_p
             assert (run(name, value) / "sub" / "numbers.txt").read_text("utf-8") == str(value)
             run(name, value, kind="own")
             borrowed[name] = borrowed_seconds()
-            run(name, value)  # fresh: neither made nor charged again
+            run(name, value)  # up to date: neither built nor counted again
             assert pool.borrowed_seconds == borrowed[name]
     assert made == ["one", "one", "two", "three", "three"]
     assert borrowed["two"] > 0 == borrowed["one"] == borrowed["three"]

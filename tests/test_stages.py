@@ -1,4 +1,4 @@
-"""What is handed from one stage to the next, where the pipeline's own tests do not look."""
+"""Inputs and outputs of single stages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_equal_weights_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("joint", "finetune", "known"),
+    ("joint", "finetune", "inherited"),
     [
         ({}, {}, 0.4),
         ({}, {"reset_task_head": True}, None),
@@ -67,13 +67,13 @@ def test_equal_weights_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
     ids=["as it was", "new head", "other rows", "no labels before", "not the best of before", "the last was the best"],
 )
 def test_a_phase_inherits_the_score_of_its_start_only_if_comparable(
-    tmp_path: Path, joint: dict[str, Any], finetune: dict[str, Any], known: float | None
+    tmp_path: Path, joint: dict[str, Any], finetune: dict[str, Any], inherited: float | None
 ) -> None:
     before = joint_phase().model_copy(update={"max_length": 128, "keep": "best", "steps": 9, **joint})
     phase = finetune_phase().model_copy(update={"max_length": 128, **finetune})
     artifact = publish_selection(tmp_path / "selection", ["any"], [1.0]).artifact
     ended = FinishedPhase(before, artifact, {"best_score": 0.4, "best_step": 5, "steps": before.steps})
-    assert inherited_score(phase, ended) == known
+    assert inherited_score(phase, ended) == inherited
 
 
 @pytest.mark.parametrize("pair", [None, "aspirin reduces pain"], ids=["texts", "pairs"])
@@ -84,23 +84,23 @@ def test_the_stage_tokens_equals_encoding_the_texts_again(pair: str | None, tmp_
     chosen = publish_selection(tmp_path / "selection", passages, [1.0, 1.0])
     config = load_config(tiny_config(write_task(tmp_path / "data")))
     text = tokens(context(config, task, tmp_path), chosen, tokenizer)
-    knowing, encoded = text.tokenizer, text.selection
+    cached, encoded = text.tokenizer, text.selection
     assert encoded is not None
     assert encoded.spans is not None, "the recipe has a linear teacher"
     with counting() as counts:
-        found = [
-            sequences_of(knowing, task.train, max_length=16),
-            knowing.sequences([each.whole_text for each in task.train], max_length=UNCUT, cut="truncate"),
-            knowing.cut(encoded.ids, max_length=16, cut="split"),
+        results = [
+            sequences_of(cached, task.train, max_length=16),
+            cached.sequences([each.whole_text for each in task.train], max_length=UNCUT, cut="truncate"),
+            cached.cut(encoded.ids, max_length=16, cut="split"),
         ]
-        pieces, texts = knowing.cut_with_texts(passages, encoded.ids, encoded.spans, max_length=16)
+        pieces, texts = cached.cut_with_texts(passages, encoded.ids, encoded.spans, max_length=16)
     assert not counts
     expected = [
         sequences_of(tokenizer, task.train, max_length=16),
         tokenizer.sequences([each.whole_text for each in task.train], max_length=UNCUT, cut="truncate"),
         tokenizer.sequences(passages, max_length=16, cut="split"),
     ]
-    for one, other in zip([*found, pieces], [*expected, tokenizer.pieces(passages, max_length=16)[0]], strict=True):
+    for one, other in zip([*results, pieces], [*expected, tokenizer.pieces(passages, max_length=16)[0]], strict=True):
         assert (one.ids.tolist(), one.offsets.tolist(), one.source.tolist()) == (
             other.ids.tolist(),
             other.offsets.tolist(),

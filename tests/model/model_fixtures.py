@@ -86,8 +86,8 @@ SHAPES = {
 
 def sentences(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
     """Invented sentences of 1 to `longest` words."""
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)]
 
 
 def training_texts() -> list[str]:
@@ -95,7 +95,7 @@ def training_texts() -> list[str]:
 
 
 def packed(tokens: Tokens, *, per_row: int, pad_id: int = 0, padding: int = 3) -> PackedBatch:
-    """`per_row` sequences side by side in each row, in order, and a few places of padding at its end."""
+    """`per_row` sequences side by side in each row, in order, and a few positions of padding at its end."""
     groups = [range(start, min(start + per_row, len(tokens))) for start in range(0, len(tokens), per_row)]
     width = max(sum(len(tokens[index]) for index in group) for group in groups) + padding
     token_ids = np.full((len(groups), width), pad_id, np.int64)

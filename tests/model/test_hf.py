@@ -97,8 +97,8 @@ def test_transformers_gives_our_logits_for_200_texts(model: Model, tokenizer: To
     assert np.abs(ours).max() > 0.1
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
     classify = transformers.pipeline("text-classification", model=native, tokenizer=native_tokenizer, device="cpu")
-    answers = classify(texts, truncation=True)
-    assert [answer["label"] for answer in answers] == [LABELS[index] for index in ours.argmax(1)]
+    predictions = classify(texts, truncation=True)
+    assert [each["label"] for each in predictions] == [LABELS[index] for index in ours.argmax(1)]
 
 
 def test_transformers_gives_our_vocabulary_logits(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_saved_language_model_loads_with_a_new_classifier(model: Model, tokeni
     hf.save_mlm(model, tokenizer, tmp_path, max_length=48)
     loaded, _, max_length = hf.load_mlm(tmp_path, head=model.head_config, labels=5, seed=2)
     assert max_length == 48
-    fresh = build_model(ModelSpec(model.encoder_config, model.head_config, vocab_size=tokenizer.vocab_size, labels=5), seed=2)
-    parameters, drawn = dict(model.named_parameters()), dict(fresh.named_parameters())
+    new = build_model(ModelSpec(model.encoder_config, model.head_config, vocab_size=tokenizer.vocab_size, labels=5), seed=2)
+    parameters, initial = dict(model.named_parameters()), dict(new.named_parameters())
     for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, drawn[name] if name.startswith("classifier.") else parameters[name]), name
+        assert torch.equal(parameter, initial[name] if name.startswith("classifier.") else parameters[name]), name
 
 
 def test_a_folder_that_transformers_saved_again_loads(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:

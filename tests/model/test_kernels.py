@@ -86,7 +86,7 @@ def test_padding_attends_to_padding_only_and_stays_finite() -> None:
 BF16 = {"atol": 2e-2, "rtol": 2e-2}  # two roundings of 2^-8 in a row, and what they cancel
 
 
-def drawn(*shape: int, seed: int) -> torch.Tensor:
+def normal(*shape: int, seed: int) -> torch.Tensor:
     """Normal numbers that bf16 holds exactly, as float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16().double()
 
@@ -97,12 +97,12 @@ def same_in_bf16(
     """The compiled form (inputs in `types`) has the values and gradients of the plain form, which float64 inputs take."""
     values, gradients = [], []
     for kinds in ([torch.float64] * len(inputs), types):
-        given = [x.to(kind).requires_grad_() for x, kind in zip(inputs, kinds, strict=True)]
-        results = function(*given)
+        arguments = [x.to(kind).requires_grad_() for x, kind in zip(inputs, kinds, strict=True)]
+        results = function(*arguments)
         results = results if isinstance(results, tuple) else (results,)
-        total = sum((result.double() * drawn(*result.shape, seed=9 + number)).sum() for number, result in enumerate(results))
+        total = sum((result.double() * normal(*result.shape, seed=9 + number)).sum() for number, result in enumerate(results))
         values.append(results)
-        gradients.append(torch.autograd.grad(total, given))  # type: ignore[arg-type]
+        gradients.append(torch.autograd.grad(total, arguments))  # type: ignore[arg-type]
     for exact, ours, kind in zip([*values[0], *gradients[0]], [*values[1], *gradients[1]], [None] * len(values[0]) + types, strict=True):
         assert kind is None or ours.dtype == kind
         torch.testing.assert_close(ours.double(), exact, **BF16)
@@ -113,7 +113,7 @@ def same_in_bf16(
 @pytest.mark.parametrize("mask", [None, DROPOUT])
 def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch.dtype, rotary: bool, mask: Mask | None) -> None:
     sequence = torch.tensor([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
-    angle = drawn(2, 6, 1, 2, seed=3).float()
+    angle = normal(2, 6, 1, 2, seed=3).float()
     rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
 
     def attention(qkv: torch.Tensor) -> torch.Tensor:
@@ -122,19 +122,19 @@ def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch
             return attend(qkv, bias, rotation, 2, mask)
         return plain_attention(qkv, bias, rotation, 2, dropout_factors(mask, kind, 2, 2, 6))
 
-    same_in_bf16(attention, [drawn(2, 6, 3 * 8, seed=0)], [kind])
+    same_in_bf16(attention, [normal(2, 6, 3 * 8, seed=0)], [kind])
 
 
 @pytest.mark.parametrize("function", [gelu, geglu])
 def test_gelu_and_geglu_in_bf16_equal_the_plain_formula_also_for_large_values(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    same_in_bf16(function, [4 * drawn(3, 70, 90, seed=1)], [torch.bfloat16])
+    same_in_bf16(function, [4 * normal(3, 70, 90, seed=1)], [torch.bfloat16])
 
 
 def test_residual_sums_with_their_norms_in_bf16_equal_the_plain_formulas() -> None:
-    x, branch, weight, bias = 3 * drawn(2, 5, 48, seed=1), drawn(2, 5, 48, seed=2), drawn(48, seed=3), drawn(48, seed=4)
+    x, branch, weight, bias = 3 * normal(2, 5, 48, seed=1), normal(2, 5, 48, seed=2), normal(48, seed=3), normal(48, seed=4)
     types = [torch.float32, torch.bfloat16, torch.float32, torch.float32]
     same_in_bf16(lambda x, branch, weight: add_norm(x, branch, weight, 1e-5), [x, branch, weight], types[:3])
-    same_in_bf16(lambda *given: norm_of_sum(*given, 1e-5), [x, branch, weight, bias], types)
+    same_in_bf16(lambda *arguments: norm_of_sum(*arguments, 1e-5), [x, branch, weight, bias], types)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -39,9 +39,9 @@ def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokeni
             torch.testing.assert_close(
                 model.task_logits(hidden_alone, alone), model.task_logits(hidden_together, together), atol=1e-5, rtol=0
             )
-            places_alone, places_together = alone.first + 1, together.first + 1
+            second_alone, second_together = alone.first + 1, together.first + 1
             torch.testing.assert_close(
-                model.mlm_logits(hidden_alone, places_alone), model.mlm_logits(hidden_together, places_together), atol=1e-5, rtol=0
+                model.mlm_logits(hidden_alone, second_alone), model.mlm_logits(hidden_together, second_together), atol=1e-5, rtol=0
             )
 
 
@@ -82,11 +82,11 @@ def test_initial_weights_have_the_configured_standard_deviation() -> None:
 
 
 def test_resetting_the_classifier_changes_nothing_else(shape: str) -> None:
-    model, fresh = built(shape), built(shape, seed=9)
+    model, other = built(shape), built(shape, seed=9)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     model.reset_classifier(9)
     for name, parameter in model.named_parameters():
-        expected = dict(fresh.named_parameters())[name] if name.startswith("classifier.") else before[name]
+        expected = dict(other.named_parameters())[name] if name.startswith("classifier.") else before[name]
         assert torch.equal(parameter, expected), name
 
 
@@ -155,8 +155,8 @@ def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-    found: dict[str, bool] = request.param
-    return found
+    flags: dict[str, bool] = request.param
+    return flags
 
 
 def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cpu(capabilities: dict[str, bool]) -> None:
@@ -165,9 +165,9 @@ def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cp
     assert resolve_precision("auto", CUDA) == "bf16"
 
 
-@pytest.mark.parametrize("asked", ["fp32", "bf16"])
-def test_an_explicit_precision_is_used(asked: str, capabilities: dict[str, bool]) -> None:
-    assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked  # type: ignore[arg-type]
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_explicit_precision_is_used(precision: str, capabilities: dict[str, bool]) -> None:
+    assert resolve_precision(precision, CPU) == resolve_precision(precision, CUDA) == precision  # type: ignore[arg-type]
 
 
 def test_doctor_reports_the_use_of_a_gpu(capabilities: dict[str, bool]) -> None:

@@ -76,8 +76,8 @@ def test_a_pretrained_language_model_gives_the_logits_of_transformers_also_after
     folders: dict[str, Path], shape: str, tmp_path: Path
 ) -> None:
     theirs = native_vocabulary_logits(folders[shape], TEXTS)
-    model, tokenizer, taken = opened(folders[shape])
-    assert taken.mlm_head
+    model, tokenizer, loaded = opened(folders[shape])
+    assert loaded.mlm_head
     assert np.abs(theirs).max() > 1
     np.testing.assert_allclose(vocabulary_logits(model, tokenizer, TEXTS), theirs, atol=1e-4, rtol=0)
     hf.save_mlm(model, tokenizer, tmp_path, max_length=48)
@@ -120,14 +120,14 @@ def test_an_encoder_saved_alone_in_half_precision_gets_a_new_head(shape: Shape, 
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}  # as the oldest BERTs were converted
     renamed = {name: next((name.replace(a, b) for a, b in old.items() if a in name), name) for name in tensors}
     save_file({renamed[name]: tensor.half() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    model, tokenizer, taken = opened(folder)
-    assert not taken.mlm_head
-    fresh = build_model(
+    model, tokenizer, loaded = opened(folder)
+    assert not loaded.mlm_head
+    other = build_model(
         ModelSpec(model.encoder_config, model.head_config, vocab_size=model.vocab_size, labels=3, pad_id=tokenizer.pad_id), seed=1
     )
-    for name, parameter in fresh.named_parameters():
-        drawn = torch.equal(parameter, model.get_parameter(name))
-        assert drawn == (not name.startswith("encoder.") and not (shape in ("bert", "albert") and name.startswith("classifier.dense"))), (
+    for name, parameter in other.named_parameters():
+        is_new = torch.equal(parameter, model.get_parameter(name))
+        assert is_new == (not name.startswith("encoder.") and not (shape in ("bert", "albert") and name.startswith("classifier.dense"))), (
             name
         )
 
@@ -153,8 +153,8 @@ def test_an_exported_folder_can_be_the_start(folders: dict[str, Path], tmp_path:
     tokenizer = open_pretrained(folders["bert"]).tokenizer
     model = build_model(ModelSpec(encoder, HeadConfig(), vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=7)
     hf.save_mlm(model, tokenizer, tmp_path, max_length=64)
-    copy, _, taken = opened(tmp_path, labels=2)
-    assert taken.mlm_head
+    copy, _, loaded = opened(tmp_path, labels=2)
+    assert loaded.mlm_head
     assert open_pretrained(tmp_path).encoder == encoder
     for name, parameter in model.named_parameters():
         assert name.startswith("classifier.") or torch.equal(parameter, copy.get_parameter(name)), name

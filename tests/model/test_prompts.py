@@ -80,8 +80,8 @@ def test_long_passages_become_pieces_in_the_patterns_in_turn(tokenizer: Tokenize
     assert shown(tokenizer, tokens)[0] == "[CLS] [MASK] water [SEP]"
     assert tokens.source.tolist() == [0, 1, 1, 1]
     assert tokens.lengths.max() <= 64
-    places = [np.flatnonzero(ids == tokenizer.mask_id).tolist() for ids in tokens]
-    assert places == [[1], [len(tokens[1]) - 2], [1], [len(tokens[3]) - 2]]
+    positions = [np.flatnonzero(ids == tokenizer.mask_id).tolist() for ids in tokens]
+    assert positions == [[1], [len(tokens[1]) - 2], [1], [len(tokens[3]) - 2]]
     kept = [number for ids in tokens for number in ids.tolist() if number not in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)]
     assert len(kept) == 1 + 150 + 2  # and "the" twice
 
@@ -164,9 +164,9 @@ def test_words_are_chosen_by_log_odds_over_their_standard_error_each_for_one_lab
         cells = (k + 0.5, n - k + 0.5, others + 0.5, total - others + 0.5)
         return (math.log(cells[0] / cells[1]) - math.log(cells[2] / cells[3])) / math.sqrt(sum(1 / cell for cell in cells))
 
-    asked = np.array([tokenizer.vocabulary.index(word) for word in ("river", "the", "kinase")])
+    candidates = np.array([tokenizer.vocabulary.index(word) for word in ("river", "the", "kinase")])
     expected = [[z(0, 6, 10, 10), z(6, 6, 10, 10), z(0, 6, 5, 10)], [z(5, 5, 5, 11), z(5, 5, 11, 11), z(0, 5, 5, 11)]]
-    np.testing.assert_allclose(association(tokens, owners, asked, labels=3)[:2], expected, atol=1e-8)
+    np.testing.assert_allclose(association(tokens, owners, candidates, labels=3)[:2], expected, atol=1e-8)
 
     labels, many = [f"l{number}" for number in range(250)], np.arange(300) % 250
     same = tokenizer.sequences(["the"] * 300, max_length=8, cut="truncate")

@@ -20,8 +20,8 @@ from cramlm.model.tokenizer import Tokenizer, Tokens, longest_first, train_token
 
 @pytest.fixture(params=["wordpiece", "bpe"])
 def either(request: pytest.FixtureRequest) -> Tokenizer:
-    found: Tokenizer = request.getfixturevalue("tokenizer" if request.param == "wordpiece" else "bpe_tokenizer")
-    return found
+    chosen: Tokenizer = request.getfixturevalue("tokenizer" if request.param == "wordpiece" else "bpe_tokenizer")
+    return chosen
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:

@@ -158,7 +158,7 @@ def scripted(scores: list[float]) -> tuple[Callable[[Model, int], Mapping[str, f
 def test_the_best_weights_on_dev_are_kept_or_the_last(
     tmp_path: Path, keep: str, initial: float | None, best: tuple[int, float], weights: int | None
 ) -> None:
-    """Of equal scores the earliest; the initial weights compete if their score is known."""
+    """Of equal scores the earliest; the initial weights compete if they have a score."""
     model = make_model()
     before = weights_of(model)
     evaluate, evaluated = scripted([0.1, 0.7, 0.4, 0.7, 0.2])

@@ -20,14 +20,14 @@ def make_batch(sequences: int = 30, *, shortest: int = 3) -> Batch:
     return pack(texts, labels=pool.labels, external=np.arange(sequences) % 3 == 0, row_length=32, pad_id=0)
 
 
-def draw(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> Batch:
+def masked_batch(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> Batch:
     return mask(batch, config, np.random.default_rng(seed), SPECIAL, **more)  # type: ignore[arg-type]
 
 
 @given(rate=st.floats(0.01, 0.99), mask_share=st.floats(0, 0.6), random_share=st.floats(0, 0.4), seed=st.integers(0, 1000))
 def test_masks_avoid_special_tokens_and_padding_and_can_be_undone(rate: float, mask_share: float, random_share: float, seed: int) -> None:
     batch = make_batch()
-    masked = draw(batch, MaskingConfig(rate=rate, mask_share=mask_share, random_share=random_share), seed)
+    masked = masked_batch(batch, MaskingConfig(rate=rate, mask_share=mask_share, random_share=random_share), seed)
     assert (np.diff(masked.masked) > 0).all()
     original = batch.token_ids.ravel()
     assert not np.isin(original[masked.masked], SPECIAL.all).any()
@@ -41,7 +41,7 @@ def test_masks_avoid_special_tokens_and_padding_and_can_be_undone(rate: float, m
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.2, 0.5, 0.99])
 def test_each_sequence_has_exactly_its_rounded_share_of_masks_and_at_least_one(rate: float) -> None:
     batch = make_batch()
-    masked = draw(batch, MaskingConfig(rate=rate))
+    masked = masked_batch(batch, MaskingConfig(rate=rate))
     owner = batch.sequence.ravel()
     counts = np.bincount(owner[masked.masked], minlength=30)
     maskable = np.bincount(owner[(owner >= 0) & ~np.isin(batch.token_ids.ravel(), SPECIAL.all)], minlength=30)
@@ -51,7 +51,7 @@ def test_each_sequence_has_exactly_its_rounded_share_of_masks_and_at_least_one(r
 def test_masks_are_uniform_over_the_positions_of_a_sequence() -> None:
     batch = make_batch(1, shortest=32)
     config = MaskingConfig(rate=0.2)
-    counts = sum(np.bincount(draw(batch, config, seed).masked, minlength=32) for seed in range(2000))
+    counts = sum(np.bincount(masked_batch(batch, config, seed).masked, minlength=32) for seed in range(2000))
     # 30 maskable positions, 6 masks: 400 expected each, standard deviation 18
     assert np.abs(counts[1:31] - 400).max() < 90
     assert counts[0] == counts[31] == 0
@@ -60,8 +60,10 @@ def test_masks_are_uniform_over_the_positions_of_a_sequence() -> None:
 def test_replacements_follow_the_shares_and_random_tokens_are_never_special() -> None:
     batch = make_batch(30, shortest=30)
     config = MaskingConfig(rate=0.9, mask_share=0.5, random_share=0.3)
-    replaced = np.concatenate([draw(batch, config, seed).token_ids.ravel()[draw(batch, config, seed).masked] for seed in range(20)])
-    originals = np.concatenate([draw(batch, config, seed).mlm_labels for seed in range(20)])
+    replaced = np.concatenate(
+        [masked_batch(batch, config, seed).token_ids.ravel()[masked_batch(batch, config, seed).masked] for seed in range(20)]
+    )
+    originals = np.concatenate([masked_batch(batch, config, seed).mlm_labels for seed in range(20)])
     assert (replaced == SPECIAL.mask).mean() == pytest.approx(0.5, abs=0.02)
     assert (replaced == originals).mean() == pytest.approx(0.2 + 0.3 / (VOCABULARY - 5), abs=0.02)
     rest = replaced[replaced != SPECIAL.mask]
@@ -71,14 +73,14 @@ def test_replacements_follow_the_shares_and_random_tokens_are_never_special() ->
 
 def test_only_the_selected_sequences_get_masks() -> None:
     batch = make_batch()
-    masked = draw(batch, MaskingConfig(), where=batch.external)
+    masked = masked_batch(batch, MaskingConfig(), where=batch.external)
     assert set(batch.sequence.ravel()[masked.masked]) == set(np.flatnonzero(batch.external))
 
 
 def test_unknown_tokens_are_never_masked_and_an_empty_text_gets_no_mask() -> None:
     texts = [np.array([2, 3]), np.array([2, 1, 1, 9, 3]), np.array([2, 1, 3])]
     batch = pack(texts, labels=np.zeros(3, dtype=np.int64), external=np.zeros(3, dtype=bool), row_length=16, pad_id=0)
-    masked = draw(batch, MaskingConfig(rate=0.9))
+    masked = masked_batch(batch, MaskingConfig(rate=0.9))
     assert masked.mlm_labels.tolist() == [9]
 
 
@@ -96,7 +98,7 @@ def test_words_are_hidden_whole_at_the_given_rate_on_average(kind: str, rate: fl
     word = np.cumsum(begins)
     hidden = np.zeros((50, len(word)), dtype=bool)
     for seed, row in enumerate(hidden):
-        row[draw(batch, config, seed, token_values=begins).masked] = True
+        row[masked_batch(batch, config, seed, token_values=begins).masked] = True
         assert (np.bincount(owner[row], minlength=30) > 0).all()
         assert all(len(set(row[(word == number) & maskable])) == 1 for number in np.unique(word[maskable]))
     assert hidden[:, maskable].mean() == pytest.approx(rate, abs=0.04)
@@ -107,13 +109,13 @@ def test_spans_hide_exactly_the_share_in_runs_of_words_of_geometric_length() -> 
     begins = words_of(batch, every=3)
     config = MaskingConfig(kind="span", rate=0.3)
     assert np.array_equal(
-        np.bincount(batch.sequence.ravel()[draw(batch, config, token_values=begins).masked]),
-        np.bincount(batch.sequence.ravel()[draw(batch, MaskingConfig(rate=0.3)).masked]),
+        np.bincount(batch.sequence.ravel()[masked_batch(batch, config, token_values=begins).masked]),
+        np.bincount(batch.sequence.ravel()[masked_batch(batch, MaskingConfig(rate=0.3)).masked]),
     )
     text = np.r_[2, np.tile(np.arange(5, 105), 2000), 3]
     row = pack([text], labels=np.zeros(1, dtype=np.int64), external=np.zeros(1, dtype=bool), row_length=len(text) + 8, pad_id=0)
     begins = row.sequence.ravel() >= 0
-    masked = draw(row, MaskingConfig(kind="span", rate=0.001), token_values=begins).masked
+    masked = masked_batch(row, MaskingConfig(kind="span", rate=0.001), token_values=begins).masked
     lengths = np.array([len(run) for run in np.split(masked, np.flatnonzero(np.diff(masked) > 1) + 1)])
     shares = np.array([(lengths == length).mean() for length in range(1, LONGEST_SPAN + 1)])
     expected = np.array([0.2 * 0.8**number for number in range(9)] + [0.8**9])  # p = 1 / 5, all that would be longer cut at 10

@@ -21,7 +21,7 @@ from cramlm.training.sequences import shard
 
 
 def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
-    """The three means, place by place with torch's cross_entropy."""
+    """The three means, position by position with torch's cross_entropy."""
     hidden = model.hidden(batch)
     mlm = functional.cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, reduction="none")
     external = batch.external[batch.sequence.flatten()[batch.masked]]
@@ -115,7 +115,7 @@ def test_label_smoothing_is_torchs() -> None:
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
-def test_dropout_is_drawn_from_its_seed_and_off_when_unset() -> None:
+def test_dropout_is_a_function_of_its_seed_and_off_when_unset() -> None:
     model, batch = make_model(), first_batch(make_phase())
 
     def total(dropout: Dropout | None) -> float:
@@ -218,14 +218,14 @@ def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer(
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = model.task_logits(model.hidden(batch), batch)
     assert rough.dtype == torch.float32
-    assert float((rough - (2000 + 10 * before)).abs().max()) < 0.5  # bf16 itself knows 2000 and 2008
+    assert float((rough - (2000 + 10 * before)).abs().max()) < 0.5  # the neighbours in bf16 are 2000 and 2008
 
 
 def gradients_in_parts(count: int, phase: PhaseConfig, *, precision: Precision = "fp32", seed: int = 3) -> tuple[Losses, dict[str, Tensor]]:
     """Losses and gradients of one batch in so many parts."""
     model, batch = make_model(), make_batches(phase).batch(0)
-    found = gradients(model, in_parts(batch, count), phase, objective_of(phase).counts(batch), precision=precision, dropout_seed=seed)
-    return found, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    losses = gradients(model, in_parts(batch, count), phase, objective_of(phase).counts(batch), precision=precision, dropout_seed=seed)
+    return losses, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_parts_have_the_losses_and_the_gradient_of_the_whole_batch_in_bf16() -> None:

@@ -108,10 +108,10 @@ def test_an_optimizer_whose_state_was_loaded_goes_on_bit_for_bit(kind: str) -> N
 
     resumed = make_model(seed=99)
     resumed.load_state_dict(halfway)
-    fresh = build_optimizer(resumed, config)
-    fresh.load_state_tensors(state)
-    assert_same_bits(fresh.state_tensors(), state)
-    steps(resumed, fresh, range(3, 6))
+    restored = build_optimizer(resumed, config)
+    restored.load_state_tensors(state)
+    assert_same_bits(restored.state_tensors(), state)
+    steps(resumed, restored, range(3, 6))
     assert_same_bits(weights_of(resumed), weights_of(straight))
 
 

@@ -208,12 +208,12 @@ def test_replaced_token_detection_is_the_weighted_sum_of_its_means(loss_scale: s
         )
         guessed = functional.cross_entropy(replaced.logits, batch.mlm_labels, reduction="none")
         task = functional.cross_entropy(model.task_logits(hidden, batch)[~batch.external], batch.task_labels[~batch.external])
-    found = {"loss": 0.0, "classify_task": float(task)}
+    expected = {"loss": 0.0, "classify_task": float(task)}
     for name, values, external in (
         ("replaced_tokens", guessed, batch.external[owner[batch.masked]]),
         ("detection", each, batch.external[owner[real]]),
     ):
-        found |= {f"{name}_external": float(values[external].mean()), f"{name}_task": float(values[~external].mean())}
+        expected |= {f"{name}_external": float(values[external].mean()), f"{name}_task": float(values[~external].mean())}
     weights = {
         "loss": 0.0,
         "replaced_tokens_external": 1,
@@ -222,8 +222,8 @@ def test_replaced_token_detection_is_the_weighted_sum_of_its_means(loss_scale: s
         "detection_task": 16,
         "classify_task": 1,
     }
-    found["loss"] = sum(weights[name] * value for name, value in found.items()) / divisor
-    assert result.as_numbers() == pytest.approx(found, rel=1e-4)
+    expected["loss"] = sum(weights[name] * value for name, value in expected.items()) / divisor
+    assert result.as_numbers() == pytest.approx(expected, rel=1e-4)
     result.total.backward()
     assert all(parameter.grad is None for parameter in model.mlm_head.parameters())
     assert all(parameter.grad is not None for parameter in model.generator.parameters())
@@ -237,8 +237,8 @@ def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(obj
 
     def of(parts: list[PackedBatch]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         model.zero_grad()
-        found = gradients(model, parts, phase, counts, precision="fp32", dropout_seed=3)
-        return found.as_numbers(), {
+        losses = gradients(model, parts, phase, counts, precision="fp32", dropout_seed=3)
+        return losses.as_numbers(), {
             name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
         }
 

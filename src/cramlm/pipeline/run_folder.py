@@ -69,10 +69,10 @@ class Recorder:
         """Write run.toml and an empty record; the caller holds the lock of the run."""
         toml = to_toml(config).encode()
         digest = hashlib.sha256(toml).hexdigest()
-        known = None
+        earlier = None
         with suppress(ArtifactError):
-            known = read_record(folder)
-        first = known.first_event if known is not None and known.config == digest else _count_lines(folder / EVENTS)
+            earlier = read_record(folder)
+        first = earlier.first_event if earlier is not None and earlier.config == digest else _count_lines(folder / EVENTS)
         recorder = Recorder(folder, StageRecord(digest, _train_path(config.task), first, {}))
         recorder._write()  # before run.toml: the record of another config is ignored
         publish_file(folder / CONFIG, toml)

@@ -217,9 +217,9 @@ def _available_memory() -> int | None:
     return None if free is None or here is None else free + here
 
 
-def _free_disk(*places: Path) -> int:
+def _free_disk(*folders: Path) -> int:
     """The smallest number of free bytes on the disks of these folders."""
-    existing = [next(path for path in (place.absolute(), *place.absolute().parents) if path.exists()) for place in places]
+    existing = [next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()) for folder in folders]
     return min(shutil.disk_usage(path).free for path in existing)
 
 

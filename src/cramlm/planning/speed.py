@@ -200,9 +200,9 @@ def _random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: 
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint32)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep
-    chance = rng.random(len(ids), dtype=np.float32)
-    labels, marks = rng.integers(0, _LABELS, size=len(lengths)), np.uint8(1) + (chance < 0.2)
-    return TokenPool(ids, offsets, labels, begins=chance < 0.7, token_labels=marks, scores=chance - np.float32(0.5))
+    uniform = rng.random(len(ids), dtype=np.float32)
+    labels, token_labels = rng.integers(0, _LABELS, size=len(lengths)), np.uint8(1) + (uniform < 0.2)
+    return TokenPool(ids, offsets, labels, begins=uniform < 0.7, token_labels=token_labels, scores=uniform - np.float32(0.5))
 
 
 def describe_machine() -> str:

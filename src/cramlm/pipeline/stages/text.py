@@ -162,8 +162,8 @@ def check_prompt(run: RunContext) -> None:
     if lacking := [label for label in run.task.labels if label not in words]:
         raise UsageError(f"head.prompt.words: the label {lacking[0]!r}{more(lacking)} has no words; give each label some, or none any")
     if strange := sorted(words.keys() - set(run.task.labels)):
-        known = ", ".join(map(repr, run.task.labels[:8]))
-        raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({known}); drop it")
+        labels = ", ".join(map(repr, run.task.labels[:8]))
+        raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({labels}); drop it")
     if run.pretrained is not None:
         _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
 

@@ -28,12 +28,12 @@ def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
     """The units of each sequence, tokens joined."""
     assert pool is not None
     assert pool.begins is not None
-    found = []
+    joined = []
     for number in range(len(pool)):
         tokens = [vocabulary[token] for token in pool.sequence(number)]
         starts = np.flatnonzero(pool.begins[pool.offsets[number] : pool.offsets[number + 1]])
-        found.append([" ".join(piece) for piece in np.split(np.array(tokens, dtype=object), starts[1:])])
-    return found
+        joined.append([" ".join(piece) for piece in np.split(np.array(tokens, dtype=object), starts[1:])])
+    return joined
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_phrases_are_words_that_occur_together_more_often_than_by_chance() -> No
     external = pool_of([text("new york city") for _ in range(20)] + [text("york city . new ##er") for _ in range(3)], vocabulary)
     task = pool_of([text("new ##er york")], vocabulary)
     phase = make_phase(masking={"kind": "phrase"})
-    found = [units(pool, vocabulary) for pool in with_word_begins(phase, external, task, vocabulary, special_ids(vocabulary))]
-    assert all("new york city" in sentence for sentence in found[0][:20])
-    assert {"york city", ".", "new ##er"} <= set(found[0][20])
-    assert {"new ##er", "york"} <= set(found[1][0])
-    assert sum(len(unit.split()) > 1 for sentence in found[0] for unit in sentence) < 30  # fillers meet by chance
+    phrases = [units(pool, vocabulary) for pool in with_word_begins(phase, external, task, vocabulary, special_ids(vocabulary))]
+    assert all("new york city" in sentence for sentence in phrases[0][:20])
+    assert {"york city", ".", "new ##er"} <= set(phrases[0][20])
+    assert {"new ##er", "york"} <= set(phrases[1][0])
+    assert sum(len(unit.split()) > 1 for sentence in phrases[0] for unit in sentence) < 30  # fillers meet by chance
 
 
 def test_pools_are_unchanged_for_a_phase_without_word_masks() -> None:
