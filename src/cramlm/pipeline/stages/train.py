@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,6 +47,11 @@ from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, with_word_begins
 from cramlm.training.terms.important_tokens import IMPORTANT, UNLABELLED, label_words, score_tokens
+
+_MOST_WORDS: Final = 200  # in words.json
+_LABELS, _SCORES = "token-labels", "token-scores"  # kinds of artifacts; their folders end with the phase, like token-labels-2-scorer
+
+Pools = tuple[TokenPool | None, TokenPool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +223,61 @@ class _Training:
         return settings, inputs
 
     def _importance(self, name: str, number: int, phase: PhaseConfig, start: FinishedPhase | None) -> Artifact | None:
-        scorer = self.finished[phase.masking.scores_of] if phase.needs_scores and phase.masking.scores_of else None
-        weights = scorer.artifact if scorer else start.artifact if start else self.text.tokenizer
+        """Publish the token labels or scores of a phase's pools (training/terms/important_tokens.py); None if the phase needs none.
 
-        def load_model() -> Model:
-            return self.begin(number, start) if scorer is None else self.load(scorer)
+        Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). name: of the phase's folder
+        without 'phase-'.
+        """
+        settings: dict[str, Any] = {**self.settings, "length": phase.text_length}
+        if phase.needs_token_labels:
+            (term,) = phase.terms_of(ImportantTokens)
+            settings["term"] = term.model_dump(mode="json", include={"rule", "delta", "share"})
+            kind, weights = _LABELS, start.artifact.fingerprint if start else self.text.tokenizer.fingerprint
+        elif phase.needs_scores:
+            assert phase.masking.scores_of is not None
+            scorer = self.finished[phase.masking.scores_of]
+            kind, weights = _SCORES, scorer.artifact.fingerprint
+        else:
+            return None
 
-        scoring = _Scoring(load_model, lambda: self.pools(phase), self.text.tokenizer, self.special, self.plan.precision)
-        inputs = {**self.inputs, "weights": weights.fingerprint}
-        return token_importance(self.run, phase, scoring, name=name, settings={**self.settings, "length": phase.text_length}, inputs=inputs)
+        def write(target: Path) -> None:
+            self.run.emit(Event("start", kind))
+            pools = self.pools(phase)
+            if kind == _LABELS:
+                message = self._write_token_labels(target, term, pools, self.begin(number, start))
+            else:
+                message = self._write_token_scores(target, pools, self.load(scorer))
+            self.run.emit(Event("done", kind, message))
+
+        return self.run.build(Stage(f"{kind}-{name}", 2, settings, {**self.inputs, "weights": weights}, write, kind=kind))
+
+    def _write_token_labels(self, target: Path, term: ImportantTokens, pools: Pools, model: Model) -> str:
+        """Write labels.npy and words.json; return a summary."""
+        _, task = pools
+        assert task is not None
+        assert task.begins is not None
+        labels = label_words(model, task, term, self.special, precision=self.plan.precision)
+        save_array(target / "labels.npy", labels)
+        first = np.flatnonzero(task.begins)
+        word_labels, texts = labels[first], np.split(labels, task.offsets[1:-1])
+        words = zip(np.split(task.ids, first[1:]), word_labels.tolist(), strict=True)
+        important = Counter(self.text.tokenizer.decode(ids.tolist()) for ids, label in words if label == IMPORTANT)
+        used = sum(bool((text != UNLABELLED).any()) for text in texts)
+        share = float((word_labels == IMPORTANT).sum() / max(1, (word_labels != UNLABELLED).sum()))
+        counts = {"texts": len(task), "texts_used": used, "share": share, "important": dict(important.most_common(_MOST_WORDS))}
+        write_json(target / "words.json", counts)
+        frequent = ", ".join(word for word, _ in important.most_common(5))
+        return f"{used:,} of {len(task):,} texts classified correctly; {share:.0%} of their words are important, most often {frequent}"
+
+    def _write_token_scores(self, target: Path, pools: Pools, model: Model) -> str:
+        """Write external.npy and task.npy; return a summary."""
+        important, total = 0, 0
+        for name, pool in zip(("external", "task"), pools, strict=True):
+            if pool is not None:
+                scores = score_tokens(model, pool, precision=self.plan.precision)
+                save_array(target / f"{name}.npy", scores)
+                important, total = important + int((scores > 0).sum()), total + len(scores)
+        return f"{important / max(1, total):.0%} of {total:,} tokens score as important"
 
     def _train(
         self,
@@ -338,44 +389,8 @@ def external_pool(
     return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
 
 
-_MOST_WORDS: Final = 200
-_LABELS, _SCORES = "token-labels", "token-scores"  # kinds of artifacts; their folders end with the phase, like token-labels-2-scorer
-
-Pools = tuple[TokenPool | None, TokenPool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scoring:
-    """What token importance is computed with. load_model, load_pools: called only if the stage is built."""
-
-    load_model: Callable[[], Model]
-    load_pools: Callable[[], Pools]
-    tokenizer: Tokenizer
-    special: SpecialIds
-    precision: Precision
-
-
-def token_importance(
-    run: RunContext, phase: PhaseConfig, scoring: _Scoring, *, name: str, settings: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> Artifact | None:
-    """Publish the token labels or scores of a phase's pools (training/terms/important_tokens.py); None if the phase needs none.
-
-    Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). name: of the phase's folder without
-    'phase-'.
-    """
-    if phase.needs_token_labels:
-        (term,) = phase.terms_of(ImportantTokens)
-        kind, write = _LABELS, lambda target: _write_token_labels(target, term, scoring, run.emit)
-        settings = {**settings, "term": term.model_dump(mode="json", include={"rule", "delta", "share"})}
-    elif phase.needs_scores:
-        kind, write = _SCORES, lambda target: _write_token_scores(target, scoring, run.emit)
-    else:
-        return None
-    return run.build(Stage(f"{kind}-{name}", 2, settings, inputs, write, kind=kind))
-
-
 def with_importance(pools: Pools, importance: Artifact | None) -> Pools:
-    """Return the pools with the labels or scores that `token_importance` published."""
+    """Return the pools with the token labels or scores of an artifact of token importance."""
     external, task = pools
     if importance is None:
         return pools
@@ -385,37 +400,6 @@ def with_importance(pools: Pools, importance: Artifact | None) -> Pools:
     named = ("external", external), ("task", task)
     external, task = (None if pool is None else replace(pool, scores=read_array(importance.path / f"{name}.npy")) for name, pool in named)
     return external, task
-
-
-def _write_token_labels(target: Path, term: ImportantTokens, scoring: _Scoring, emit: Emit) -> None:
-    emit(Event("start", _LABELS))
-    _, task = scoring.load_pools()
-    assert task is not None
-    assert task.begins is not None
-    labels = label_words(scoring.load_model(), task, term, scoring.special, precision=scoring.precision)
-    save_array(target / "labels.npy", labels)
-    first = np.flatnonzero(task.begins)
-    word_labels, texts = labels[first], np.split(labels, task.offsets[1:-1])
-    words = zip(np.split(task.ids, first[1:]), word_labels.tolist(), strict=True)
-    important = Counter(scoring.tokenizer.decode(ids.tolist()) for ids, label in words if label == IMPORTANT)
-    used = sum(bool((text != UNLABELLED).any()) for text in texts)
-    share = float((word_labels == IMPORTANT).sum() / max(1, (word_labels != UNLABELLED).sum()))
-    counts = {"texts": len(task), "texts_used": used, "share": share, "important": dict(important.most_common(_MOST_WORDS))}
-    write_json(target / "words.json", counts)
-    frequent = ", ".join(word for word, _ in important.most_common(5))
-    message = f"{used:,} of {len(task):,} texts classified correctly; {share:.0%} of their words are important, most often {frequent}"
-    emit(Event("done", _LABELS, message))
-
-
-def _write_token_scores(target: Path, scoring: _Scoring, emit: Emit) -> None:
-    emit(Event("start", _SCORES))
-    important, total, model = 0, 0, scoring.load_model()
-    for name, pool in zip(("external", "task"), scoring.load_pools(), strict=True):
-        if pool is not None:
-            scores = score_tokens(model, pool, precision=scoring.precision)
-            save_array(target / f"{name}.npy", scores)
-            important, total = important + int((scores > 0).sum()), total + len(scores)
-    emit(Event("done", _SCORES, f"{important / max(1, total):.0%} of {total:,} tokens score as important"))
 
 
 def report_loaded_weights(
