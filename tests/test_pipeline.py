@@ -286,6 +286,22 @@ def test_only_phases_with_distillation_depend_on_the_teacher(
     assert not (folder / "alone/teacher").exists()
 
 
+def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: tuple[Path, dict[str, Any]]) -> None:
+    folder, config = copied
+    default = np.load(folder / "run/teacher/passages-32.npy")
+    phases, labels = [phase | {"steps": 2} for phase in config["phases"]], {}
+    for share in (0.0, 1.0):
+        run(load_config({**config, "teacher": {"passage_share": share}, "phases": phases}), out=folder / "run", store=folder / "store")
+        labels[share] = np.load(folder / "run/teacher/passages-32.npy")
+    np.testing.assert_allclose(default, (labels[0.0] + labels[1.0]) / 2, atol=1e-6)
+    passages = SelectionTable.open(folder / "run/selection").texts()
+    source = Tokenizer.load(folder / "run/tokenizer").pieces(passages, max_length=32)[0].source
+    first = np.searchsorted(source, source)
+    assert len(passages) < len(source), "some passages have several pieces"
+    np.testing.assert_allclose(labels[1.0], labels[1.0][first], atol=1e-6)
+    assert abs(labels[0.0] - labels[0.0][first]).max() > 0.01
+
+
 def test_distribution_alignment_is_a_setting_of_the_teacher(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
     folder, config = copied
     plain = np.load(folder / "run/teacher/passages-32.npy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, Scheme, Setting
-from cramlm.linear.teacher import FOLDS, SoftLabels, aligned, folds, sharpened, soft_labels
-from cramlm.model.tokenizer import Tokenizer
-from cramlm.records import Task
+from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, sharpened
+from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.records import FloatArray, Task
 
 Rows = list[tuple[str, str]]
 
@@ -48,9 +48,23 @@ def model_of(
     return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
 
+class SoftLabels(NamedTuple):
+    passages: FloatArray
+    training_texts: FloatArray
+    power: float
+
+
+def soft_labels(
+    model: LinearModel, task: Task, passages: list[str], tokens: Tokens | None, *, seed: int, align: bool = False
+) -> SoftLabels:
+    teacher = Teacher.of(model, task, seed=seed)
+    of_passages = teacher.soft_labels(passages, tokens)
+    return SoftLabels(aligned(of_passages, teacher.label_counts) if align else of_passages, teacher.training_texts, teacher.power)
+
+
 def soft(rows: Rows, passages: list[str], *, seed: int = 0, align: bool = False, **options: Any) -> SoftLabels:
     task = task_of(rows)
-    return soft_labels(model_of(task, **options), task, passages, None, seed=seed, align_distribution=align)
+    return soft_labels(model_of(task, **options), task, passages, None, seed=seed, align=align)
 
 
 @pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
@@ -145,7 +159,7 @@ def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
     model = model_of(task)
     adjusted = replace(model, adjustment=np.array([2.0, -2.0], dtype=np.float32), tau=1.0)
     passages = ["zzz", "wave", "ridge"]
-    plain, shifted = (soft_labels(each, task, passages, None, seed=1, align_distribution=False) for each in (model, adjusted))
+    plain, shifted = (soft_labels(each, task, passages, None, seed=1) for each in (model, adjusted))
     for one, other in ((plain.passages, shifted.passages), (plain.training_texts, shifted.training_texts)):
         # log-odds / power: what a model's own logits are
         moved = np.log(other[:, 0] / other[:, 1]) / shifted.power - np.log(one[:, 0] / one[:, 1]) / plain.power
@@ -174,11 +188,11 @@ def test_pieces_of_a_passage_have_soft_labels_of_their_own(tokenizer: Tokenizer)
     task = task_of(rows)
     passage = "river water bank " * 20 + "kinase protein cell " * 20
     tokens, pieces = tokenizer.pieces([passage], max_length=32)
-    found = soft_labels(model_of(task), task, pieces, tokens, seed=0, align_distribution=False).passages
+    found = soft_labels(model_of(task), task, pieces, tokens, seed=0).passages
     assert len(found) == len(tokens) > 2
     assert found[0, 1] > 0.9
     assert found[-1, 0] > 0.9
-    whole = soft_labels(model_of(task), task, [passage], None, seed=0, align_distribution=False).passages
+    whole = soft_labels(model_of(task), task, [passage], None, seed=0).passages
     assert abs(whole[0, 0] - 0.5) < 0.3
 
 

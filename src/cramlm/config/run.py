@@ -156,6 +156,13 @@ class TeacherConfig(FrozenModel):
         description="distribution alignment (Berthelot et al. 2020): multiply each label's probability on passages by its frequency in "
         "training over its mean probability on passages",
     )
+    passage_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the whole passage's soft label in the soft label of each piece that training cuts it into; the rest is "
+        "the piece's own",
+    )
 
 
 class DistributedConfig(FrozenModel):

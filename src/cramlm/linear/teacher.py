@@ -31,32 +31,34 @@ _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SoftLabels:
-    """Distributions over the task's labels, float32.
+class Teacher:
+    """A fitted linear model whose probabilities are soft labels.
 
-    passages: (passages, labels). training_texts: (training texts, labels), each predicted out of fold; a row is 0 if no text outside the
-    fold has the label of its text. power: the exponent of the probabilities.
+    training_texts: soft labels of the training texts, float32 (training texts, labels), each predicted out of fold; a row is 0 if no text
+    outside the fold has the label of its text. power: the exponent of the model's probabilities. label_counts: training texts of each
+    label, (labels,).
     """
 
-    passages: FloatArray
+    model: LinearModel
     training_texts: FloatArray
     power: float
+    label_counts: IntArray
 
+    @classmethod
+    def of(cls, model: LinearModel, task: Task, *, seed: int) -> Teacher:
+        """Calibrate a classification model that was fitted on the training texts of `task`."""
+        assert model.kind == "classification", "soft labels are distributions over labels"
+        targets = SOLVERS[model.kind].targets(task)
+        held_out = _out_of_fold(model, task, targets, seed=seed)
+        predicted_rows = held_out.sum(axis=1) > 0
+        power = _best_power(held_out[predicted_rows], targets[predicted_rows])
+        return cls(model, sharpened(held_out, power), power, np.bincount(targets, minlength=len(task.labels)))
 
-def soft_labels(
-    model: LinearModel, task: Task, passages: Sequence[str], tokens: Tokens | None, *, seed: int, align_distribution: bool
-) -> SoftLabels:
-    """Predictions for `passages` and, out of fold, for the training texts of `task`. tokens: the encoded passages, if they exist."""
-    assert model.kind == "classification", "soft labels are distributions over labels"
-    targets = SOLVERS[model.kind].targets(task)
-    held_out = _out_of_fold(model, task, targets, seed=seed)
-    predicted_rows = held_out.sum(axis=1) > 0
-    power = _best_power(held_out[predicted_rows], targets[predicted_rows])
-    outputs = KINDS[model.kind].outputs
-    predicted = sharpened(outputs(model.logits(passages, tokens)), power) if passages else np.zeros((0, len(task.labels)), np.float32)
-    if align_distribution:
-        predicted = aligned(predicted, np.bincount(targets, minlength=len(task.labels)))
-    return SoftLabels(predicted, sharpened(held_out, power), power)
+    def soft_labels(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
+        """Distributions over the labels, float32 (texts, labels). tokens: the encoded texts, if they exist."""
+        if not texts:
+            return np.zeros((0, len(self.label_counts)), dtype=np.float32)
+        return sharpened(KINDS[self.model.kind].outputs(self.model.logits(texts, tokens)), self.power)
 
 
 def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int) -> FloatArray:

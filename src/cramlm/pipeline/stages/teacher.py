@@ -12,10 +12,10 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.teacher import soft_labels
+from cramlm.linear.teacher import Teacher, aligned
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
-from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.model.tokenizer import UNCUT, Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
@@ -54,26 +54,36 @@ def pieces_file(length: int) -> str:
 def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact, phases: Sequence[PhaseConfig]) -> Artifact:
     """Publish the linear model's probabilities, float32 (n, labels): passages-LENGTH.npy of the pieces of the passages in order, for each
     piece length; task.npy of the training texts, predicted out of fold.
+
+    A piece gets the mean of its own probabilities and those of its passage, weighted by `teacher.passage_share`. A piece alone has few
+    of the words that the linear model has weights for; but not every piece of a passage is about its label.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
     files = {pieces_file(length): length for length in sorted(lengths)}
 
+    config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
+
     def write(target: Path) -> None:
         run.emit(Event("start", "teacher"))
-        model, messages = LinearModel.load(static.path, tokenizer=text.tokenizer), []
-        for name, length in files.items() or ((None, None),):
-            tokens, pieces = (None, []) if length is None or text.selection is None else _pieces(text.selection, text.tokenizer, length)
-            predicted = soft_labels(
-                model, run.task, pieces, tokens, seed=run.config.seed, align_distribution=run.config.teacher.align_distribution
-            )
-            if name is not None:
-                save_array(target / name, predicted.passages)
-                messages.append(_message(len(pieces), "pieces of passages", predicted.passages))
-        save_array(target / TASK_FILE, predicted.training_texts)
-        known = predicted.training_texts[predicted.training_texts.sum(axis=1) > 0]
+        teacher, messages = Teacher.of(LinearModel.load(static.path, tokenizer=tokenizer), run.task, seed=run.config.seed), []
+        if files and selection is not None:
+            whole = None
+            if config.passage_share > 0:
+                whole = teacher.soft_labels(selection.texts(), tokenizer.cut(selection.ids, max_length=UNCUT, cut="truncate"))
+            for name, length in files.items():
+                tokens, pieces = _pieces(selection, tokenizer, length)
+                labels = teacher.soft_labels(pieces, tokens)
+                if whole is not None:
+                    labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
+                if config.align_distribution:
+                    labels = aligned(labels, teacher.label_counts)
+                save_array(target / name, labels)
+                messages.append(_message(len(pieces), "pieces of passages", labels))
+        save_array(target / TASK_FILE, teacher.training_texts)
+        known = teacher.training_texts[teacher.training_texts.sum(axis=1) > 0]
         messages.append(_message(len(known), "training texts out of fold", known))
-        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"power": predicted.power}))
+        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"power": teacher.power}))
 
     inputs: dict[str, Any] = {
         "static": static.fingerprint,
@@ -82,7 +92,7 @@ def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact,
         "train": task_fingerprint(run.task)["train"],
     }
     settings = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json"), "seed": run.config.seed}
-    return run.build(Stage("teacher", 6, settings, inputs, write))
+    return run.build(Stage("teacher", 7, settings, inputs, write))
 
 
 def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
