@@ -15,7 +15,7 @@ from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.predictor import Predictor
 from cramlm.inference.runs import held_out, model_of, run_of
-from cramlm.inference.texts import word_spans
+from cramlm.inference.base import word_spans
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.run import run
 from cramlm.retrieval.selection import SelectionTable

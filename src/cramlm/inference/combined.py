@@ -9,44 +9,30 @@ These lie in the folder of the encoder, which stays a plain Hugging Face or ONNX
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
-from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels, gold_labels
-from cramlm.inference.texts import STREAM_BATCH, predict_stream
+from cramlm.evaluation.kinds import KINDS
+from cramlm.inference.base import BasePredictor
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import AnyPrediction, BoolArray, Example, FloatArray, TaskKind
+from cramlm.records import BoolArray, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files, environment_faults
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
+    from cramlm.inference.onnx import OnnxPredictor
+    from cramlm.inference.predictor import Predictor
 
 AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
-
-
-class EncoderPredictor(Protocol):
-    """What a combination needs of the predictor of an encoder, `Predictor` or `OnnxPredictor`."""
-
-    labels: tuple[str, ...]
-    max_length: int
-
-    @property
-    def longest_text(self) -> int: ...
-
-    @property
-    def tokenizer_json(self) -> str: ...
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray: ...
-
-    def word_spans(self, text: str) -> list[tuple[int, int]]: ...
+EncoderPredictor: TypeAlias = "Predictor | OnnxPredictor"
 
 
 class CombinedModels:
@@ -115,8 +101,8 @@ class CombinedModels:
         return KINDS["classification"].near_ties(logits * (len(models) / models[ENCODER].scale))
 
 
-class CombinedPredictor:
-    """An encoder and the linear models beside it; the interface of `Predictor`."""
+class CombinedPredictor(BasePredictor):
+    """An encoder and the linear models beside it."""
 
     kind: TaskKind = "classification"
 
@@ -132,18 +118,7 @@ class CombinedPredictor:
         self.labels: tuple[str, ...] = encoder.labels
         self.max_length = encoder.max_length
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
-        """As `Predictor.predict`."""
-        return KINDS[self.kind].predictions(self.probabilities(texts, pairs), self.labels)
-
-    def predict_iter(
-        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[AnyPrediction]:
-        """As `Predictor.predict_iter`."""
-        return predict_stream(self.predict, texts, pairs, batch=batch)
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """As `Predictor.probabilities`."""
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         if not self.models.needs_encoder:
             return self.models.probabilities(None, texts, pairs)
         encoder = self.encoder.probabilities(texts, pairs)
@@ -168,17 +143,6 @@ class CombinedPredictor:
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """As `LinearPredictor.word_spans`: whole words, of which the encoder reads those in its first `max_length` tokens."""
         return next(iter(self.models.linear.values())).word_spans(text) if self.models.linear else self.encoder.word_spans(text)
-
-    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """As `Predictor.check_labels`."""
-        check_labels(self.kind, self.labels, examples, origin=origin)
-
-    def score(self, examples: Sequence[Example]) -> AnyScores:
-        """As `Predictor.score`."""
-        true = gold_labels(examples)
-        outputs = self.probabilities([example.text for example in examples], [example.text_pair for example in examples])
-        kind = KINDS[self.kind]
-        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
 
 
 def has_combination(folder: Path) -> bool:

@@ -13,38 +13,24 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
+from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import AnswerBy
 from cramlm.inference.runs import run_of
-from cramlm.records import FloatArray, TaskKind
 from cramlm.retrieval.catalog import CATALOG, SearchResult, build_catalog, search_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
 PASSAGES_FOLDER = "selection-index"
 _SMALLEST = 1e-9  # minimum distance of probabilities from 0 and 1
-
-
-class Explainable(Protocol):
-    """The part of a predictor that an explanation needs."""
-
-    labels: tuple[str, ...]
-    kind: TaskKind
-
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Character spans [start, stop) of the words within the model's input, in order."""
-
-    def probabilities(self, texts: Sequence[str]) -> FloatArray:
-        """(n, labels), rows sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class Explanation:
         return asdict(self)
 
 
-def explain(predictor: Explainable, text: str, *, run: Path | None = None, passages: int = 3) -> Explanation:
+def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, passages: int = 3) -> Explanation:
     """Return the predicted label of `text`, the contribution of each word, and the nearest passages of `run`, if given.
 
     Costs one prediction per word.

@@ -1,26 +1,25 @@
-"""Predictions of an exported linear model, without torch and transformers; the interface of `Predictor`."""
+"""Predictions of an exported linear model, without torch and transformers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels, gold_labels
-from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream
+from cramlm.evaluation.kinds import KINDS
+from cramlm.inference.base import BasePredictor, check_texts
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.config import refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, TaskKind
+from cramlm.records import Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.text.words import word_pattern
 
 
-class LinearPredictor:
+class LinearPredictor(BasePredictor):
     """A loaded linear model; create it with `load`."""
 
     def __init__(self, model: LinearModel) -> None:
@@ -39,21 +38,8 @@ class LinearPredictor:
         check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE))
         return cls(LinearModel.load(Path(folder)))
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
-        """As `Predictor.predict`."""
-        return KINDS[self.kind].predictions(self._outputs(texts, pairs), self.labels)
-
-    def predict_iter(
-        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[AnyPrediction]:
-        """As `Predictor.predict_iter`."""
-        return predict_stream(self.predict, texts, pairs, batch=batch)
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """As `Predictor.probabilities`."""
-        if self.kind == "regression":
-            raise UsageError("this model predicts a number, which has no probability; use predict")
-        return self._outputs(texts, pairs)
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        return KINDS[self.kind].outputs(self.logits(texts, pairs))
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Adjusted logits, float32 (n, labels), in the order given."""
@@ -67,20 +53,6 @@ class LinearPredictor:
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Character spans of words and of runs of an equal other character."""
         return [match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", text)]
-
-    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """As `Predictor.check_labels`."""
-        check_labels(self.kind, self.labels, examples, origin=origin)
-
-    def score(self, examples: Sequence[Example]) -> AnyScores:
-        """As `Predictor.score`."""
-        true, kind = gold_labels(examples), KINDS[self.kind]
-        outputs = self._outputs([example.whole_text for example in examples], None)
-        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
-
-    def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        logits = self.logits(texts, pairs)
-        return KINDS[self.kind].outputs(logits)
 
 
 def whole_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:

@@ -3,28 +3,25 @@
     predictor = OnnxPredictor.load("runs/mine/onnx")
     predictor.predict(["some text", "another"])
 
-The interface of `Predictor`; in fp32 equal probabilities within 1e-4. Texts are sorted by length and computed in padded batches; an int8
+In fp32 the probabilities equal those of `Predictor` within 1e-4. Texts are sorted by length and computed in padded batches; an int8
 model computes one text at a time, because its activation scale, and so each prediction, would depend on the whole batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
-from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, predictions, word_spans
-from cramlm.records import Example, FloatArray, IntArray, Prediction, TaskKind
+from cramlm.inference.base import BasePredictor, check_texts, word_spans
+from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.artifacts import check_files, raise_if_refused
-
-if TYPE_CHECKING:
-    from cramlm.evaluation.kinds import AnyScores
 
 GRAPH_FILE = "model.onnx"
 SETTINGS_FILE = "onnx.json"
@@ -44,7 +41,7 @@ class OnnxSettings:
     weights: Literal["fp32", "int8"]
 
 
-class OnnxPredictor:
+class OnnxPredictor(BasePredictor):
     """A loaded ONNX classifier; create it with `load`."""
 
     def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings) -> None:
@@ -89,49 +86,14 @@ class OnnxPredictor:
         tokenizer.no_padding()
         return cls(session, tokenizer, settings)
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[Prediction]:
-        """Return the most probable label and all probabilities for each text (or pair of texts) in order.
-
-        Raises:
-            UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
-        """
-        return predictions(self.probabilities(texts, pairs), self.labels)
-
-    def predict_iter(
-        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[Prediction]:
-        """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
-
-        Raises:
-            UsageError: as `predict`, or if texts and pairs have different lengths.
-        """
-        return predict_stream(self.predict, texts, pairs, batch=batch)
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1.
-
-        Raises:
-            UsageError, DataError: as `predict`. DivergedError: if a logit is not finite.
-        """
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """As `BasePredictor.outputs`. Raises DivergedError if a logit is not finite."""
         return probabilities_of(self.logits(texts, pairs))
 
-    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """As `Predictor.check_labels`."""
-        from cramlm.evaluation.kinds import check_labels
-
-        check_labels(self.kind, self.labels, examples, origin=origin)
-
-    def score(self, examples: Sequence[Example]) -> AnyScores:
-        """Score predictions on labelled examples; a label that the model lacks counts as an error.
-
-        Raises:
-            DataError: if there is no example, or one has no label.
-        """
-        from cramlm.evaluation.kinds import KINDS, gold_labels
-
-        true, kind = gold_labels(examples), KINDS[self.kind]
-        outputs = self.probabilities([example.text for example in examples], [example.text_pair for example in examples])
-        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
+        """As `BasePredictor.predict`, without the imports that other kinds of task need."""
+        rows = self.outputs(texts, pairs)
+        return [Prediction(self.labels[int(row.argmax())], dict(zip(self.labels, row.tolist(), strict=True))) for row in rows]
 
     @property
     def tokenizer_json(self) -> str:

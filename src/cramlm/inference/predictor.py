@@ -9,18 +9,17 @@ hardware supports it: equal labels, probabilities within about 1e-2. PyTorch's n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import KINDS, AnyScores, check_labels
+from cramlm.evaluation.kinds import AnyScores
+from cramlm.inference.base import BasePredictor, check_texts, word_spans
 from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, has_combination, load_linear
-from cramlm.inference.texts import STREAM_BATCH, check_texts, predict_stream, word_spans
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
+from cramlm.records import Example, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
 
 
-class Predictor:
+class Predictor(BasePredictor):
     """A loaded encoder. Create it with `load`, which returns a `LinearPredictor` for a linear model."""
 
     def __init__(self, loaded: LoadedModel, *, precision: Precision | Literal["auto"] = "fp32") -> None:
@@ -81,37 +80,7 @@ class Predictor:
         """The same weights in fp32 if precision is "auto" and the hardware supports bf16, else None."""
         return Predictor(self._loaded, precision="fp32") if self._labels_as_fp32 else None
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
-        """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
-        model a `LabelsPrediction`; of a regression a `NumberPrediction`.
-
-        Raises:
-            UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
-        """
-        return KINDS[self.kind].predictions(self._outputs(texts, pairs), self.labels)
-
-    def predict_iter(
-        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
-    ) -> Iterator[AnyPrediction]:
-        """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
-
-        Raises:
-            UsageError: as `predict`, or if texts and pairs have different lengths.
-        """
-        return predict_stream(self.predict, texts, pairs, batch=batch)
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1, unless the model is
-        multi-label.
-
-        Raises:
-            UsageError, DataError: as `predict`. UsageError: of a regression.
-        """
-        if self.kind == "regression":
-            raise UsageError("this model predicts a number, which has no probability; use predict")
-        return self._outputs(texts, pairs)
-
-    def _outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities, sequences_of_texts
 
         check_texts(texts, pairs)
@@ -137,19 +106,10 @@ class Predictor:
         return self._loaded.tokenizer.content
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Character spans of the words within the model's input (texts.py)."""
         return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
 
-    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """Raises DataError naming the first label that the model lacks, and its row in `origin`."""
-        check_labels(self.kind, self.labels, examples, origin=origin)
-
     def score(self, examples: Sequence[Example]) -> AnyScores:
-        """Score predictions on labelled examples; a label that the model lacks counts as an error.
-
-        Raises:
-            DataError: if there is no example, or one has no label.
-        """
+        """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
         from cramlm.evaluation.evaluate import evaluate_examples
 
         loaded = self._loaded

@@ -1,0 +1,146 @@
+"""What all predictors share: their interface, and checks, word spans and streaming of texts. Importing it loads NumPy only."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cramlm.errors import DataError, UsageError
+from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
+
+if TYPE_CHECKING:
+    from cramlm.evaluation.kinds import AnyScores
+
+STREAM_BATCH = 1024
+
+
+class BasePredictor(ABC):
+    """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words."""
+
+    labels: tuple[str, ...]
+    kind: TaskKind
+
+    @abstractmethod
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """Probabilities, float32 (n, labels), or the numbers of a regression, (n, 1), in the order of the texts.
+
+        Raises:
+            UsageError, DataError: as `check_texts`.
+        """
+
+    @abstractmethod
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """Character spans [start, stop) of the words within the model's input, in order."""
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
+        """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
+        model a `LabelsPrediction`; of a regression a `NumberPrediction`.
+
+        Raises:
+            UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
+        """
+        from cramlm.evaluation.kinds import KINDS
+
+        return KINDS[self.kind].predictions(self.outputs(texts, pairs), self.labels)
+
+    def predict_iter(
+        self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
+    ) -> Iterator[AnyPrediction]:
+        """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
+
+        Raises:
+            UsageError: if `texts` is one string or `batch` is below 1, at once; later, if texts and pairs have different lengths.
+        """
+        refuse_one_string(texts, pairs)
+        if batch < 1:
+            raise UsageError(f"batch is {batch}; take at least 1 text at a time")
+        return self._stream(iter(texts), None if pairs is None else iter(pairs), batch)
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1, unless the model is
+        multi-label.
+
+        Raises:
+            UsageError, DataError: as `predict`. UsageError: of a regression.
+        """
+        if self.kind == "regression":
+            raise UsageError("this model predicts a number, which has no probability; use predict")
+        return self.outputs(texts, pairs)
+
+    def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
+        """Raises DataError naming the first label that the model lacks, and its row in `origin`."""
+        from cramlm.evaluation.kinds import check_labels
+
+        check_labels(self.kind, self.labels, examples, origin=origin)
+
+    def score(self, examples: Sequence[Example]) -> AnyScores:
+        """Score predictions on labelled examples; a label that the model lacks counts as an error.
+
+        Raises:
+            DataError: if there is no example, or one has no label.
+        """
+        from cramlm.evaluation.kinds import KINDS, gold_labels
+
+        true, kind = gold_labels(examples), KINDS[self.kind]
+        outputs = self.outputs([example.text for example in examples], [example.text_pair for example in examples])
+        return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
+
+    def _stream(self, texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[AnyPrediction]:
+        while chunk := list(itertools.islice(texts, batch)):
+            yield from self.predict(chunk, None if pairs is None else list(itertools.islice(pairs, len(chunk))))
+        if pairs is not None and next(pairs, _END) is not _END:
+            raise UsageError("there are more pairs than texts; give one for each text")
+
+
+_END = object()
+
+
+def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
+    """Check that texts (and pairs) are lists of strings of equal length.
+
+    Raises:
+        UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
+    """
+    refuse_one_string(texts, pairs)
+    if pairs is not None and len(pairs) != len(texts):
+        raise UsageError(f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (None where there is none)")
+    _check_strings("text", texts)
+    _check_strings("pair", [pair for pair in pairs or () if pair is not None])
+
+
+def refuse_one_string(texts: object, pairs: object) -> None:
+    """Raises UsageError if a string is passed in place of a list."""
+    for name, value in (("texts", texts), ("pairs", pairs)):
+        if isinstance(value, str | bytes):
+            raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
+
+
+def word_spans(tokenizer_json: str, text: str, *, max_length: int) -> list[tuple[int, int]]:
+    """Character spans [start, stop) of the words within the model's input, in order.
+
+    Raises:
+        DataError: if the text holds a lone surrogate.
+    """
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True
+    tokenizer.enable_truncation(max_length)
+    try:
+        encoding = tokenizer.encode(text)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise DataError("the text holds a lone surrogate; remove it") from error
+    spans: dict[int, tuple[int, int]] = {}
+    for word, (start, stop) in zip(encoding.word_ids, encoding.offsets, strict=True):
+        if word is not None:  # None: [CLS] and [SEP]
+            first, last = spans.get(word, (start, stop))
+            spans[word] = (min(first, start), max(last, stop))
+    return list(spans.values())
+
+
+def _check_strings(name: str, values: Sequence[object]) -> None:
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise DataError(f"{name} {number}: is {type(value).__name__} ({str(value)[:30]!r}), not a string; convert it, or leave it out")
