@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from cramlm.cli.app import app
 from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, CramError, UsageError
-from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
-from cramlm.inference.predictor import Predictor
-from cramlm.inference.runs import held_out, model_of, run_of
 from cramlm.inference.base import word_spans
+from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
+from cramlm.inference.predictor import Predictor, held_out, model_of, run_of
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.run import run
 from cramlm.retrieval.selection import SelectionTable

@@ -22,8 +22,7 @@ from cramlm.errors import CramError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.inference.explain import explain
 from cramlm.inference.linear import LinearPredictor
-from cramlm.inference.predictor import Predictor, load_predictor
-from cramlm.inference.runs import model_of, refuse_other_kinds
+from cramlm.inference.predictor import Predictor, load_predictor, model_of, refuse_other_kinds
 from cramlm.linear import MODEL_FILE
 from cramlm.pipeline.run import run
 from hub_stand_in import running_hub

@@ -19,10 +19,10 @@ from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
+from cramlm.serving import Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
-from cramlm.serving.limits import Limits
-from cramlm.serving.metrics import Metrics
+from cramlm.serving.middleware import Metrics
 from serving import PATIENCE, export_tiny, serving_alone
 
 NEVER = 1e6  # seconds

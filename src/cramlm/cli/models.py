@@ -37,8 +37,7 @@ def evaluate(
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
-    from cramlm.inference.predictor import load_predictor
-    from cramlm.inference.runs import model_of
+    from cramlm.inference.predictor import load_predictor, model_of
 
     predictor = load_predictor(model_of(model), answer=answer)
     examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
@@ -75,8 +74,7 @@ def predict(
     """
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.inference.predictor import load_predictor
-    from cramlm.inference.runs import model_of
+    from cramlm.inference.predictor import load_predictor, model_of
     from cramlm.storage.artifacts import publish_file
 
     folder = model_of(model)
@@ -114,8 +112,8 @@ def serve(
     Paths: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json.
     """
     check_address_space_of_model(model, "serve")
+    from cramlm.serving import Address, Limits
     from cramlm.serving import serve as serve_model
-    from cramlm.serving.limits import Address, Limits
 
     announce = partial(print, file=sys.stderr, flush=True)
     limits = Limits(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.evaluation.attention import HeadShares, head_shares
-from cramlm.inference.runs import model_of
+from cramlm.inference.predictor import model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import ModelSpec, build_model

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from cramlm.errors import UsageError
 from cramlm.export.card import file_name, model_card
 from cramlm.inference.onnx import SETTINGS_FILE
-from cramlm.inference.runs import model_of
+from cramlm.inference.predictor import model_of
 from cramlm.io.paths import remote_faults
 from cramlm.records import Emit, Event, silent
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify

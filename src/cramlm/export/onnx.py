@@ -30,7 +30,7 @@ from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
-from cramlm.inference.runs import held_out, model_of, refuse_other_kinds, run_of
+from cramlm.inference.predictor import held_out, model_of, refuse_other_kinds, run_of
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.kernels.torch import no_dropout

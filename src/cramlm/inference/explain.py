@@ -24,7 +24,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import AnswerBy
-from cramlm.inference.runs import run_of
+from cramlm.inference.predictor import run_of
 from cramlm.retrieval.catalog import CATALOG, SearchResult, build_catalog, search_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
@@ -115,8 +115,7 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult,
 
 def explain_at(path: Path, text: str, *, passages: int = 3, answer: AnswerBy = "combined") -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
-    from cramlm.inference.predictor import load_predictor
-    from cramlm.inference.runs import model_of
+    from cramlm.inference.predictor import load_predictor, model_of
 
     folder = model_of(path)
     return explain(load_predictor(folder, answer=answer), text, run=run_of(folder), passages=passages)

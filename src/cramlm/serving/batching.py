@@ -27,8 +27,8 @@ from cramlm.inference.combined import AnswerBy, CombinedModels, has_combination,
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
-from cramlm.serving.limits import Limits
-from cramlm.serving.metrics import Metrics
+from cramlm.serving import Limits
+from cramlm.serving.middleware import Metrics
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
