@@ -20,7 +20,7 @@ from typing import Any, Final
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
 from cramlm.evaluation.combination import COMBINED
-from cramlm.evaluation.significance import compare_predictions, holm
+from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file

@@ -17,10 +17,10 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination, CombinationFit, combine_on_dev
+from cramlm.evaluation.comparison import compare_on_dev
 from cramlm.evaluation.evaluate import example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
-from cramlm.evaluation.verdict import compare_on_dev
 from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.inference.combined import CombinedModels
 from cramlm.inference.linear import LinearPredictor

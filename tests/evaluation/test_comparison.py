@@ -1,17 +1,70 @@
-"""The verdict: the more expensive model is clearly better, clearly worse, or not clearly different."""
+"""Comparisons of models: significance tests over seeds on test rows, and the model that is recommended by dev."""
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 from evaluation_fixtures import LABELS, dev_task
+from sklearn.metrics import f1_score
 
 from cramlm.data.labels import format_labels
+from cramlm.evaluation.comparison import SPLITS, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
 from cramlm.evaluation.kinds import DevScorer
-from cramlm.evaluation.verdict import SPLITS, Verdict, _half, compare_on_dev, cross_fitted
 from cramlm.records import IntArray, TaskKind
+
+
+def random_labels(true: list[str], right: float, seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [label if random.random() < right else str(random.choice(LABELS)) for label in true]
+
+
+TRUE = [str(label) for label in np.random.default_rng(1).choice(LABELS, 300, p=[0.6, 0.3, 0.1])]
+
+
+def test_the_difference_is_the_mean_over_seeds_of_scikit_learns_macro_f1() -> None:
+    one, other = ([random_labels(TRUE, right, seed) for seed in (1, 2, 3)] for right in (0.7, 0.5))
+    difference = compare_predictions(TRUE, one, other, trials=200)
+    expected = np.mean([f1_score(TRUE, a, average="macro") - f1_score(TRUE, b, average="macro") for a, b in zip(one, other, strict=True)])
+    assert difference.value == pytest.approx(expected)
+    assert difference.low < difference.value < difference.high
+    assert difference.p < 0.01
+    assert difference == compare_predictions(TRUE, one, other, trials=200)
+    mirrored = compare_predictions(TRUE, other, one, trials=200)
+    assert (mirrored.value, mirrored.p) == (pytest.approx(-difference.value), difference.p)
+
+
+def test_equal_predictions_have_no_difference() -> None:
+    same = [random_labels(TRUE, 0.6, 4)]
+    difference = compare_predictions(TRUE, same, same, trials=100)
+    assert (difference.value, difference.low, difference.high, difference.p) == (0, 0, 0, 1)
+
+
+def test_p_is_that_of_all_swaps_of_the_rows_where_two_methods_differ() -> None:
+    true, one, other = ["a"] * 6 + ["b"] * 4, ["a"] * 6 + ["b"] * 4, ["b"] * 4 + ["a"] * 2 + ["b"] * 4
+    observed, hits, swaps = 0.4, 0, list(itertools.product((False, True), repeat=4))
+    for swap in swaps:  # accuracy: only the four rows count
+        hits += abs(sum(-0.1 if each else 0.1 for each in swap)) >= observed - 1e-9
+    difference = compare_predictions(true, [one], [other], metric="accuracy", trials=4000)
+    assert difference.value == pytest.approx(observed)
+    assert difference.p == pytest.approx(hits / len(swaps), abs=0.02)
+
+
+def test_equal_methods_are_significantly_different_as_often_as_p_says() -> None:
+    small = TRUE[:80]
+    p = [
+        compare_predictions(small, [random_labels(small, 0.6, seed)], [random_labels(small, 0.6, seed + 500)], trials=150).p
+        for seed in range(150)
+    ]
+    assert 0.01 <= np.mean(np.array(p) <= 0.05) <= 0.1
+
+
+def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order() -> None:
+    assert holm({"x": 0.04, "y": 0.01, "z": 0.03}) == pytest.approx({"x": 0.06, "y": 0.03, "z": 0.06})
+    assert holm({"x": 0.9, "y": 0.8}) == {"x": 1.0, "y": 1.0}
+
 
 TRUTH = np.arange(200) % 2
 SCORER = DevScorer.of(dev_task([LABELS[label] for label in TRUTH]), "macro_f1")
