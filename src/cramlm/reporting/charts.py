@@ -16,15 +16,20 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from cramlm.reporting.excerpts import clean
-
 WIDTH = 380
 _TOP, _BOTTOM, _LEFT, _RIGHT = 10, 34, 42, 76
 _NAME_CHARACTERS = 44
+_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_CONTROL |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], 0xFFFD)
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
 Format: TypeAlias = Callable[[float], str]
 Points: TypeAlias = Sequence[tuple[float, float]]
+
+
+def clean(text: str) -> str:
+    """Replace what HTML forbids: control characters by control pictures, lone surrogates by the replacement character."""
+    return text.translate(_CONTROL)
 
 
 @dataclass(frozen=True, slots=True)

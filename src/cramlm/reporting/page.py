@@ -1,7 +1,8 @@
-"""The HTML report of a run or of several runs, rendered from Jinja2 templates.
+"""The HTML report of a run or of several runs, rendered from Jinja2 templates, which escape every text.
 
 A page is one file without references to others; its content security policy allows no requests and only its own script, so that text from
-data cannot act even if it were not escaped. The same run folder gives the same bytes.
+data cannot act even if it were not escaped. Long texts are shortened to one line or to an excerpt with marked words. The same run folder
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -22,16 +24,22 @@ from markupsafe import Markup
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.records import Emit, Event
-from cramlm.reporting.charts import stylesheet
+from cramlm.reporting.charts import clean, stylesheet
 from cramlm.reporting.comparison import compare_runs
-from cramlm.reporting.excerpts import brief, clean, excerpt
 from cramlm.reporting.record import MAX_PASSAGES, TASK_MISSING, RunRecord, read_run
 from cramlm.reporting.sections import day_of, duration, open_neighbours, sections_of
+from cramlm.retrieval.bm25.analysis import analyze
 from cramlm.storage.artifacts import hash_json, publish_file
+from cramlm.text.words import word_pattern
 
 FILE = "report.html"
 RUNS_FILE = "runs.html"
 CODE_FORMAT = 5  # increase it when the page of an unchanged run changes
+LABEL_CHARACTERS = 80
+SHOWN_CHARACTERS = 320
+MAX_CHARACTERS = 6000
+_LEAD = 60  # characters shown before the first marked word
+_BLANK_LINES = re.compile(r"\n\s*\n")
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
 
 
@@ -158,3 +166,93 @@ def _power(value: float) -> Markup:
     """Format a large number as 1.7 × 10¹²."""
     digits, _, exponent = f"{value:.1e}".partition("e")
     return Markup("{} × 10<sup>{}</sup>").format(digits, int(exponent))
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """A short text on one line. whole: the complete text if `shown` is shortened, else empty."""
+
+    shown: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an excerpt; a marked part is a word."""
+
+    text: str
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A text in three parts; the first and the last are folded.
+
+    characters_before, characters_after: lengths of the folded parts. left_out: number of characters that are in no part.
+    """
+
+    before: Sequence[Piece]
+    shown: Sequence[Piece]
+    after: Sequence[Piece]
+    characters_before: int
+    characters_after: int
+    left_out: int
+
+
+def brief(text: str, limit: int = LABEL_CHARACTERS) -> Brief:
+    """Shorten a label or a name to one line of at most `limit` characters."""
+    whole = " ".join(clean(text).split()) or "(blank)"
+    return Brief(whole, "") if len(whole) <= limit else Brief(f"{whole[: limit - 1]}…", whole[:MAX_CHARACTERS])
+
+
+def excerpt(text: str, terms: Collection[str] = (), limit: int = SHOWN_CHARACTERS, most: int = MAX_CHARACTERS) -> Excerpt:
+    """Shorten a text and mark the words whose terms (of the BM25 analysis) are in `terms`.
+
+    The part of about `limit` characters with most marked words is shown; all parts together have at most `most` characters.
+    """
+    whole = _BLANK_LINES.sub("\n", clean(text).strip())
+    kept = whole[:most]
+    marks = _marks(kept, terms)
+    if len(whole) <= limit * 1.2:
+        return Excerpt((), _pieces(kept, marks, 0, len(kept)), (), 0, 0, 0)
+    start, end = _window(kept, marks, limit)
+    before, shown, after = (_pieces(kept, marks, *span) for span in ((0, start), (start, end), (end, len(kept))))
+    return Excerpt(before, shown, after, start, len(whole) - end, len(whole) - len(kept))
+
+
+def _marks(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
+    """Return the spans of the words all of whose terms are in `terms`, in order."""
+    is_marked: dict[str, bool] = {}
+    spans = []
+    for match in re.finditer(word_pattern(), text) if terms else ():
+        word = match[0]
+        if word not in is_marked:
+            analyzed = analyze(word)
+            is_marked[word] = bool(analyzed) and all(term in terms for term in analyzed)
+        if is_marked[word]:
+            spans.append(match.span())
+    return spans
+
+
+def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[int, int]:
+    """Return start and end of the part to show: the first `limit` characters with most marked words, cut at a space if there is one."""
+    best, start = sum(end <= limit for _, end in marks), 0
+    for index, (first, _) in enumerate(marks):
+        if (count := sum(end <= first + limit - _LEAD for _, end in marks[index:])) > best:
+            best, start = count, max(0, first - _LEAD)
+    start = min(start, max(0, len(text) - limit))
+    if start:
+        space = text.find(" ", start, start + _LEAD)
+        start = start if space < 0 else space + 1
+    end = text.rfind(" ", start + limit // 2, start + limit) if start + limit < len(text) else len(text)
+    return start, min(start + limit, len(text)) if end < 0 else end
+
+
+def _pieces(text: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> list[Piece]:
+    """Split text[start:end] into pieces at the marked words inside it."""
+    pieces = []
+    for first, last in marks:
+        if start <= first and last <= end:
+            pieces += [Piece(text[start:first], False), Piece(text[first:last], True)]
+            start = last
+    return [*pieces, Piece(text[start:end], False)]

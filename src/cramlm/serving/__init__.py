@@ -93,7 +93,7 @@ def serve(
     answer: AnswerBy = "combined",
     threads: int | None = None,
     window_seconds: float = 0.0,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: Limits = Limits(),
     announce: Callable[[str], None] = print,
 ) -> int:
     """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
