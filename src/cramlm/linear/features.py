@@ -36,12 +36,13 @@ MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
 MANY_TEXTS: Final = 1000
 CHARACTER_NGRAMS: Final = range(2, 6)
-_PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
+PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "words": ("words",),
     "tokens": ("tokens",),
     "characters": ("characters",),
     "union": ("tokens", "characters"),
 }
+"""The vocabularies of each variant, in the order of their columns."""
 
 
 def normalize(text: str) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
-from cramlm.linear.features import VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
+from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Fitter, Scheme, Setting, inner_products
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
@@ -96,8 +96,7 @@ class TaskFeatures:
     def rows(self, variant: Variant) -> FeatureRows:
         """The matrices under one variant, with text vectors beside them if there are any."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
-        kinds: tuple[Terms, ...] = ("tokens", "characters") if variant == "union" else (variant,)
-        parts = [self._part(kind, kept) for kind in kinds]
+        parts = [self._part(kind, kept) for kind in PARTS[variant]]
         train, dev = join([part[1] for part in parts]), join([part[2] for part in parts])
         if self._vectors is not None:
             train, dev = beside(train, self._vectors[0][kept]), beside(dev, self._vectors[1])

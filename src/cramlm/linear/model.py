@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import safetensors.numpy
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.cooccurrence import TextSpace
-from cramlm.linear.features import VARIANTS, Tfidf, Variant, Vocabulary, normalize
+from cramlm.linear.features import PARTS, VARIANTS, Tfidf, Vocabulary, normalize
 from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Scheme, Setting
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
 from cramlm.records import FloatArray, TaskKind
@@ -184,7 +184,7 @@ def _read_description(path: Path) -> Mapping[str, Any]:
             description["kind"] in kinds and description["variant"] in VARIANTS and description["class_weights"] in get_args(ClassWeights)
         )
         known = known and description["scheme"] in _SCHEMES[description["kind"]]
-        fits = tuple(terms) == _kinds_of(description["variant"]) and isinstance(description["vectors"], bool)
+        fits = tuple(terms) == PARTS[description["variant"]] and isinstance(description["vectors"], bool)
     except OSError as error:
         raise_if_refused(error, path)
         raise ArtifactError(f"{path}: {error.strerror}; pass a folder that holds a linear model") from error
@@ -201,10 +201,6 @@ def _read_description(path: Path) -> Mapping[str, Any]:
 
 def _are_distinct_strings(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values) and len(set(values)) == len(values)
-
-
-def _kinds_of(variant: Variant) -> tuple[Literal["words", "tokens", "characters"], ...]:
-    return ("tokens", "characters") if variant == "union" else (variant,)
 
 
 def _read_weights(path: Path) -> dict[str, FloatArray]:

@@ -285,21 +285,14 @@ def _multinomial(rows: FloatArray, ids: IntArray, row_weights: FloatArray, c: fl
 
 
 def _binary(rows: Any, positive: Any, c: float, class_weights: ClassWeights, seed: int) -> tuple[FloatArray, float]:
-    model = LogisticRegression(C=c, class_weight=_class_weight(class_weights), random_state=seed, **_LIBLINEAR)
-    _fit(model, _with_columns(rows), positive.astype(np.int64))
-    return model.coef_[0, : rows.shape[1]].astype(np.float32), float(model.intercept_[0])
-
-
-def _fit(model: Any, rows: Any, targets: Any) -> None:
+    balanced = "balanced" if class_weights == "balanced" else None
+    model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, **_LIBLINEAR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
-        model.fit(rows, targets)
+        model.fit(_with_columns(rows), positive.astype(np.int64))
+    return model.coef_[0, : rows.shape[1]].astype(np.float32), float(model.intercept_[0])
 
 
 def _with_columns(rows: Any) -> Any:
     """The matrix, or one column of zeros if it has none, which scikit-learn refuses."""
     return rows if rows.shape[1] else np.zeros((rows.shape[0], 1), dtype=np.float32)
-
-
-def _class_weight(weights: ClassWeights) -> str | None:
-    return "balanced" if weights == "balanced" else None
