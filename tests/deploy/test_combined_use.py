@@ -12,25 +12,21 @@ import pytest
 from typer.testing import CliRunner
 
 from cramlm.cli.app import app
-from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, CombinedPredictor
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
-from cramlm.pipeline.run import run
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST, verify
-from tiny_task import TOPICS, tiny_config, write_task
+from tiny_task import TOPICS
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tiny_run: Path) -> Path:
     """A finished run of an encoder with its linear models."""
-    folder = tmp_path_factory.mktemp("combined")
-    config = load_config(tiny_config(write_task(folder / "data")))
-    return run(config, out=folder / "run", store=folder / "store").path
+    return tiny_run / "run"
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Explanations of a tiny trained model: exact places, the words that decide, the passages of its run."""
+"""Explanations of a tiny trained model: exact positions, the words that decide, the passages of its run."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,29 +11,27 @@ import pytest
 from typer.testing import CliRunner
 
 from cramlm.cli.app import app
-from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.base import word_spans
 from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.predictor import Predictor, held_out, model_of, run_of
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.run import run
 from cramlm.retrieval.selection import SelectionTable
-from tiny_task import TOPICS, tiny_config, write_task
+from tiny_task import TOPICS
 
 TEXT = "The old ship was near the harbour, and a Sailor on the path to the island"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    config = tiny_config(write_task(folder / "data"), baseline={"enabled": False}, tokens_per_second=10_000.0)
-    return run(load_config(config), out=folder / "run", store=folder / "store").path
+def finished(tiny_run: Path) -> Path:
+    return tiny_run / "run"
 
 
 @pytest.fixture(scope="module")
 def predictor(finished: Path) -> Predictor:
-    return Predictor.load(finished / "export")
+    encoder = Predictor.load(finished / "export", answer="encoder")
+    assert isinstance(encoder, Predictor)
+    return encoder
 
 
 def test_word_spans_are_positions_in_the_original_text(predictor: Predictor) -> None:
@@ -67,19 +66,18 @@ def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> Non
 
 
 def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished: Path) -> None:
-    """Deletion: without its three first words the label loses more than without three words drawn blindly, on average."""
-    draw = np.random.default_rng(0)
-    own, blind = [], []
+    """Without its three top words the label loses more probability than without three random words, on average."""
+    generator = np.random.default_rng(0)
+    without_top, without_random = [], []
     for example in held_out(finished, limit=12):
         explanation = explain(predictor, example.text)
         column = predictor.labels.index(explanation.label)
-        first = sorted(explanation.words, key=lambda word: -word.contribution)[:3]
-        drawn = [explanation.words[place] for place in draw.permutation(len(explanation.words))[:3]]
-        texts = [_without(words, explanation) for words in (first, drawn)]
-        left = predictor.probabilities(texts)[:, column]
-        own.append(explanation.probability - left[0])
-        blind.append(explanation.probability - left[1])
-    assert np.mean(own) > np.mean(blind) + 0.05
+        top = sorted(explanation.words, key=lambda word: -word.contribution)[:3]
+        sampled = [explanation.words[index] for index in generator.permutation(len(explanation.words))[:3]]
+        remaining = predictor.probabilities([_without(words, explanation) for words in (top, sampled)])[:, column]
+        without_top.append(explanation.probability - remaining[0])
+        without_random.append(explanation.probability - remaining[1])
+    assert np.mean(without_top) > np.mean(without_random) + 0.05
 
 
 def test_truncated_text_has_no_contribution(predictor: Predictor) -> None:
@@ -103,9 +101,7 @@ def test_nearest_passages_are_from_the_selection(finished: Path) -> None:
 
 
 def test_explain_takes_runs_exports_and_onnx_folders(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
-    for file in (finished / "export").glob("*.*"):
-        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(finished / "export", tmp_path / "copy")
     here, there = explain_at(finished, TEXT), explain_at(tmp_path / "copy", TEXT)
     assert (here.words, len(here.passages)) == (there.words, 3)
     assert there.passages == ()
@@ -135,5 +131,5 @@ def test_explain_errors_are_one_line(predictor: Predictor) -> None:
     assert explain(predictor, "\u200e").words == ()
 
 
-def _without(gone: list[ExplainedWord], explanation: Explanation) -> str:
-    return " ".join(word.text for word in explanation.words if word not in gone)
+def _without(removed: list[ExplainedWord], explanation: Explanation) -> str:
+    return " ".join(word.text for word in explanation.words if word not in removed)

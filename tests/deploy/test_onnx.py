@@ -139,11 +139,11 @@ def test_a_graph_with_other_logits_is_not_published(modern: Path, texts: list[st
     """A pooling that forgets the mask, as a fault in the graph would be: only texts of different lengths show it."""
     from cramlm.export import onnx
 
-    class Faulty(onnx.Graph):
+    class Faulty(onnx.PaddedClassifier):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             return super().forward(input_ids, attention_mask.clamp(min=1))
 
-    monkeypatch.setattr(onnx, "Graph", Faulty)
+    monkeypatch.setattr(onnx, "PaddedClassifier", Faulty)
     with pytest.raises(ArtifactError, match=r"graph's logits differ by .*nothing was published"):
         export_onnx(modern, texts=examples(texts))
     assert [path.name for path in modern.parent.iterdir() if not path.name.startswith(".")] == ["export"]
