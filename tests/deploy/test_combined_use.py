@@ -49,7 +49,7 @@ def test_the_scores_of_a_run_are_those_of_its_combination(finished: Path) -> Non
     assert np.allclose(predictor.probabilities(texts), expected, atol=1e-4)
 
 
-def test_every_answer_has_its_own_predictor(finished: Path) -> None:
+def test_every_model_of_the_folder_has_a_predictor(finished: Path) -> None:
     export = finished / "export"
     linear = {answer: Predictor.load(export, answer=answer) for answer in ("static", "tfidf")}
     assert all(isinstance(predictor, LinearPredictor) for predictor in linear.values())

@@ -17,51 +17,51 @@ from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
-
-LABELS = ("007", "negative", "très bien")
+from serving import LABELS
 
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> Path:
+    """An export of either shape of encoder."""
     save_classifier(model, tokenizer, tmp_path / "export", labels=LABELS, max_length=48)
     return tmp_path / "export"
 
 
-@pytest.fixture
-def predictor(folder: Path) -> Predictor:
-    return Predictor.load(folder)
+@pytest.fixture(scope="module")
+def predictor(tiny_export: Path) -> Predictor:
+    return Predictor.load_encoder(tiny_export)
 
 
-def test_predictions_equal_those_of_the_saved_model(predictor: Predictor, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_predictions_equal_those_of_the_saved_model(folder: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    predictor = Predictor.load(folder)
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
     expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=tokenizer.pad_id)
     np.testing.assert_allclose(predictor.probabilities(texts), expected, atol=1e-6)
     assert predictor.labels == LABELS
-    for answer, row in zip(predictor.predict(texts), expected, strict=True):
-        assert answer.label == LABELS[row.argmax()]
-        assert list(answer.probabilities) == list(LABELS)
-        assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+    for prediction, row in zip(predictor.predict(texts), expected, strict=True):
+        assert prediction.label == LABELS[row.argmax()]
+        assert list(prediction.probabilities) == list(LABELS)
+        assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-6)
 
 
-def test_auto_precision_gives_the_labels_of_fp32(folder: Path, predictor: Predictor, texts: list[str]) -> None:
-    model, tokenizer = predictor._loaded.model, predictor._loaded.tokenizer
+def test_auto_precision_gives_the_labels_of_fp32(folder: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+    predictor = Predictor.load(folder)
     tokens = tokenizer.sequences(texts * 3, max_length=48, cut="truncate")
-    exact, fast = (
-        predictor.probabilities(texts * 3),
-        outputs_of("classification", predict_logits_fast(model, tokens, pad_id=tokenizer.pad_id)),
-    )
+    exact = predictor.probabilities(texts * 3)
+    fast = outputs_of("classification", predict_logits_fast(model, tokens, pad_id=tokenizer.pad_id))
     np.testing.assert_array_equal(fast.argmax(axis=1), exact.argmax(axis=1))
     np.testing.assert_allclose(fast, exact, atol=0.05)
     auto = Predictor.load(folder, precision="auto").predict(texts)
-    assert [answer.label for answer in auto] == [answer.label for answer in predictor.predict(texts)]
+    assert [prediction.label for prediction in auto] == [prediction.label for prediction in predictor.predict(texts)]
 
 
-def test_a_prediction_does_not_depend_on_the_batch(predictor: Predictor, texts: list[str]) -> None:
+def test_a_prediction_does_not_depend_on_the_batch(folder: Path, texts: list[str]) -> None:
+    predictor = Predictor.load(folder)
     together = predictor.predict(texts)
-    for text, answer in zip(texts, together, strict=True):
+    for text, prediction in zip(texts, together, strict=True):
         (single,) = predictor.predict([text])
-        assert single.label == answer.label
-        assert list(single.probabilities.values()) == pytest.approx(list(answer.probabilities.values()), abs=1e-5)
+        assert single.label == prediction.label
+        assert list(single.probabilities.values()) == pytest.approx(list(prediction.probabilities.values()), abs=1e-5)
 
 
 def test_predict_iter_is_lazy_and_equals_predict(predictor: Predictor, texts: list[str]) -> None:
@@ -73,15 +73,15 @@ def test_predict_iter_is_lazy_and_equals_predict(predictor: Predictor, texts: li
             yield text
 
     stream = predictor.predict_iter(counted(), batch=16)
-    answers = list(itertools.islice(stream, len(texts)))
-    assert [answer.label for answer in answers] == [answer.label for answer in predictor.predict(texts)]
+    predictions = list(itertools.islice(stream, len(texts)))
+    assert [prediction.label for prediction in predictions] == [prediction.label for prediction in predictor.predict(texts)]
     assert taken == 48
 
 
 def test_predict_iter_takes_pairs(predictor: Predictor, texts: list[str]) -> None:
     pairs = [None, *texts[:0:-1]]
-    streamed = [answer.label for answer in predictor.predict_iter(iter(texts), iter(pairs), batch=7)]
-    assert streamed == [answer.label for answer in predictor.predict(texts, pairs)]
+    streamed = [prediction.label for prediction in predictor.predict_iter(iter(texts), iter(pairs), batch=7)]
+    assert streamed == [prediction.label for prediction in predictor.predict(texts, pairs)]
     assert not np.allclose(predictor.probabilities(texts, pairs), predictor.probabilities(texts), atol=1e-3)
 
 
@@ -91,44 +91,37 @@ def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
     assert list(predictor.predict_iter([])) == []
 
 
-def test_one_string_instead_of_a_list_is_refused(predictor: Predictor) -> None:
+def test_texts_that_are_no_list_of_strings_are_refused(predictor: Predictor) -> None:
     for call in (predictor.predict, predictor.probabilities, predictor.predict_iter):
         with pytest.raises(UsageError, match=r"pass a list of strings, like \[text\]"):
             call("some text")
     with pytest.raises(UsageError, match="pairs is one string"):
         predictor.predict(["a"], "b")
-
-
-def test_a_text_that_is_not_a_string_is_named_by_its_position(predictor: Predictor) -> None:
     with pytest.raises(DataError, match=r"text 2: is float \('nan'\), not a string"):
         predictor.predict(["fine", float("nan")])  # type: ignore[list-item]
 
 
-def test_pairs_of_another_number_are_refused(predictor: Predictor) -> None:
-    with pytest.raises(UsageError, match="2 texts but 1 pairs"):
-        predictor.predict(["a", "b"], ["c"])
-    with pytest.raises(UsageError, match="2 texts but 1 pairs"):
-        list(predictor.predict_iter(["a", "b"], ["c"]))
+def test_pairs_of_another_number_and_a_batch_below_one_are_refused(predictor: Predictor) -> None:
+    for predict in (predictor.predict, lambda texts, pairs: list(predictor.predict_iter(texts, pairs))):
+        with pytest.raises(UsageError, match="2 texts but 1 pairs"):
+            predict(["a", "b"], ["c"])
     with pytest.raises(UsageError, match="more pairs than texts"):
         list(predictor.predict_iter(["a"], ["c", "d"]))
-
-
-def test_a_batch_below_one_is_refused(predictor: Predictor) -> None:
     with pytest.raises(UsageError, match="batch is 0"):
         predictor.predict_iter(["a"], batch=0)
 
 
 def test_scores_count_what_was_predicted(predictor: Predictor, texts: list[str]) -> None:
-    answers = [answer.label for answer in predictor.predict(texts)]
-    examples = [Example(str(number), text, None, label) for number, (text, label) in enumerate(zip(texts, answers, strict=True))]
+    predictions = [prediction.label for prediction in predictor.predict(texts)]
+    examples = [Example(str(number), text, None, label) for number, (text, label) in enumerate(zip(texts, predictions, strict=True))]
     assert predictor.score(examples).accuracy == 1.0
     with pytest.raises(DataError, match="no examples"):
         predictor.score([])
 
 
-def test_threads_and_random_state_do_not_change(folder: Path, texts: list[str]) -> None:
+def test_threads_and_random_state_do_not_change(tiny_export: Path, texts: list[str]) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    Predictor.load(folder).predict(texts)
+    Predictor.load(tiny_export).predict(texts)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -138,10 +131,10 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         Predictor.load(tmp_path / "nowhere")
 
 
-def test_transformers_and_scikit_learn_are_not_needed_to_predict(folder: Path) -> None:
+def test_transformers_and_scikit_learn_are_not_needed_to_predict(tiny_export: Path) -> None:
     code = (
         "import sys; from cramlm.inference.predictor import Predictor\n"
-        f"print(len(Predictor.load({str(folder)!r}).predict(['a', 'b'])), 'transformers' in sys.modules, 'sklearn' in sys.modules)"
+        f"print(len(Predictor.load({str(tiny_export)!r}).predict(['a', 'b'])), 'transformers' in sys.modules, 'sklearn' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["2", "False", "False"]

@@ -1,4 +1,4 @@
-"""The server as its clients and its operator meet it: a real process on a free port."""
+"""The server for its clients and its operator: a real process on a free port."""
 
 from __future__ import annotations
 
@@ -20,53 +20,46 @@ import pytest
 
 from commands import cramlm
 from cramlm.inference.predictor import Predictor
-from cramlm.model.tokenizer import Tokenizer
-from serving import JSON, PATIENCE, Server, export_tiny, holding, read_all, request_bytes, serving, wait_until
+from serving import JSON, PATIENCE, Server, holding, read_all, request_bytes, serving, wait_until
 
 TOKEN = "correct-horse-battery"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("served") / "export", tokenizer)
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Path:
-    """As a run holds its model."""
-    run = folder.with_name("mine")
-    run.mkdir()
-    shutil.copytree(folder, run / "export")
+def run(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model where a run has it."""
+    run = tmp_path_factory.mktemp("served") / "mine"
+    shutil.copytree(tiny_export, run / "export")
     return run
 
 
 @pytest.fixture(scope="module")
-def predictor(folder: Path) -> Predictor:
-    return Predictor.load(folder)
+def predictor(tiny_export: Path) -> Predictor:
+    return Predictor.load(tiny_export)
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, predictor: Predictor) -> Iterator[Server]:
-    """It waits an hour for everything. Its model's folder is taken away once it is loaded."""
-    copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
+def server(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with time limits of an hour, whose model folder is deleted after it is loaded."""
+    copy = tmp_path_factory.mktemp("server") / "copy"
+    shutil.copytree(tiny_export, copy)
     with serving(copy, "--read-timeout", "3600", "--max-wait", "3600") as server:
         shutil.rmtree(copy)
         yield server
 
 
 @pytest.fixture
-def held_server(folder: Path) -> Iterator[Server]:
-    """With a token; what is asked of it waits in its queue of 8 texts until it is told to stop."""
-    with holding(folder, TOKEN) as server:
+def held_server(tiny_export: Path) -> Iterator[Server]:
+    """A server with a token that computes nothing before it is stopped: requests wait in its queue of 8 texts."""
+    with holding(tiny_export, TOKEN) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def hasty_server(folder: Path) -> Iterator[Server]:
-    """It has no patience with clients: fit for nothing but losing it."""
-    with serving(folder, "--read-timeout", "0.2") as server:
+def hasty_server(tiny_export: Path) -> Iterator[Server]:
+    """A server with a read timeout of 0.2 s."""
+    with serving(tiny_export, "--read-timeout", "0.2") as server:
         yield server
 
 
@@ -82,29 +75,29 @@ def waiting(server: Server, *, texts: int, before: int = 0) -> Iterator[socket.s
 
 def probabilities(response: httpx.Response) -> list[list[float]]:
     assert response.status_code == 200, response.text
-    return [list(answer["probabilities"].values()) for answer in response.json()["predictions"]]
+    return [list(prediction["probabilities"].values()) for prediction in response.json()["predictions"]]
 
 
 def assert_refused(response: httpx.Response, status: int, *needles: str) -> None:
     assert response.status_code == status, response.text
-    answer = response.json()
-    assert set(answer) == {"error", "error_type"}
-    assert "\n" not in answer["error"]
+    content = response.json()
+    assert set(content) == {"error", "error_type"}
+    assert "\n" not in content["error"]
     for needle in needles:
-        assert needle in answer["error"], answer["error"]
+        assert needle in content["error"], content["error"]
 
 
-# Answers
+# Predictions
 
 
 def test_http_python_and_the_command_line_give_the_same_predictions(
-    server: Server, folder: Path, predictor: Predictor, texts: list[str]
+    server: Server, tiny_export: Path, predictor: Predictor, texts: list[str]
 ) -> None:
-    asked = [text for text in texts if text]
-    expected = [{"label": answer.label, "probabilities": dict(answer.probabilities)} for answer in predictor.predict(asked)]
-    answers = server.post("/v1/predict", {"texts": asked}).json()["predictions"]
-    assert [{key: answer[key] for key in ("label", "probabilities")} for answer in answers] == expected
-    lines = [json.loads(line) for line in cramlm("predict", folder, "-", stdin="\n".join(asked)).stdout.splitlines()]
+    inputs = [text for text in texts if text]
+    expected = [{"label": each.label, "probabilities": dict(each.probabilities)} for each in predictor.predict(inputs)]
+    predictions = server.post("/v1/predict", {"texts": inputs}).json()["predictions"]
+    assert [{key: each[key] for key in ("label", "probabilities")} for each in predictions] == expected
+    lines = [json.loads(line) for line in cramlm("predict", tiny_export, "-", stdin="\n".join(inputs)).stdout.splitlines()]
     assert [{key: line[key] for key in ("label", "probabilities")} for line in lines] == expected
 
 
@@ -117,10 +110,10 @@ def test_predictions_do_not_depend_on_other_requests_in_the_batch(server: Server
 
 
 def test_pairs_are_classified_as_in_python_and_long_texts_are_marked_as_truncated(server: Server, predictor: Predictor) -> None:
-    asked = {"texts": ["river bank", "the cell", "water " * 46, "water " * 47], "pairs": ["water", None, None, None]}
-    response = server.post("/v1/predict", asked)
-    assert probabilities(response) == predictor.probabilities(asked["texts"], asked["pairs"]).tolist()
-    assert [answer["truncated"] for answer in response.json()["predictions"]] == [False, False, False, True]
+    request = {"texts": ["river bank", "the cell", "water " * 46, "water " * 47], "pairs": ["water", None, None, None]}
+    response = server.post("/v1/predict", request)
+    assert probabilities(response) == predictor.probabilities(request["texts"], request["pairs"]).tolist()
+    assert [prediction["truncated"] for prediction in response.json()["predictions"]] == [False, False, False, True]
 
 
 def test_deleting_the_model_folder_does_not_affect_a_running_server(server: Server, predictor: Predictor) -> None:
@@ -133,7 +126,7 @@ def test_a_run_folder_is_served_under_its_name(run: Path, predictor: Predictor) 
         assert "mine" in server.client.get("/").text
 
 
-# Requests that are wrong
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -182,8 +175,8 @@ def test_a_body_without_the_json_content_type_is_refused(server: Server) -> None
 
 def test_paths_outside_the_api_are_404(server: Server) -> None:
     for path in ("/..%2f..%2fetc/passwd", "/%252e%252e/x", "/v1/../v1/predict", "/v1/models", "/docs", "/v1/predict/", "//"):
-        answer = server.exchange(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        assert answer.startswith(b"HTTP/1.1 404 "), (path, answer)
+        response = server.exchange(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert response.startswith(b"HTTP/1.1 404 "), (path, response)
     for method in ("GET", "PUT", "DELETE"):
         assert_refused(server.client.request(method, "/v1/predict"), 405)
 
@@ -196,10 +189,10 @@ def test_invalid_http_gets_a_response_and_closes_the_connection(server: Server) 
 
 def test_a_body_over_a_megabyte_is_refused_without_reading_it(server: Server) -> None:
     before = server.rss_bytes
-    answer = server.exchange(
+    response = server.exchange(
         b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 200000000\r\n\r\n"
     )
-    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert response.startswith(b"HTTP/1.1 413 ")
     with server.connect() as connection:
         connection.sendall(
             b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -212,7 +205,7 @@ def test_a_body_over_a_megabyte_is_refused_without_reading_it(server: Server) ->
     assert server.rss_bytes - before < 10_000_000
 
 
-# Clients that misbehave
+# Slow and invalid clients
 
 
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -263,10 +256,15 @@ def test_an_invalid_chunk_after_a_complete_response_closes_the_connection_silent
     assert len(server.lines) == 2
 
 
-def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
-    asked = [request_bytes(b'{"texts": ["a"]}'), WHOLE, request_bytes(b"{"), WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")]
-    answers = server.exchange(b"".join(asked)).split(b"HTTP/1.1 ")[1:]
-    assert [answer[:3] for answer in answers] == [b"200", b"200", b"400", b"200"]
+def test_responses_to_pipelined_requests_are_in_order(server: Server) -> None:
+    requests = [
+        request_bytes(b'{"texts": ["a"]}'),
+        WHOLE,
+        request_bytes(b"{"),
+        WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"),
+    ]
+    responses = server.exchange(b"".join(requests)).split(b"HTTP/1.1 ")[1:]
+    assert [response[:3] for response in responses] == [b"200", b"200", b"400", b"200"]
 
 
 def test_a_connection_whose_response_is_not_read_is_closed(hasty_server: Server) -> None:
@@ -288,8 +286,8 @@ def test_half_sent_requests_are_closed(hasty_server: Server, half: bytes) -> Non
             connection.sendall(half)
     for connection in connections:
         with connection:
-            answers = read_all(connection)
-        assert not answers or b"HTTP/1.1 408 " in answers
+            responses = read_all(connection)
+        assert not responses or b"HTTP/1.1 408 " in responses
 
 
 def test_a_request_sent_byte_by_byte_is_closed_at_the_deadline(hasty_server: Server) -> None:
@@ -319,7 +317,7 @@ def test_the_texts_of_a_disconnected_client_leave_the_queue(held_server: Server)
     assert held_server.metric("cramlm_abandoned_requests_total", headers=BEARER) == 1
 
 
-# Who may ask
+# Access
 
 
 def test_without_the_token_only_the_open_paths_respond(held_server: Server) -> None:
@@ -354,7 +352,7 @@ def test_a_server_without_a_token_accepts_loopback_hosts(server: Server, host: s
     ],
 )
 def test_a_server_without_a_token_refuses_other_hosts(server: Server, host: str) -> None:
-    """DNS rebinding: a browser that was told that example.com is 127.0.0.1 sends the page's own name as Host."""
+    """DNS rebinding: a browser that resolves example.com to 127.0.0.1 sends the page's own name as Host."""
     for path in ("/metrics", "/", "/healthz", "/nowhere"):
         assert_refused(server.client.get(path, headers={"host": host}), 403, "Host", "--token")
     assert_refused(server.post("/v1/predict", {"texts": ["a"]}, headers={**JSON, "host": host}), 403, "Host")
@@ -374,7 +372,7 @@ def test_http_1_0_needs_no_host_and_a_token_allows_any_host(server: Server, held
     assert held_server.client.get("/metrics", headers=proxied).status_code == 200
 
 
-def test_an_address_open_to_other_machines_needs_a_token(folder: Path) -> None:
+def test_an_address_open_to_other_machines_needs_a_token(tiny_export: Path) -> None:
     for options, needle in (
         (["--host", "0.0.0.0"], "--token"),
         (["--host", "::"], "--token"),
@@ -383,14 +381,14 @@ def test_an_address_open_to_other_machines_needs_a_token(folder: Path) -> None:
         (["--queue-texts", "3"], "queue"),
         (["--max-wait", "0"], "above 0"),
     ):
-        result = cramlm("serve", folder, *options)
+        result = cramlm("serve", tiny_export, *options)
         assert result.returncode == 2, result.stderr
         assert result.stderr.startswith("cramlm: error: ")
         assert needle in result.stderr
         assert result.stderr.count("\n") == 1
 
 
-# What the operator sees
+# Operation
 
 
 def test_the_openapi_description_lists_every_path_and_response(server: Server) -> None:
@@ -399,7 +397,7 @@ def test_the_openapi_description_lists_every_path_and_response(server: Server) -
     operation = description["paths"]["/v1/predict"]["post"]
     assert operation["description"]
     assert {"200", "400", "401", "408", "413", "415", "422", "429", "503"} <= set(operation["responses"])
-    schemas = {status: answer["content"]["application/json"]["schema"]["$ref"] for status, answer in operation["responses"].items()}
+    schemas = {status: response["content"]["application/json"]["schema"]["$ref"] for status, response in operation["responses"].items()}
     assert schemas["200"].endswith("/PredictResponse")
     assert schemas["422"].endswith("/ErrorResponse")
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/PredictRequest")
@@ -418,8 +416,11 @@ def test_metrics_and_logs_count_requests_without_their_texts(server: Server) -> 
     assert server.metric("cramlm_tokens_total") > server.metric("cramlm_texts_total") > 0
 
 
-def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(folder: Path, tmp_path: Path, server: Server) -> None:
-    for arguments, code, needle in (([tmp_path / "nowhere", "--port", "0"], 5, "nowhere"), ([folder, "--port", server.port], 4, "--port")):
+def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(tiny_export: Path, tmp_path: Path, server: Server) -> None:
+    for arguments, code, needle in (
+        ([tmp_path / "nowhere", "--port", "0"], 5, "nowhere"),
+        ([tiny_export, "--port", server.port], 4, "--port"),
+    ):
         result = cramlm("serve", *map(str, arguments))
         assert result.returncode == code, result.stderr
         last = result.stderr.splitlines()[-1]
@@ -428,7 +429,7 @@ def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(folder: 
         assert "Traceback" not in result.stderr
 
 
-def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(folder: Path) -> None:
+def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(tiny_export: Path) -> None:
     def block_the_tokenizer() -> None:
         def wait_at_the_tokenizer(event: str, arguments: tuple[object, ...]) -> None:
             if event == "open" and str(arguments[0]).endswith("tokenizer.json"):
@@ -436,7 +437,7 @@ def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(f
 
         sys.addaudithook(wait_at_the_tokenizer)
 
-    with serving(folder, ready=False, prepare=block_the_tokenizer) as server:
+    with serving(tiny_export, ready=False, prepare=block_the_tokenizer) as server:
         assert server.client.get("/healthz").json() == {"status": "ok"}
         response = server.client.get("/readyz")
         assert (response.status_code, response.json()) == (503, {"status": "loading"})
@@ -451,16 +452,16 @@ def test_at_sigterm_requests_in_flight_finish_and_the_exit_code_is_0(held_server
     half_body.sendall(request_bytes(b"{" * 50, headers=f"Authorization: Bearer {TOKEN}\r\n")[:-20])
     with waiting(held_server, texts=4) as connection:
         held_server.process.send_signal(signal.SIGTERM)
-        answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert answer.count(b'"label"') == 4
+        response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert response.count(b'"label"') == 4
     assert held_server.process.wait(timeout=PATIENCE) == 0
     for connection in (idle, half, half_body):
         connection.close()
     assert len(held_server.lines) == 2
 
 
-def test_sigint_gives_exit_code_130(folder: Path) -> None:
-    with serving(folder) as server:
+def test_sigint_gives_exit_code_130(tiny_export: Path) -> None:
+    with serving(tiny_export) as server:
         assert server.stop(signal.SIGINT)[0] == 130
         assert len(server.lines) == 2

@@ -17,34 +17,29 @@ import pytest
 from cramlm.errors import DivergedError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
-from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.serving import Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
 from cramlm.serving.middleware import Metrics
-from serving import PATIENCE, export_tiny, serving_alone
+from serving import PATIENCE, serving_alone
 
 NEVER = 1e6  # seconds
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("batched") / "export", tokenizer)
+def loaded(tiny_export: Path) -> ServedModel:
+    return load_model(tiny_export, None)
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> ServedModel:
-    return load_model(folder, None)
-
-
-@pytest.fixture(scope="module")
-def onnx_folder(folder: Path, texts: list[str]) -> Path:
+def onnx_folder(tiny_export: Path, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     from cramlm.export.onnx import export_onnx
 
-    return export_onnx(folder, texts=[Example(str(place), text, None, None) for place, text in enumerate(texts)]).path
+    examples = [Example(str(index), text, None, None) for index, text in enumerate(texts)]
+    return export_onnx(tiny_export, out=tmp_path_factory.mktemp("batched") / "onnx", texts=examples).path
 
 
 @contextmanager
@@ -55,14 +50,14 @@ def batching(
     limits: Limits = Limits(),  # noqa: B008
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Batcher]:
-    """A started batcher of the running loop, its model there."""
-    there = threading.Event()
+    """A started batcher of the running loop with a loaded model."""
+    is_loaded = threading.Event()
     settings: dict[str, Any] = {"limits": limits, "metrics": Metrics(), "window_seconds": window_seconds, "clock": clock}
-    batcher = Batcher(lambda: loaded, loaded=lambda _: there.set(), **settings)
+    batcher = Batcher(lambda: loaded, loaded=lambda _: is_loaded.set(), **settings)
     with pytest.raises(NotReadyError, match="loading"):
         batcher.submit(["too early"], [None])
     batcher.start(asyncio.get_running_loop())
-    assert there.wait(PATIENCE)
+    assert is_loaded.wait(PATIENCE)
     while batcher.model is None:
         pass
     try:
@@ -75,21 +70,21 @@ def alone(texts: Sequence[str]) -> list[None]:
     return [None] * len(texts)
 
 
-def test_each_request_gets_its_own_predictions(loaded: ServedModel, folder: Path, texts: list[str]) -> None:
+def test_each_request_gets_its_own_predictions(loaded: ServedModel, tiny_export: Path, texts: list[str]) -> None:
     requests = [texts[start : start + size] for start, size in ((0, 1), (1, 3), (4, 10), (14, 26))] * 5
 
-    async def ask() -> list[np.ndarray]:
+    async def submit() -> list[np.ndarray]:
         with batching(loaded, window_seconds=0.05) as batcher:
-            answers = await asyncio.gather(*(batcher.submit(request, alone(request)) for request in requests))
-        return [each.probabilities for each in answers]
+            outputs = await asyncio.gather(*(batcher.submit(request, alone(request)) for request in requests))
+        return [each.probabilities for each in outputs]
 
-    predictor = Predictor.load(folder)
-    for request, got in zip(requests, asyncio.run(ask()), strict=True):
-        np.testing.assert_allclose(got, predictor.probabilities(request), atol=1e-5)
+    predictor = Predictor.load(tiny_export)
+    for request, outputs in zip(requests, asyncio.run(submit()), strict=True):
+        np.testing.assert_allclose(outputs, predictor.probabilities(request), atol=1e-5)
 
 
 def test_a_cancelled_request_leaves_the_queue_at_once(loaded: ServedModel) -> None:
-    async def ask() -> int:
+    async def submit() -> int:
         with batching(loaded, window_seconds=NEVER, limits=Limits(texts=4, queue_texts=4, wait_seconds=NEVER)) as batcher:
             first = batcher.submit(["a"] * 4, [None] * 4)
             with pytest.raises(BusyError):
@@ -103,29 +98,29 @@ def test_a_cancelled_request_leaves_the_queue_at_once(loaded: ServedModel) -> No
                 batcher.submit(["c"], [None])
             return len((await second).probabilities)
 
-    assert asyncio.run(ask()) == 4
+    assert asyncio.run(submit()) == 4
 
 
 def test_a_request_that_waited_too_long_is_refused(loaded: ServedModel) -> None:
     now = 0.0
 
-    async def ask() -> list[object]:
+    async def submit() -> list[object]:
         nonlocal now
         with batching(loaded, window_seconds=NEVER, limits=Limits(wait_seconds=2), clock=lambda: now) as batcher:
             late = batcher.submit(["a"], [None])
             now = 1.0
-            fresh = batcher.submit(["b"], [None])
+            recent = batcher.submit(["b"], [None])
             now = 2.5
             batcher.drain()
-            return await asyncio.gather(late, fresh, return_exceptions=True)
+            return await asyncio.gather(late, recent, return_exceptions=True)
 
-    late, fresh = asyncio.run(ask())
+    late, recent = asyncio.run(submit())
     assert isinstance(late, BusyError)
-    assert not isinstance(fresh, BaseException)
+    assert not isinstance(recent, BaseException)
 
 
 def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
-    async def ask() -> list[httpx.Response]:
+    async def submit() -> list[httpx.Response]:
         with batching(loaded) as batcher:
             app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -133,7 +128,7 @@ def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
                 batcher.drain()
                 return [before, await client.get("/readyz"), await client.post("/v1/predict", json={"texts": ["a"]})]
 
-    ready, drains, refused = asyncio.run(ask())
+    ready, drains, refused = asyncio.run(submit())
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
     assert (drains.status_code, drains.json()) == (503, {"status": "draining"})
     assert refused.status_code == 503
@@ -141,12 +136,12 @@ def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
 
 
 def test_a_failing_request_does_not_fail_the_others(loaded: ServedModel) -> None:
-    async def ask() -> list[object]:
+    async def submit() -> list[object]:
         with batching(loaded, window_seconds=0.1) as batcher:
             requests = [["fine"], ["\ud83d"], ["fine too"]]
             return await asyncio.gather(*(batcher.submit(each, [None]) for each in requests), return_exceptions=True)
 
-    one, bad, other = asyncio.run(ask())
+    one, bad, other = asyncio.run(submit())
     assert isinstance(bad, Exception)
     assert not isinstance(one, BaseException)
     assert not isinstance(other, BaseException)
@@ -161,24 +156,24 @@ def test_lengths_count_tokens_before_truncation(loaded: ServedModel) -> None:
 def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
     other = load_model(onnx_folder, 1)
     assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
-    asked = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
+    inputs = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs: list[str | None] = [*alone(texts), None, None, None, "river " * 40]
-    ours, theirs = loaded.compute(asked, pairs), other.compute(asked, pairs)
+    ours, theirs = loaded.compute(inputs, pairs), other.compute(inputs, pairs)
     np.testing.assert_array_equal(ours.lengths, theirs.lengths)
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-4)
 
 
 def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Path, loaded: ServedModel) -> None:
     with serving_alone(onnx_folder) as server:
-        (answer,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
+        (prediction,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     expected = loaded.compute(["aspirin reduces pain " * 40], [None]).probabilities[0]
-    np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-4)
-    assert answer["truncated"]
+    np.testing.assert_allclose(list(prediction["probabilities"].values()), expected, atol=1e-4)
+    assert prediction["truncated"]
 
 
-def test_a_model_with_logits_that_are_not_finite_raises(folder: Path) -> None:
-    broken = load_classifier(folder)
+def test_a_model_with_logits_that_are_not_finite_raises(tiny_export: Path) -> None:
+    broken = load_classifier(tiny_export)
     for parameter in broken.model.parameters():
         parameter.data.fill_(float("nan"))
     with pytest.raises(DivergedError):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cramlm.model.tokenizer import Tokenizer
 from cramlm.serving.app import PAGE_HEADERS, page
-from serving import LABELS, export_tiny, serving
+from serving import LABELS, serving
 
 TOKEN = "correct-horse-battery"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -22,8 +21,9 @@ OFFLINE = (
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[str]:
-    with serving(export_tiny(tmp_path_factory.mktemp("paged") / "<i>export", tokenizer), "--token", TOKEN) as server:
+def url(tmp_path_factory: pytest.TempPathFactory, tiny_export: Path) -> Iterator[str]:
+    folder = Path(shutil.copytree(tiny_export, tmp_path_factory.mktemp("paged") / "<i>export"))
+    with serving(folder, "--token", TOKEN) as server:
         yield server.url
 
 
