@@ -1,12 +1,14 @@
-"""The ONNX form of a model: the same answers without torch, checked before it is published."""
+"""The ONNX form of a model: the same predictions without torch, checked before it is published."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +46,42 @@ def saved(folder: Path, tokenizer: Tokenizer, shape: str, pooling: Any) -> Path:
     return folder / "export"
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=str)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, texts: list[str]) -> Path:
-    """A folder with export/ and its ONNX forms in fp32 and int8."""
-    folder = tmp_path_factory.mktemp("-".join(request.param))
-    model = saved(folder, tokenizer, *request.param)
-    export_onnx(model, texts=examples(texts))
-    return folder
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, texts: list[str]) -> Callable[[str, str], Path]:
+    """Returns for a shape and a pooling a folder with export/ and its ONNX form in fp32, which no test may change."""
+
+    @functools.cache
+    def make(shape: str, pooling: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"{shape}-{pooling}")
+        export_onnx(saved(folder, tokenizer, shape, pooling), texts=examples(texts))
+        return folder
+
+    return make
 
 
-def test_onnx_predictions_equal_torch_for_any_length_and_batch(exported: Path, texts: list[str]) -> None:
-    ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
+@pytest.fixture(params=SHAPES, ids=str)
+def every_shape(request: pytest.FixtureRequest, export: Callable[[str, str], Path]) -> Path:
+    return export(*request.param)
+
+
+@pytest.fixture
+def exported(export: Callable[[str, str], Path]) -> Path:
+    return export("modernbert", "mean")
+
+
+def test_onnx_predictions_equal_torch_for_any_length_and_batch(every_shape: Path, texts: list[str]) -> None:
+    ours, theirs = Predictor.load(every_shape / "export"), OnnxPredictor.load(every_shape / "export-onnx", threads=1)
     assert (theirs.labels, theirs.max_length) == (LABELS, 48)
-    asked = [*texts, *HARD]
-    np.testing.assert_allclose(theirs.probabilities(asked), ours.probabilities(asked), atol=1e-4)
-    assert [answer.label for answer in theirs.predict(asked)] == [answer.label for answer in ours.predict(asked)]
-    np.testing.assert_allclose(theirs.probabilities(asked[-1:]), theirs.probabilities(asked)[-1:], atol=1e-5)
+    inputs = [*texts, *HARD]
+    np.testing.assert_allclose(theirs.probabilities(inputs), ours.probabilities(inputs), atol=1e-4)
+    assert [prediction.label for prediction in theirs.predict(inputs)] == [prediction.label for prediction in ours.predict(inputs)]
+    np.testing.assert_allclose(theirs.probabilities(inputs[-1:]), theirs.probabilities(inputs)[-1:], atol=1e-5)
     assert theirs.probabilities([]).shape == (0, 3)
 
 
 def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None:
     ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
-    labelled = [Example(str(place), text, None, (*LABELS, "unknown")[place % 4]) for place, text in enumerate(texts)]
+    labelled = [Example(str(index), text, None, (*LABELS, "unknown")[index % 4]) for index, text in enumerate(texts)]
     expected, scores = ours.score(labelled).as_dict(), theirs.score(labelled).as_dict()
     assert scores.pop("calibration_error") == pytest.approx(expected.pop("calibration_error"), abs=1e-4)
     assert scores == expected
@@ -78,12 +94,12 @@ def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None
             predictor.score([])
 
 
-def test_pairs_are_truncated_like_in_torch(exported: Path, texts: list[str]) -> None:
-    ours, theirs = Predictor.load(exported / "export"), OnnxPredictor.load(exported / "export-onnx", threads=1)
+def test_pairs_are_truncated_like_in_torch(every_shape: Path, texts: list[str]) -> None:
+    ours, theirs = Predictor.load(every_shape / "export"), OnnxPredictor.load(every_shape / "export-onnx", threads=1)
     pairs = [None if number % 5 == 0 else text for number, text in enumerate(reversed(texts))]
     np.testing.assert_allclose(theirs.probabilities(texts, pairs), ours.probabilities(texts, pairs), atol=1e-4)
     streamed = list(theirs.predict_iter(iter(texts), iter(pairs), batch=7))
-    assert [answer.label for answer in streamed] == [answer.label for answer in ours.predict(texts, pairs)]
+    assert [prediction.label for prediction in streamed] == [prediction.label for prediction in ours.predict(texts, pairs)]
 
 
 def test_onnx_json_describes_the_export(exported: Path, texts: list[str]) -> None:
@@ -116,27 +132,24 @@ def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
     assert done.stdout.split("\n")[:2] == [expected.label, "set()"]
 
 
-@pytest.fixture(scope="module")
-def modern(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    return saved(tmp_path_factory.mktemp("modern"), tokenizer, "modernbert", "mean")
-
-
 @pytest.mark.slow
-def test_int8_is_smaller_and_reports_its_agreement(exported: Path, texts: list[str]) -> None:
-    folder = export_onnx(exported / "export", int8=True, texts=examples(texts)).path
-    assert folder == exported / "export-onnx-int8"
+def test_int8_is_smaller_and_reports_its_agreement(every_shape: Path, texts: list[str]) -> None:
+    folder = export_onnx(every_shape / "export", int8=True, texts=examples(texts)).path
+    assert folder == every_shape / "export-onnx-int8"
     facts = json.loads((folder / "onnx.json").read_bytes())
-    int8, ours = OnnxPredictor.load(folder, threads=1), Predictor.load(exported / "export")
+    int8, ours = OnnxPredictor.load(folder, threads=1), Predictor.load(every_shape / "export")
     agreement = np.mean(int8.probabilities(texts).argmax(1) == ours.probabilities(texts).argmax(1))
     assert facts["weights"] == "int8"
     assert facts["int8"]["label_agreement"] == agreement > 0.8
-    assert (folder / "model.onnx").stat().st_size < 0.8 * (exported / "export-onnx" / "model.onnx").stat().st_size
-    np.testing.assert_array_equal(int8.probabilities(texts[5:6]), int8.probabilities(texts)[5:6])  # whatever the company
+    assert (folder / "model.onnx").stat().st_size < 0.8 * (every_shape / "export-onnx" / "model.onnx").stat().st_size
+    np.testing.assert_array_equal(int8.probabilities(texts[5:6]), int8.probabilities(texts)[5:6])  # whatever the other texts
 
 
 @pytest.mark.slow
-def test_a_graph_with_other_logits_is_not_published(modern: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pooling that forgets the mask, as a fault in the graph would be: only texts of different lengths show it."""
+def test_a_graph_with_other_logits_is_not_published(
+    exported: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pooling ignores the mask, as a fault in the graph could: only texts of different lengths reveal it."""
     from cramlm.export import onnx
 
     class Faulty(onnx.PaddedClassifier):
@@ -145,23 +158,22 @@ def test_a_graph_with_other_logits_is_not_published(modern: Path, texts: list[st
 
     monkeypatch.setattr(onnx, "PaddedClassifier", Faulty)
     with pytest.raises(ArtifactError, match=r"graph's logits differ by .*nothing was published"):
-        export_onnx(modern, texts=examples(texts))
-    assert [path.name for path in modern.parent.iterdir() if not path.name.startswith(".")] == ["export"]
+        export_onnx(exported / "export", texts=examples(texts), out=tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
 
 
-def test_without_run_or_texts_the_export_is_an_error(modern: Path) -> None:
-    with pytest.raises(UsageError, match="pass --texts FILE"):
-        export_onnx(modern)
-    with pytest.raises(UsageError, match="pass --texts FILE"):
-        export_onnx(modern, texts=[])
+def test_without_run_or_texts_the_export_is_an_error(exported: Path, tmp_path: Path) -> None:
+    for texts in (None, []):
+        with pytest.raises(UsageError, match="pass --texts FILE"):
+            export_onnx(exported / "export", texts=texts)
     with pytest.raises(ArtifactError, match="holds no exported model"):
-        export_onnx(modern.parent.parent)
+        export_onnx(tmp_path)
 
 
-def test_other_content_at_the_target_is_kept(modern: Path, texts: list[str], tmp_path: Path) -> None:
+def test_other_content_at_the_target_is_kept(exported: Path, texts: list[str], tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(UsageError, match="would be replaced"):
-        export_onnx(modern, texts=examples(texts), out=tmp_path)
+        export_onnx(exported / "export", texts=examples(texts), out=tmp_path)
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 

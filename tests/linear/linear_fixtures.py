@@ -20,11 +20,11 @@ def example(number: int, text: str, label: str) -> Example:
     return Example(str(number), text, None, label)
 
 
-def topics(rows: dict[str, int], *, seed: int, words: int = 8, told: float = 0.25) -> tuple[Example, ...]:
-    """So many texts per topic, of common words and, in a share `told` of the places, of words of the topic."""
-    draw = random.Random(seed)
+def topics(rows: dict[str, int], *, seed: int, words: int = 8, share: float = 0.25) -> tuple[Example, ...]:
+    """Texts of each topic, as many as `rows` says: a share `share` of the words is of the topic, the others are common."""
+    generator = random.Random(seed)
     texts = [
-        (" ".join(draw.choice(TOPICS[label]) if draw.random() < told else draw.choice(COMMON) for _ in range(words)), label)
+        (" ".join(generator.choice(TOPICS[label]) if generator.random() < share else generator.choice(COMMON) for _ in range(words)), label)
         for label, count in rows.items()
         for _ in range(count)
     ]
@@ -40,14 +40,14 @@ def topic_task(**rows: int) -> Task:
 
 def several_labels_task() -> Task:
     """Words w0, w1, w2 stand for the labels a, b, c; a text has any of them."""
-    labels = [format_labels([name for place, name in enumerate("abc") if number >> place & 1]) for number in range(48)]
-    texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
+    labels = [format_labels([name for index, name in enumerate("abc") if number >> index & 1]) for number in range(48)]
+    texts = [" ".join(f"w{index}" for index in range(3) if number >> index & 1) + f" filler{number % 5}" for number in range(48)]
     rows = tuple(map(example, range(48), texts, labels))
     return Task(rows[:32], rows[32:40], rows[40:], ("a", "b", "c"), False, kind="multi-label", scale=Scale())
 
 
 def number_task() -> Task:
     """The number of a text is 100 and the sum of its words' values."""
-    texts = [" ".join(f"w{place}" for place in range(3) if number >> place & 1) + f" filler{number % 5}" for number in range(48)]
+    texts = [" ".join(f"w{index}" for index in range(3) if number >> index & 1) + f" filler{number % 5}" for number in range(48)]
     rows = tuple(example(number, text, repr(float(100 + number % 8))) for number, text in enumerate(texts))
     return Task(rows[:32], rows[32:40], rows[40:], ("label",), False, kind="regression", scale=Scale())

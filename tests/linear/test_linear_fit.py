@@ -173,9 +173,9 @@ def test_texts_without_a_single_term_leave_a_model_of_the_labels_frequencies() -
 
 def test_markup_counts_among_tokens_and_not_among_words() -> None:
     def rows(seed: int) -> tuple[Example, ...]:
-        draw = random.Random(seed)
+        generator = random.Random(seed)
         return tuple(
-            example(number, " ".join([*draw.choices(COMMON, k=6), "<<" if label == "open" else "[["]), label)
+            example(number, " ".join([*generator.choices(COMMON, k=6), "<<" if label == "open" else "[["]), label)
             for number in range(40)
             for label in (["open", "square"][number % 2],)
         )
@@ -188,9 +188,9 @@ def test_markup_counts_among_tokens_and_not_among_words() -> None:
 @pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
 def test_composed_and_decomposed_texts_are_the_same_to_every_variant(variant: str) -> None:
     words = {"a": "ọ̀rọ̀ ẹ̀kọ́ ilé", "b": "ọ̀nà ọjà omi"}
-    draw = random.Random(3)
+    generator = random.Random(3)
     train = tuple(
-        example(number, unicodedata.normalize("NFD", " ".join(draw.choices(words[label].split(), k=4))), label)
+        example(number, unicodedata.normalize("NFD", " ".join(generator.choices(words[label].split(), k=4))), label)
         for number in range(20)
         for label in (["a", "b"][number % 2],)
     )

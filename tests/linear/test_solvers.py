@@ -21,12 +21,12 @@ from cramlm.records import Example, IntArray, Task, TaskKind
 
 
 def problem(labels: int, texts: int = 120, features: int = 60, seed: int = 1) -> tuple[Any, IntArray, Any]:
-    """Sparse rows of length 1 whose columns tell the label in part, uneven labels, and rows of other texts."""
+    """Sparse rows of length 1 whose columns depend on the label, uneven labels, and rows of other texts."""
     random = np.random.default_rng(seed)
     shares = np.arange(1, labels + 1, dtype=np.float64) ** 1.5
     targets = np.concatenate([np.arange(labels), random.choice(labels, texts - labels, p=shares / shares.sum())])
-    telling = random.random((texts, features)) < np.where(np.arange(features) % labels == targets[:, None], 0.25, 0.08)
-    rows = scipy.sparse.csr_matrix(telling * random.uniform(0.5, 2, (texts, features)), dtype=np.float32)
+    informative = random.random((texts, features)) < np.where(np.arange(features) % labels == targets[:, None], 0.25, 0.08)
+    rows = scipy.sparse.csr_matrix(informative * random.uniform(0.5, 2, (texts, features)), dtype=np.float32)
     other = scipy.sparse.csr_matrix((random.random((50, features)) < 0.12) * random.random((50, features)), dtype=np.float32)
     return unit_rows(rows), targets, unit_rows(other)
 
@@ -223,16 +223,17 @@ def test_balanced_weights_are_tried_where_labels_are_uneven() -> None:
 
 def test_multinomial_regression_is_better_than_one_vs_rest_where_labels_are_uneven() -> None:
     """Ten labels, most of them rare, with words in common."""
-    draw = random.Random(0)
+    generator = random.Random(0)
     names = tuple(f"label{number}" for number in range(10))
-    words = {name: [f"w{draw.randrange(40)}" for _ in range(6)] for name in names}
+    words = {name: [f"w{generator.randrange(40)}" for _ in range(6)] for name in names}
+
+    def word(name: str) -> str:
+        return generator.choice(words[name]) if generator.random() < 0.3 else f"w{generator.randrange(40)}"
 
     def rows(sizes: list[int]) -> tuple[Example, ...]:
-        drawn = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
-        texts = [
-            " ".join(draw.choice(words[name]) if draw.random() < 0.3 else f"w{draw.randrange(40)}" for _ in range(20)) for name in drawn
-        ]
-        return tuple(Example(text, text, None, name) for text, name in zip(texts, drawn, strict=True))
+        labels = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+        texts = [" ".join(word(name) for _ in range(20)) for name in labels]
+        return tuple(Example(text, text, None, name) for text, name in zip(texts, labels, strict=True))
 
     task = Task(rows([60, 30, 10, 6, 5, 4, 4, 3, 3, 3]), rows([60] * 10), (), names, False)
     vocabulary, train = Vocabulary.fit("words", [row.text for row in task.train])
