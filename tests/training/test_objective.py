@@ -90,7 +90,7 @@ def test_sequences_without_a_label_count_in_no_mean() -> None:
     model, batch = make_model(), first_batch(phase)
     labels = batch.task_labels.clone()
     labels[::2] = -1
-    partly = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"task_labels": labels})
+    partly = replace(batch, task_labels=labels)
     each = functional.cross_entropy(model.task_logits(model.hidden(batch), batch), batch.task_labels, reduction="none")
     result = objective_of(phase).losses(model, partly)
     assert float(result.total.detach()) == pytest.approx(float(each[1::2].mean().detach()), rel=1e-5)
@@ -100,8 +100,7 @@ def test_sequences_without_a_label_count_in_no_mean() -> None:
 def test_a_batch_with_nothing_to_learn_has_loss_zero_and_gradient_zero() -> None:
     phase = make_phase(external=0, text_weight=0.0)
     model, batch = make_model(), first_batch(phase)
-    fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
-    result = objective_of(phase).losses(model, PackedBatch(**fields | {"task_labels": torch.full_like(batch.task_labels, -1)}))
+    result = objective_of(phase).losses(model, replace(batch, task_labels=torch.full_like(batch.task_labels, -1)))
     result.total.backward()
     assert float(result.total.detach()) == 0.0
     assert result.as_numbers() == {"loss": 0.0}

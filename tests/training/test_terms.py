@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -107,8 +108,7 @@ def test_later_tokens_change_nothing_before_them_in_a_causal_batch(tmp_path: Pat
         before = model.hidden(batch)
         changed, position = batch.token_ids.clone(), int(batch.first[3]) + 3
         changed.view(-1)[position] = 50 + (int(changed.view(-1)[position]) == 50)
-        fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
-        after = model.hidden(PackedBatch(**fields | {"token_ids": changed}))
+        after = model.hidden(replace(batch, token_ids=changed))
         moved = set((before - after).abs().amax(1).nonzero().flatten().tolist())
         own = (batch.sequence.flatten() == 3).nonzero().flatten().tolist()
         assert moved == {other for other in own if other >= position}
@@ -148,8 +148,7 @@ def test_span_positions_attend_to_the_text_and_earlier_span_positions_and_the_te
     for position, expected in ((own[text + 1], own[text + 1 :]), (own[2], own)):
         changed = batch.token_ids.clone()
         changed.view(-1)[position] = 50 + (int(changed.view(-1)[position]) == 50)
-        fields = {name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__}
-        difference = (model.hidden(batch) - model.hidden(PackedBatch(**fields | {"token_ids": changed}))).abs().amax(1)
+        difference = (model.hidden(batch) - model.hidden(replace(batch, token_ids=changed))).abs().amax(1)
         assert difference.nonzero().flatten().tolist() == expected.tolist()
 
 
@@ -189,7 +188,7 @@ def test_only_masked_tokens_are_replaced_and_equal_samples_count_as_original() -
     assert torch.equal(before[elsewhere], after[elsewhere])
     assert not replaced.is_replaced[elsewhere].any()
     assert torch.equal(replaced.is_replaced[batch.masked], after[batch.masked] != batch.mlm_labels)
-    sure = PackedBatch(**{name: getattr(batch, name) for name in PackedBatch.__dataclass_fields__} | {"mlm_labels": after[batch.masked]})
+    sure = replace(batch, mlm_labels=after[batch.masked])
     assert not replace_tokens(model, sure).is_replaced.any()
 
 
