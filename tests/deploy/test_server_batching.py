@@ -58,8 +58,7 @@ def batching(
         batcher.submit(["too early"], [None])
     batcher.start(asyncio.get_running_loop())
     assert is_loaded.wait(PATIENCE)
-    while batcher.model is None:
-        pass
+    assert batcher.ready, "the model is announced before texts are accepted"
     try:
         yield batcher
     finally:

@@ -286,8 +286,8 @@ class Batcher:
             model = self._load()
             if self._draining:
                 return
-            self._loaded(model)
             self._model = model
+            self._loaded(model)  # announces that texts are accepted
         except BaseException as error:  # raised again in the main thread
             self.failure = error
             return
