@@ -20,22 +20,14 @@ from commands import Result, cramlm, start
 from cramlm.config.run import load_config, to_toml
 from ranks import free_port
 from serving import PATIENCE
-from tiny_task import tiny_config, write_task
+from tiny_task import write_task
 
 COMMAND = [sys.executable, "-m", "cramlm"]
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/, run.toml and what `cramlm fit --config` left in run/."""
-    folder = tmp_path_factory.mktemp("fitted")
-    paths = write_task(folder / "data")
-    (folder / "run.toml").write_text(to_toml(load_config(tiny_config(paths))), "utf-8")
-    result = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
-    assert result.returncode == 0, result.stderr
-    assert "tfidf" in result.stdout
-    assert str(folder / "run/export") in result.stdout.replace("\n", "")
-    return folder
+def fitted(tiny_run: Path) -> Path:
+    return tiny_run
 
 
 def assert_one_line(result: Result, code: int, *needles: str) -> None:
@@ -45,6 +37,13 @@ def assert_one_line(result: Result, code: int, *needles: str) -> None:
     assert "Traceback" not in result.stderr
     for needle in needles:
         assert needle in last, last
+
+
+def test_fit_prints_the_scores_of_every_model_and_the_folder_of_the_export(fitted: Path) -> None:
+    result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
+    assert result.returncode == 0, result.stderr
+    assert "tfidf" in result.stdout
+    assert str(fitted / "run/export") in result.stdout.replace("\n", "")
 
 
 def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fitted: Path, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import io
+import re
 from typing import Any
 
 import pytest
 
-from cramlm.cli.console import show_selection
+from cramlm.cli.console import console_events, show_selection
+from cramlm.records import Event
 
 
 def test_a_selection_is_printed_with_sources_counts_and_frequent_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,4 +35,25 @@ def test_a_selection_is_printed_with_sources_counts_and_frequent_words(capsys: p
     news = next(line for line in shown.splitlines() if "[news]" in line)
     assert [cell.strip() for cell in news.split("│")[1:-1]] == ["[news]", "40", "4,000", "80.0%", "40.0% of 100", "1.60"]
     for text in ("7 texts, 6 distinct", "2 shares 13 words", "45 of 55", "reduced by 0.100", "harbour, tide", "3 with 4 passages"):
+        assert text in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_line_above_the_bars_for_each_finished_stage_warning_and_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with console_events() as emit:
+        emit(Event("start", "index", "reading", total=10))
+        emit(Event("progress", "index", done=5, total=10, unit="passages"))
+        emit(Event("progress", "unknown", done=5, total=10))
+        emit(Event("warning", "index", "one row skipped"))
+        emit(Event("done", "index", "10 passages"))
+        emit(Event("step", "phase-1", data={"step": 1}))
+        emit(Event("note", "plan", "[two] steps"))
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", terminal.getvalue()).splitlines()]
+    shown = " ".join(filter(None, lines))
+    for text in ("index warning: one row skipped", "index 10 passages (", "plan [two] steps"):
         assert text in shown

@@ -24,18 +24,15 @@ from cramlm.pipeline.run import run
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
-from tiny_task import TOPICS, tiny_config, write_task
+from tiny_task import TOPICS, task_paths, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with data/, store/ and a finished run/, and the run's config data."""
-    folder = tmp_path_factory.mktemp("finished")
-    data = tiny_config(write_task(folder / "data"))
-    run(load_config(data), out=folder / "run", store=folder / "store")
-    return folder, data
+def finished(tiny_run: Path, session_run: Path) -> tuple[Path, dict[str, Any]]:
+    """A folder with store/ and a finished run/, and the run's config data."""
+    return tiny_run, tiny_config(task_paths(session_run / "data"))
 
 
 @pytest.fixture

@@ -80,6 +80,11 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
     }
 
 
+def task_paths(folder: Path) -> dict[str, str]:
+    """Return the paths that `write_task` has written to `folder`."""
+    return {name: str(folder / f"{name}.jsonl") for name in ("train", "dev", "test", "corpus")}
+
+
 def fit_once(folder: Path) -> None:
     """Write data/, run.toml, store/ and the finished run/ of `tiny_config` to `folder`, unless this or another process has done so."""
     with folder.with_suffix(".lock").open("w") as file:
