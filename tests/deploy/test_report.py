@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
 from cramlm import recipes
-from cramlm.config.run import load_config
+from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
 from cramlm.pipeline.run import run
 from cramlm.records import Event
@@ -198,10 +198,11 @@ def linear(reported: Path) -> dict[str, Path]:
     """Runs of the recipes `static` and `tfidf` on the data of `reported`."""
     data = reported.parent / "data"
     task = {name: str(data / f"{name}.jsonl") for name in ("train", "dev", "test")}
-    made = {"static": recipes.static(corpus=[str(data / "corpus.jsonl")], **task), "tfidf": recipes.tfidf(**task)}
-    for name, config in made.items():
-        run(config, out=reported.parent / name, store=reported.parent / "store")
-    return {name: reported.parent / name for name in made}
+    configs = {"static": recipes.static(corpus=[str(data / "corpus.jsonl")], **task), "tfidf": recipes.tfidf(**task)}
+    for name, config in configs.items():
+        quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[1.0, 10.0]", "tokenizer.vocab_size=200", "threads=1"])
+        run(load_config(quick), out=reported.parent / name, store=reported.parent / "store")
+    return {name: reported.parent / name for name in configs}
 
 
 def test_the_page_of_a_linear_recipe_has_no_phases(linear: dict[str, Path]) -> None:
