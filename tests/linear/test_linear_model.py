@@ -17,6 +17,7 @@ from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
+from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
@@ -68,8 +69,11 @@ def test_a_loaded_model_gives_the_same_logits_bit_for_bit(static: LinearModel, s
     assert (loaded.labels, loaded.setting, loaded.tau, loaded.kind) == (static.labels, static.setting, static.tau, static.kind)
 
 
-@pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
-@pytest.mark.parametrize("task", [topic_task(), several_labels_task(), number_task()], ids=["classification", "multi-label", "regression"])
+@pytest.mark.parametrize(
+    ("variant", "task"),
+    [*((variant, topic_task()) for variant in VARIANTS), ("union", several_labels_task()), ("union", number_task())],
+    ids=[*VARIANTS, "multi-label", "regression"],
+)
 def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: Task, tmp_path: Path) -> None:
     model = fit(task, variants=(variant,))
     model.save(tmp_path)
