@@ -33,7 +33,7 @@ JSON = {"content-type": "application/json"}
 
 
 def export_tiny(folder: Path, tokenizer: Tokenizer) -> Path:
-    """A model whose answers differ between texts, exported; it reads 48 tokens."""
+    """An exported model whose predictions differ between texts; it reads 48 tokens."""
     encoder = EncoderConfig(shape="modernbert", layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
     model = build_model(ModelSpec(encoder, HeadConfig(pooling="mean"), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
     save_classifier(model, tokenizer, folder, labels=LABELS, max_length=48)
@@ -118,7 +118,7 @@ def serving_alone(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def holding(folder: Path, token: str) -> Iterator[Server]:
-    """A server with a queue of 8 texts that computes none of them before it is told to stop, and never loses patience."""
+    """A server with a queue of 8 texts that computes nothing before it is stopped, and has no time limits."""
     importlib.import_module("cramlm.serving.server")
     never = 1e6
     limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
@@ -134,7 +134,7 @@ def holding(folder: Path, token: str) -> Iterator[Server]:
 
 @contextmanager
 def running(process: Child | subprocess.Popen[str]) -> Iterator[Server]:
-    """A process that serves, from the moment on that it listens; killed at the end if it still runs."""
+    """A serving process that listens already; killed at the end if it still runs."""
     server = Server(process)
     assert process.stderr is not None
     reader = threading.Thread(target=lambda lines: server.lines.extend(line.rstrip("\n") for line in lines), args=(process.stderr,))

@@ -97,9 +97,9 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
     for name in ("tfidf", "tlm"):
         assert list(scores[name]["test"]["per_class"]) == ["sea"]
         assert scores[name]["test"]["macro_f1"] == pytest.approx(scores[name]["test"]["micro_f1"])
-    (answer,) = Predictor.load(tmp_path / "run/export").predict([SEA])
-    assert isinstance(answer, LabelsPrediction)
-    assert set(answer.probabilities) == {"sea"}
+    (prediction,) = Predictor.load(tmp_path / "run/export").predict([SEA])
+    assert isinstance(prediction, LabelsPrediction)
+    assert set(prediction.probabilities) == {"sea"}
     cramlm("evaluate", tmp_path / "run/export", paths["test"])
 
 
@@ -107,20 +107,20 @@ def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[st
     kind, folder = fitted
     (tmp_path / "new.txt").write_text(f"{SEA}\n{HILL}\n", "utf-8")
     lines = [json.loads(line) for line in cramlm("predict", folder / "run/export", tmp_path / "new.txt").splitlines()]
-    answers = Predictor.load(folder / "run/export").predict([SEA, HILL])
+    predictions = Predictor.load(folder / "run/export").predict([SEA, HILL])
     if kind == "multi-label":
         assert ["sea" in lines[0]["labels"], "hill" in lines[1]["labels"]] == [True, True]
-        assert all(isinstance(each, LabelsPrediction) and set(each.probabilities) == {"sea", "hill"} for each in answers)
-        assert [list(each.labels) for each in answers] == [line["labels"] for line in lines]  # type: ignore[union-attr]
+        assert all(isinstance(each, LabelsPrediction) and set(each.probabilities) == {"sea", "hill"} for each in predictions)
+        assert [list(each.labels) for each in predictions] == [line["labels"] for line in lines]  # type: ignore[union-attr]
     else:
         assert [line.keys() for line in lines] == [{"id", "value"}] * 2
         assert lines[0]["value"] > lines[1]["value"]
-        assert answers == [NumberPrediction(line["value"]) for line in lines]
+        assert predictions == [NumberPrediction(line["value"]) for line in lines]
         with pytest.raises(UsageError, match="a number, which has no probability"):
             Predictor.load(folder / "run/export").probabilities([SEA])
 
 
-def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_answers(fitted: tuple[str, Path]) -> None:
+def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_predictions(fitted: tuple[str, Path]) -> None:
     import transformers
 
     kind, folder = fitted
@@ -130,15 +130,15 @@ def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_answers(fi
     assert native.config.problem_type == {"multi-label": "multi_label_classification", "regression": "regression"}[kind]
     with torch.no_grad():
         theirs = native(**tokenizer([SEA, HILL], return_tensors="pt", padding=True)).logits.numpy()
-    answers = Predictor.load(export).predict([SEA, HILL])
+    predictions = Predictor.load(export).predict([SEA, HILL])
     pipeline = transformers.pipeline("text-classification", model=native, tokenizer=tokenizer, device="cpu", top_k=None)
     if kind == "multi-label":
-        ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in answers]  # type: ignore[union-attr]
+        ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in predictions]  # type: ignore[union-attr]
         np.testing.assert_allclose(1 / (1 + np.exp(-theirs)), ours, atol=1e-5)
-        said = [{each["label"]: each["score"] for each in row} for row in pipeline([SEA, HILL])]
-        assert said == [pytest.approx(dict(each.probabilities), abs=1e-5) for each in answers]  # type: ignore[union-attr]
+        scores = [{each["label"]: each["score"] for each in row} for row in pipeline([SEA, HILL])]
+        assert scores == [pytest.approx(dict(each.probabilities), abs=1e-5) for each in predictions]  # type: ignore[union-attr]
     else:
-        ours = [[each.value] for each in answers]  # type: ignore[union-attr]
+        ours = [[each.value] for each in predictions]  # type: ignore[union-attr]
         np.testing.assert_allclose(theirs, ours, rtol=1e-6)
         assert [row[0] for row in pipeline([SEA, HILL])] == [{"label": "label", "score": pytest.approx(row[0], rel=1e-6)} for row in ours]
 

@@ -43,8 +43,8 @@ def test_a_truncated_table_is_rejected(table: Path) -> None:
 
 def test_a_flipped_byte_in_a_table_gives_texts_or_an_error(table: Path) -> None:
     whole, refused = table.read_bytes(), 0
-    for place in range(len(whole)):
-        table.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+    for index in range(len(whole)):
+        table.write_bytes(whole[:index] + bytes([whole[index] ^ 0x80]) + whole[index + 1 :])
         try:
             found = texts_of(table)
         except ArtifactError:

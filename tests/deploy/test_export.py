@@ -157,8 +157,8 @@ def test_the_cards_lines_for_transformers_work(tmp_path: Path, model: Model, tok
     text = " ".join(texts)
     block = block.replace("path/to/this/folder", str(artifact.path)).replace('"some text"', repr(text))
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", block], capture_output=True, text=True, check=True, timeout=600)
-    (answers,) = [eval(line) for line in result.stdout.splitlines() if line.startswith("[")]
-    answers = answers[0] if isinstance(answers[0], list) else answers
+    (results,) = [eval(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    results = results[0] if isinstance(results[0], list) else results
     (ours,) = Predictor.load(artifact.path).predict([text])
-    assert answers[0]["label"] == ours.label
-    assert {row["label"]: row["score"] for row in answers} == pytest.approx(dict(ours.probabilities), abs=1e-4)
+    assert results[0]["label"] == ours.label
+    assert {row["label"]: row["score"] for row in results} == pytest.approx(dict(ours.probabilities), abs=1e-4)

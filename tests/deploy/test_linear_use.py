@@ -67,8 +67,8 @@ def test_every_loader_loads_the_scored_model(finished: Path, runs: dict[str, Pat
     lines = [json.loads(line) for line in (finished / "evaluation/predictions-test.jsonl").read_text().splitlines()]
     for predictor in (Predictor.load(finished / "export"), load_predictor(model_of(finished)), LinearPredictor.load(finished / "export")):
         assert isinstance(predictor, LinearPredictor)
-        answers = predictor.predict(texts)
-        assert [answer.label for answer in answers] == [line["predicted"] for line in lines]  # type: ignore[union-attr]
+        predictions = predictor.predict(texts)
+        assert [prediction.label for prediction in predictions] == [line["predicted"] for line in lines]  # type: ignore[union-attr]
         assert predictor.probabilities(texts) == pytest.approx(np.array([list(line["probabilities"].values()) for line in lines]), abs=1e-5)
 
 
@@ -135,9 +135,11 @@ def test_the_server_computes_linear_models_without_truncation(finished: Path) ->
         assert any(line.endswith("2 labels, whole texts") for line in server.lines)
         response = server.post("/v1/predict", {"texts": texts})
         assert response.status_code == 200, response.text
-        answers = response.json()["predictions"]
-    assert [list(answer["probabilities"].values()) for answer in answers] == pytest.approx(predictor.probabilities(texts), abs=1e-6)
-    assert [answer["truncated"] for answer in answers] == [False, False]
+        predictions = response.json()["predictions"]
+    assert [list(prediction["probabilities"].values()) for prediction in predictions] == pytest.approx(
+        predictor.probabilities(texts), abs=1e-6
+    )
+    assert [prediction["truncated"] for prediction in predictions] == [False, False]
 
 
 def test_onnx_export_of_a_linear_model_is_an_error(finished: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def folder(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str])
 
 
 def push(hub: Hub, *arguments: str | Path, token: str = "hf_right") -> subprocess.CompletedProcess[str]:
-    # The hub's newer way to send large files is a service of its own; without it the client uses git's (LFS), which the stand-in speaks.
+    # Large files go through LFS, which the stand-in implements, and not through the service that the hub prefers for them.
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
     command = [sys.executable, "-m", "cramlm", "push", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)

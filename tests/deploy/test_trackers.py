@@ -94,11 +94,11 @@ def test_tensorboard_gets_the_events_of_a_run(run: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
-    heard: list[Event] = []
-    with follow("tensorboard", run, config, heard.append) as emit:
+    events: list[Event] = []
+    with follow("tensorboard", run, config, events.append) as emit:
         for event in EVENTS:
             emit(event)
-    assert heard == EVENTS
+    assert events == EVENTS
     assert tensorboard_scalars(run)["phase-1-joint/loss"] == [(5, 3.5), (10, 2.5), (10, 2.25)]
 
 
@@ -149,9 +149,9 @@ def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, co
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_failing_tracker_gives_a_warning_and_the_run_continues(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
-    heard: list[Event] = []
-    with follow("tensorboard", run, config, heard.append) as emit:
+    events: list[Event] = []
+    with follow("tensorboard", run, config, events.append) as emit:
         emit(Event("step", "phase-1-joint", data={"step": 10**30, "loss": 1.0}))  # no 64-bit step: the library raises
         emit(EVENTS[1])
-    assert [event.kind for event in heard] == ["step", "warning", "step"]
-    assert "cramlm track RUN tensorboard" in heard[1].message
+    assert [event.kind for event in events] == ["step", "warning", "step"]
+    assert "cramlm track RUN tensorboard" in events[1].message

@@ -1,4 +1,4 @@
-"""Heads made by hand look where they were told to, and are counted by the paper's definition; real ones agree with transformers'."""
+"""Heads of a known pattern are counted by the paper's definition; counts of real ones agree with transformers'."""
 
 from __future__ import annotations
 

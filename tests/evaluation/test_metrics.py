@@ -63,9 +63,9 @@ def test_intervals_equal_those_of_resampled_rows() -> None:
     true, predicted, labels = imitation(400, 4, seed=2)
     codes = np.array([[labels.index(label) for label in side] for side in (true, predicted)])
     random = np.random.default_rng(7)
-    drawn = [codes[:, random.integers(len(true), size=len(true))] for _ in range(1000)]
-    macro = [metrics.f1_score(*sample, average="macro") for sample in drawn]
-    micro = [(sample[0] == sample[1]).mean() for sample in drawn]
+    samples = [codes[:, random.integers(len(true), size=len(true))] for _ in range(1000)]
+    macro = [metrics.f1_score(*sample, average="macro") for sample in samples]
+    micro = [(sample[0] == sample[1]).mean() for sample in samples]
     intervals = score(true, predicted, labels).intervals(resamples=20_000)
     # Percentiles of 1,000 resamples scatter by about 0.002 here.
     assert intervals["macro_f1"] == pytest.approx(np.percentile(macro, [2.5, 97.5]), abs=0.008)

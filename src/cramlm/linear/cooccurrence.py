@@ -115,8 +115,8 @@ class TextSpace:
         counts = _token_counts(texts, len(embeddings))
         weights = FREQUENT / (FREQUENT + counts / max(counts.sum(), 1))
         width = embeddings.shape[1]
-        units = _unit(np.nan_to_num(embeddings).astype(np.float32))
-        plain = cls((weights[:, None] * units).astype(np.float32), np.zeros((width, 1), dtype=np.float32))
+        directions = _unit(np.nan_to_num(embeddings).astype(np.float32))
+        plain = cls((weights[:, None] * directions).astype(np.float32), np.zeros((width, 1), dtype=np.float32))
         scatter = sum((vectors.T @ vectors for vectors in map(plain.vectors, texts)), np.zeros((width, width), dtype=np.float32))
         return cls(plain.weighted, np.linalg.eigh(scatter)[1][:, -1:].astype(np.float32))
 
