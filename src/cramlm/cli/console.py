@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,9 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from cramlm.records import Emit, Event
-
-if TYPE_CHECKING:  # a quarter of a second to import
-    pass
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
 

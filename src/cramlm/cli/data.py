@@ -20,6 +20,7 @@ from cramlm.cli.options import (
     StoreOption,
     TextColumn,
     checked,
+    checked_kind,
     open_encoder,
     resolve_corpus,
     resolve_retriever,
@@ -44,7 +45,6 @@ def check(
 ) -> None:
     """Find errors, duplicates and leaks in the data. The exit code is 3 if there is a problem."""
     from cramlm.cli.console import console_events, show_findings
-    from cramlm.cli.options import checked_kind, resolve_corpus
     from cramlm.data.corpus import build_corpus
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe, read_labelled

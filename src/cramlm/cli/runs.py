@@ -27,6 +27,7 @@ from cramlm.cli.options import (
     SeedOption,
     SeparatorOption,
     SetOption,
+    resolve_run,
 )
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
@@ -60,8 +61,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per budget.")] = False,
 ) -> None:
     """Show model size, steps and cost of `fit` for several budgets. Measures the speed of this machine; does not train."""
-    from cramlm.cli.options import resolve_run
-
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
@@ -120,7 +119,6 @@ def show(
 
     `cramlm config --recipe NAME` prints every setting of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
     """
-    from cramlm.cli.options import resolve_run
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 

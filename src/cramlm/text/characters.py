@@ -28,7 +28,6 @@ OTHER_SPACELESS: Final[Blocks] = ((0x0E00, 0x0EFF), (0x0F00, 0x0FFF), (0x1000, 0
 """Thai and Lao, Tibetan, Myanmar, Khmer."""
 STACKING: Final[Blocks] = ((0x1039, 0x1039), (0x17D2, 0x17D2))
 # Scripts whose runs the BM25 analysis cuts into overlapping n-grams. With Hangul, which has spaces, but particles attached to its words;
-# Scripts whose runs the BM25 analysis cuts into overlapping n-grams. With Hangul, which has spaces, but particles attached to its words;
 # without Tibetan, which marks the ends of syllables.
 CUT_INTO_PAIRS: Final[Blocks] = (
     (0x1100, 0x11FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x303C), (0x3040, 0x318F), (0x31A0, 0x31BF),
