@@ -27,8 +27,7 @@ from cramlm.errors import ArtifactError, DataError, LockedError
 from cramlm.io.paths import FileStamp
 from cramlm.records import Document, Event
 from cramlm.storage.artifacts import verify
-from cramlm.text.passages import cut_passages
-from cramlm.text.words import MeasuredText, count_words
+from cramlm.text.words import MeasuredText, count_words, cut_passages
 
 PASSAGE_WORDS = 20
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.text.passages import cut_passages
-from cramlm.text.words import MeasuredText, _segment_any_script, count_words, duplicate_key, segment
+from cramlm.text.words import MeasuredText, _segment_any_script, count_words, cut_passages, duplicate_key, segment
 
 
 def words_key(text: str) -> bytes:

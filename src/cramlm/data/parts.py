@@ -48,8 +48,7 @@ from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.storage.arrays import map_table, save_array, save_table, text_buffers
 from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact, stage
-from cramlm.text.passages import cut_passages
-from cramlm.text.words import MeasuredText
+from cramlm.text.words import MeasuredText, cut_passages
 
 KIND: Final = "part"
 PART_FILE: Final = "part.arrow"
