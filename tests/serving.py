@@ -25,7 +25,8 @@ from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.serving import Address, Limits, serve
+from cramlm.serving import serve
+from cramlm.serving.limits import Address, Limits
 
 PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
 LABELS = ("007", "negative", "très <b>bien</b>")

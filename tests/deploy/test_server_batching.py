@@ -18,9 +18,9 @@ from cramlm.errors import DivergedError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import Example
-from cramlm.serving import Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
+from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import Metrics
 from serving import PATIENCE, serving_alone
 

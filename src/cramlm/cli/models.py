@@ -112,8 +112,8 @@ def serve(
     Paths: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json.
     """
     check_address_space_of_model(model, "serve")
-    from cramlm.serving import Address, Limits
     from cramlm.serving import serve as serve_model
+    from cramlm.serving.limits import Address, Limits
 
     announce = partial(print, file=sys.stderr, flush=True)
     limits = Limits(

@@ -94,6 +94,22 @@ class BasePredictor(ABC):
             raise UsageError("there are more pairs than texts; give one for each text")
 
 
+class EncoderPredictor(BasePredictor):
+    """A loaded encoder. max_length: tokens of its input, special ones included."""
+
+    max_length: int
+
+    @property
+    @abstractmethod
+    def longest_text(self) -> int:
+        """Longest input in tokens, [CLS] and [SEP] included; below `max_length` if a prompt takes some."""
+
+    @property
+    @abstractmethod
+    def tokenizer_json(self) -> str:
+        """Content of tokenizer.json."""
+
+
 _END = object()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor
+from cramlm.inference.base import BasePredictor, EncoderPredictor
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import BoolArray, FloatArray, TaskKind
@@ -26,13 +26,10 @@ from cramlm.storage.artifacts import check_files, environment_faults
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.onnx import OnnxPredictor
-    from cramlm.inference.predictor import Predictor
 
 AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
-EncoderPredictor: TypeAlias = "Predictor | OnnxPredictor"
 
 
 class CombinedModels:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
-from cramlm.inference.base import BasePredictor, check_texts, word_spans
+from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.artifacts import check_files, raise_if_refused
 
@@ -41,7 +41,7 @@ class OnnxSettings:
     weights: Literal["fp32", "int8"]
 
 
-class OnnxPredictor(BasePredictor):
+class OnnxPredictor(EncoderPredictor):
     """A loaded ONNX classifier; create it with `load`."""
 
     def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings) -> None:

@@ -17,7 +17,7 @@ from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.kinds import AnyScores, require_single_label
-from cramlm.inference.base import BasePredictor, check_texts, word_spans
+from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
 
 
-class Predictor(BasePredictor):
+class Predictor(EncoderPredictor):
     """A loaded encoder. Create it with `load`, which returns a `LinearPredictor` for a linear model."""
 
     def __init__(self, loaded: LoadedModel, *, precision: Precision | Literal["auto"] = "fp32") -> None:

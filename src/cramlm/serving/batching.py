@@ -27,7 +27,7 @@ from cramlm.inference.combined import AnswerBy, CombinedModels, has_combination,
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
-from cramlm.serving import Limits
+from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import Metrics
 
 if TYPE_CHECKING:

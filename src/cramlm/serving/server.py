@@ -31,9 +31,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.inference.combined import AnswerBy
 from cramlm.inference.predictor import model_of, refuse_other_kinds
-from cramlm.serving import Address, Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel, load_model
+from cramlm.serving.limits import Address, Limits
 from cramlm.serving.middleware import Metrics, error_response
 
 STOP_SECONDS = 1.0  # after the last response, for the model's thread to end
