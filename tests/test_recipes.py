@@ -16,7 +16,7 @@ import cramlm
 from cramlm import recipes
 from cramlm.cli.app import app
 from cramlm.cli.options import resolve_run
-from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig, TeacherConfig
 from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of
@@ -378,7 +378,7 @@ def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path)
     names = [f"label {number % LABELS}" for number in range(texts)]
     train = write_labels(tmp_path / "train.jsonl", [[name] for name in names] if kind == "multi-label" else names)
     built = {name: RECIPES[name](train=train, corpus="corpus.jsonl", kind=kind) for name in ("tlm", *CONTROLS)}
-    aligned = {"teacher": {"align_distribution": False}} if built["tlm"].teacher.align_distribution else {}  # of passages
+    aligned = {"teacher": TeacherConfig().model_dump()} if built["tlm"].teacher.align_distribution else {}  # of passages
     retriever = changes(built["tlm"], built["random-retrieval"]).pop("retriever")
     assert retriever == RandomConfig().model_dump()
     joint = built["tlm"].phases[0]
