@@ -88,8 +88,8 @@ def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int
 def _prior_correction(labels: IntArray, outside: IntArray, count: int) -> FloatArray:
     """Logits, (labels,), that replace the label frequencies outside a fold by those of all training texts.
 
-    A label is rarer outside the folds in which it is frequent. The intercepts follow that, so that every text out of fold would get a lower
-    probability for its own label: with strong regularization that effect is larger than that of the words.
+    Removing a fold makes the labels that are frequent in it rarer among the other texts. The intercepts follow these frequencies, which
+    lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
     """
     whole, part = (np.bincount(each, minlength=count) / len(each) for each in (labels, outside))
     correction: FloatArray = np.log(np.divide(whole, part, out=np.ones(count), where=(whole > 0) & (part > 0))).astype(np.float32)
@@ -116,7 +116,7 @@ def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
 def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
     """The power that makes the labels of out-of-fold texts most likely; 1 if there are none.
 
-    A text more that has each label with equal probability keeps it finite if every prediction is right (as Platt 1999).
+    One additional text with a uniform target keeps the power finite where every prediction is right (after Platt 1999).
     """
     from scipy.optimize import minimize_scalar
 
