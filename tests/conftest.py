@@ -67,6 +67,14 @@ def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     return build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=3), seed=5)
 
 
+@pytest.fixture(scope="session")
+def tiny_export(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """The folder of `export_tiny`; no test may change it."""
+    from server_process import export_tiny
+
+    return export_tiny(tmp_path_factory.mktemp("tiny-export") / "export", tokenizer)
+
+
 # The fitted run that all tests share; prefer it to another run. A test that needs other settings, other data or an interrupted run fits
 # its own with `tiny_task.tiny_config`.
 

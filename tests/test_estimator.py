@@ -23,7 +23,7 @@ from cramlm.errors import CramError, DataError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import lock, verify
-from serving import PATIENCE
+from server_process import PATIENCE
 from tiny_task import write_task
 
 ROWS = {"max_length": 32, "batch_size": 256, "batch_unit": "tokens", "checkpoint_every": 1000, "dropout": 0.1}

@@ -81,7 +81,7 @@ def attacks() -> Iterator[Attack]:
 
 
 def hostile(world: World, scratch: Path) -> Figure:
-    """R11 for model folders, indexes, runs and archives; tests/deploy has hostile requests."""
+    """R11 for model folders, indexes, runs and archives; tests/serving has hostile requests."""
     figure = Figure("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
     with figure.timed():
         for attack in attacks():

@@ -19,7 +19,7 @@ from workloads import World
 
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
-from serving import PATIENCE, Server, export_tiny, request_bytes, serving
+from server_process import PATIENCE, Server, export_tiny, request_bytes, serving
 
 CLIENTS = 64
 MIN_REQUESTS = 10  # of each client, on a slow machine too

@@ -23,7 +23,7 @@ from cramlm.data.corpus import build_corpus
 from cramlm.records import Event, FloatArray, silent
 from cramlm.retrieval.dense import embed_part
 from cramlm.storage.artifacts import verify
-from serving import PATIENCE, wait_until
+from server_process import PATIENCE, wait_until
 from tiny_task import COMMON, TOPICS, write_task
 
 COMMAND = [sys.executable, "-m", "cramlm"]

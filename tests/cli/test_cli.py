@@ -19,7 +19,7 @@ import pytest
 from commands import Result, cramlm, start
 from cramlm.config.run import load_config, to_toml
 from ranks import free_port
-from serving import PATIENCE
+from server_process import PATIENCE
 from tiny_task import write_task
 
 COMMAND = [sys.executable, "-m", "cramlm"]

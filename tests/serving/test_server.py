@@ -20,7 +20,7 @@ import pytest
 
 from commands import cramlm
 from cramlm.inference.predictor import Predictor
-from serving import JSON, PATIENCE, Server, holding, read_all, request_bytes, serving, wait_until
+from server_process import JSON, PATIENCE, Server, holding, read_all, request_bytes, serving, wait_until
 
 TOKEN = "correct-horse-battery"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

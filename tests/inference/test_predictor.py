@@ -17,7 +17,7 @@ from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
-from serving import LABELS
+from server_process import LABELS
 
 
 @pytest.fixture

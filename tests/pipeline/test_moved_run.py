@@ -18,7 +18,7 @@ from cramlm.config.run import load_config
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
 from hub_stand_in import running_hub
-from serving import PATIENCE, serving
+from server_process import PATIENCE, serving
 from tiny_task import tiny_config, write_task
 
 TEXT = "The old ship was near the harbour"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cramlm.serving.app import PAGE_HEADERS, page
-from serving import LABELS, serving
+from server_process import LABELS, serving
 
 TOKEN = "correct-horse-battery"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src"
+SRC = Path(__file__).parents[2] / "src"
 
 
 def compiled_sum(folder: Path, module: str = "sum_kernels", **environment: str) -> int:

@@ -26,7 +26,7 @@ from cramlm.inference.predictor import Predictor, load_predictor, model_of, refu
 from cramlm.linear import MODEL_FILE
 from cramlm.pipeline.run import run
 from hub_stand_in import running_hub
-from serving import PATIENCE, serving
+from server_process import PATIENCE, serving
 from tiny_task import TOPICS, write_task
 
 TEXT = "The old ship was near the harbour << sailor >>, on the path to the island!!"

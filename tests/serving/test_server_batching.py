@@ -22,7 +22,7 @@ from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
 from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import Metrics
-from serving import PATIENCE, serving_alone
+from server_process import PATIENCE, serving_alone
 
 NEVER = 1e6  # seconds
 
