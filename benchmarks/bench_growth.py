@@ -36,7 +36,7 @@ from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.records import Example, Task
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from synthetic import Bootstrap, Invented, Source, write_corpus
@@ -99,13 +99,13 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
             corpus = open_corpus(store)
             run, grown = (lambda: build_index(corpus, store, workers=arguments.workers)), store
         case "search":
-            index = Index.open(next((store / "indexes").glob("[0-9a-f]*")))
+            index = Bm25Index.open(next((store / "indexes").glob("[0-9a-f]*")))
             texts = [example.whole_text for example in task(arguments).train]
             list(index.search_distinct(index.compile(["a river", "é"]), limit=LIMIT))  # compile and load
             run, grown = (lambda: search(index, texts, arguments.workers)), work
         case _:
             corpus, labelled = open_corpus(store), task(arguments)
-            index = Index.open(next((store / "indexes").glob("[0-9a-f]*")))
+            index = Bm25Index.open(next((store / "indexes").glob("[0-9a-f]*")))
             run, grown = (lambda: select(corpus, index, labelled, selection, arguments.workers)), selection
     before = folder_bytes(grown)
     seconds, result = timed(run)
@@ -113,12 +113,12 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
     match result:
         case int():
             figures["documents"] = result
-        case Index():
+        case Bm25Index():
             figures["postings"] = result.statistics["postings"]
     return figures
 
 
-def search(index: Index, texts: list[str], threads: int) -> int:
+def search(index: Bm25Index, texts: list[str], threads: int) -> int:
     """Return the number of documents in the union of all results."""
     selected = np.zeros(index.documents, np.bool_)
     for _, positions, _ in index.search_distinct(index.compile(texts), limit=LIMIT, threads=threads):
@@ -126,7 +126,7 @@ def search(index: Index, texts: list[str], threads: int) -> int:
     return int(selected.sum())
 
 
-def select(corpus: Corpus, index: Index, labelled: Task, out: Path, threads: int) -> int:
+def select(corpus: Corpus, index: Bm25Index, labelled: Task, out: Path, threads: int) -> int:
     """Return the number of selected documents; includes decontamination and writing."""
     config = Bm25Config(top_k=LIMIT)
     return len(select_documents(config, corpus, labelled, out=out, context=RetrievalContext(corpus.store, 1, index, threads)))

@@ -25,7 +25,7 @@ from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import read_task
 from cramlm.model.sentences import open_sentence_encoder
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Select for every task, print and write the results."""
     arguments = parse_arguments()
     warm_up(arguments)
-    opened: dict[str, tuple[Corpus, Index]] = {}
+    opened: dict[str, tuple[Corpus, Bm25Index]] = {}
     rows = []
     for task in arguments.tasks:
         source = OWN_CORPUS.get(task, "corpus")
@@ -69,7 +69,7 @@ def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, A
 
 
 def measure(
-    arguments: argparse.Namespace, name: str, kind: str, corpus: Corpus, index: Index, *, like: dict[str, Any] | None
+    arguments: argparse.Namespace, name: str, kind: str, corpus: Corpus, index: Bm25Index, *, like: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the row of a task."""
     folder = arguments.data / "tasks" / name

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cramlm.records import IntArray
 from cramlm.retrieval.bm25.analysis import analyze
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import hash_json
 
 
@@ -54,7 +54,7 @@ class TextPart:
         return self.size
 
 
-def index_texts(texts: Sequence[str], store: Path) -> Index:
+def index_texts(texts: Sequence[str], store: Path) -> Bm25Index:
     return build_index(TextCorpus(texts), store)
 
 
@@ -92,8 +92,8 @@ def reference_search(texts: Sequence[str], query: str, limit: int, *, k1: float 
     return sorted(scored, key=lambda hit: (-hit[1], hit[0]))[:limit]
 
 
-def results(index: Index, queries: Sequence[str], **settings: object) -> list[list[tuple[int, float]]]:
-    """`Index.search` as a list of (position, score) per query."""
+def results(index: Bm25Index, queries: Sequence[str], **settings: object) -> list[list[tuple[int, float]]]:
+    """`Bm25Index.search` as a list of (position, score) per query."""
     hits = index.search(queries, **settings)
     ends = hits.offsets.tolist()
     pairs = list(zip(hits.position.tolist(), hits.score.tolist(), strict=True))

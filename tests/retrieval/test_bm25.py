@@ -18,7 +18,7 @@ from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import analyze
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.bm25.kernels import BLOCK
 from cramlm.retrieval.bm25.search import Scoring
 
@@ -124,7 +124,7 @@ def test_a_query_of_50_000_words_equals_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Index]:
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Bm25Index]:
     """Six blocks of passages; the first 200 of each share terms of their own, so that thresholds estimated from one block are too high."""
     texts = invented_texts(23_000, seed=3, words=(3, 12), vocabulary=500)
     for block in range(6):
@@ -133,7 +133,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Index]:
     return texts, index_texts(texts, tmp_path_factory.mktemp("large"))
 
 
-def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Index]) -> None:
+def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Bm25Index]) -> None:
     _, index = large
     queries = invented_texts(100, seed=4, vocabulary=500)
     forward = results(index, queries, limit=30)
@@ -142,7 +142,7 @@ def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Index]
     assert results(index, queries + queries, limit=30) == forward + forward
 
 
-def test_results_do_not_depend_on_threads_or_queries_per_scan(large: tuple[list[str], Index], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_threads_or_queries_per_scan(large: tuple[list[str], Bm25Index], monkeypatch: pytest.MonkeyPatch) -> None:
     _, index = large
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     one = results(index, queries, limit=30)
@@ -152,7 +152,7 @@ def test_results_do_not_depend_on_threads_or_queries_per_scan(large: tuple[list[
 
 
 @pytest.mark.parametrize("limit", [1, 50, 250, 5000])
-def test_documents_in_clumps_are_all_found(large: tuple[list[str], Index], limit: int) -> None:
+def test_documents_in_clumps_are_all_found(large: tuple[list[str], Bm25Index], limit: int) -> None:
     texts, index = large
     queries = [f"zebra{block} {texts[6000]} {texts[9000]}" for block in range(6)]
     found = results(index, queries, limit=limit)
@@ -169,7 +169,7 @@ def test_thousands_of_equal_documents_are_ranked_by_position(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("cuts", [[23_000], [1, 22_999], [5000, 4096, 0, 10_000, 3904], [9000, 14_000]])
 def test_parts_and_segments_do_not_matter(
-    large: tuple[list[str], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]
+    large: tuple[list[str], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]
 ) -> None:
     texts, index = large
     monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", 9000)
@@ -180,7 +180,7 @@ def test_parts_and_segments_do_not_matter(
     assert other.explain("zebra5 quagga", 20_500) == index.explain("zebra5 quagga", 20_500)
 
 
-def test_a_query_keeps_its_scores_in_any_batch(large: tuple[list[str], Index]) -> None:
+def test_a_query_keeps_its_scores_in_any_batch(large: tuple[list[str], Bm25Index]) -> None:
     _, index = large
     queries = [" ".join(invented_texts(count, seed=8, words=(50, 60), vocabulary=500)) for count in (1, 20, 200, 2000)]
     queries = index.compile(queries)
@@ -227,7 +227,7 @@ def test_an_exact_copy_of_a_passage_is_its_first_hit_in_any_script(tmp_path: Pat
         assert hits[0][0] == 200 + place
 
 
-def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[list[str], Index]) -> None:
+def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[list[str], Bm25Index]) -> None:
     texts, index = large
     query = f"zebra0 zebra0 nowhere {texts[7]}"
     for position, score in results(index, [query], limit=5)[0]:
@@ -238,7 +238,7 @@ def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[li
     assert index.explain("nowhere", 0) == []
 
 
-def test_explain_refuses_a_position_outside_of_the_index(large: tuple[list[str], Index]) -> None:
+def test_explain_refuses_a_position_outside_of_the_index(large: tuple[list[str], Bm25Index]) -> None:
     texts, index = large
     for outside in (-1, len(texts)):
         with pytest.raises(UsageError, match=f"position {outside:,} is not in an index of {len(texts):,} documents"):
@@ -252,12 +252,12 @@ def test_numbers_out_of_range_are_refused(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"limit": 0}, {"limit": 1, "threads": 0}])
-def test_a_limit_or_number_of_threads_below_one_is_refused(large: tuple[list[str], Index], settings: dict[str, int]) -> None:
+def test_a_limit_or_number_of_threads_below_one_is_refused(large: tuple[list[str], Bm25Index], settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="search needs"):
         large[1].search(["ba"], **settings)
 
 
-def test_no_queries_give_no_hits(large: tuple[list[str], Index]) -> None:
+def test_no_queries_give_no_hits(large: tuple[list[str], Bm25Index]) -> None:
     hits = large[1].search([], limit=5)
     assert hits.offsets.tolist() == [0]
     assert hits.position.dtype == np.int64

@@ -25,7 +25,7 @@ from cramlm.records import Emit, Event
 from cramlm.retrieval.bm25 import distributed
 from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.distributed import DistributedSearch, publish_search, run_search
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.retrievers import Distribution, RetrievalContext
 from cramlm.retrieval.selection import select_documents
@@ -87,16 +87,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def index(corpus: Corpus) -> Index:
+def index(corpus: Corpus) -> Bm25Index:
     return build_index(corpus, corpus.path.parent.parent)
 
 
 @pytest.fixture(scope="module")
-def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Index]:
+def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Bm25Index]:
     """The index of the same corpus in so many segments."""
-    made: dict[int, Index] = {}
+    made: dict[int, Bm25Index] = {}
 
-    def build_cut(segments: int) -> Index:
+    def build_cut(segments: int) -> Bm25Index:
         if segments not in made:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // segments))
@@ -107,7 +107,7 @@ def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[i
     return build_cut
 
 
-def publish(index: Index, folder: Path) -> DistributedSearch:
+def publish(index: Bm25Index, folder: Path) -> DistributedSearch:
     return publish_search(index, QUERIES, folder, limit=LIMIT, scoring=Scoring())
 
 
@@ -115,19 +115,21 @@ def plain(found: Any) -> list[tuple[int, list[int], bytes]]:
     return [(number, positions.tolist(), scores.tobytes()) for number, positions, scores in found]
 
 
-def expected(index: Index) -> list[tuple[int, list[int], bytes]]:
+def expected(index: Bm25Index) -> list[tuple[int, list[int], bytes]]:
     return plain(index.search_distinct(index.compile(QUERIES), limit=LIMIT))
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
-def test_a_distributed_search_finds_what_one_search_finds(index: Index, cut: Callable[[int], Index], tmp_path: Path, segments: int) -> None:
+def test_a_distributed_search_finds_what_one_search_finds(
+    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path, segments: int
+) -> None:
     queries, found = run_search(publish(cut(segments), tmp_path), Processes())
     assert plain(found) == expected(index)
     assert queries.owner.tolist() == index.compile(QUERIES).owner.tolist()
 
 
 def test_processes_find_what_one_search_finds(
-    index: Index, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "FEW_SEGMENTS", 0)
     events: list[Event] = []
@@ -137,7 +139,7 @@ def test_processes_find_what_one_search_finds(
     assert all(event.done <= event.total for event in events if event.total)
 
 
-def test_searches_at_the_same_time_do_each_group_once(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
+def test_searches_at_the_same_time_do_each_group_once(index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path) -> None:
     search = publish(cut(5), tmp_path)
     jobs = [threading.Thread(target=run_search, args=(search, Processes())) for _ in range(3)]
     for job in jobs:
@@ -148,7 +150,9 @@ def test_searches_at_the_same_time_do_each_group_once(index: Index, cut: Callabl
     assert plain(found) == expected(index)
 
 
-def test_a_killed_worker_is_named_and_the_same_call_again_completes(index: Index, cut: Callable[[int], Index], tmp_path: Path) -> None:
+def test_a_killed_worker_is_named_and_the_same_call_again_completes(
+    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path
+) -> None:
     search, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*finished tasks are kept"):
         run_search(search, executor)
@@ -165,7 +169,7 @@ def test_a_segment_with_a_flipped_byte_scores_nothing(corpus: Corpus, tmp_path: 
         run_search(publish(own, tmp_path / "work"), Processes())
 
 
-def test_hits_with_a_flipped_byte_are_noticed(index: Index, tmp_path: Path) -> None:
+def test_hits_with_a_flipped_byte_are_noticed(index: Bm25Index, tmp_path: Path) -> None:
     search = publish(index, tmp_path)
     run_search(search, Processes())
     file = search.path("hits", 0) / "keys.npy"
@@ -177,7 +181,7 @@ def test_hits_with_a_flipped_byte_are_noticed(index: Index, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("executor", [Processes(1), Processes(2)])
 def test_an_index_does_not_depend_on_the_executor(
-    corpus: Corpus, cut: Callable[[int], Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor
+    corpus: Corpus, cut: Callable[[int], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor
 ) -> None:
     reference = cut(5)
     monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // 5))
@@ -193,7 +197,7 @@ def fingerprints(folder: Path) -> str:
 
 
 def test_a_selection_has_the_same_bytes_and_leaves_no_files_of_the_search(
-    corpus: Corpus, index: Index, cut: Callable[[int], Index], tmp_path: Path
+    corpus: Corpus, index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path
 ) -> None:
     task = make_task([query for query in QUERIES if query], dev=TEXTS[:3])
     config = UnionConfig(retrievers=(Bm25Config(top_k=7), RandomConfig(max_documents=20), Bm25Config(top_k=3, k1=2.0)))
@@ -219,14 +223,14 @@ import test_distributed_search as tests
 from cramlm.io.executors import connect_ray
 from cramlm.errors import CramError
 from cramlm.retrieval.bm25 import distributed
-from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.distributed import run_search
 
 distributed.FEW_SEGMENTS = 0
 folder = Path(sys.argv[1])
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
-index = Index.open(Path(sys.argv[2]))
+index = Bm25Index.open(Path(sys.argv[2]))
 with connect_ray(cluster.address) as executor:
     _, found = run_search(tests.publish(index, folder), tests.Deadly(executor, folder))
     assert tests.plain(found) == tests.expected(index)
@@ -254,7 +258,7 @@ def always_die(task: int, emit: Emit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-def test_two_ray_nodes_find_what_one_search_finds_when_a_worker_is_killed(cut: Callable[[int], Index], tmp_path: Path) -> None:
+def test_two_ray_nodes_find_what_one_search_finds_when_a_worker_is_killed(cut: Callable[[int], Bm25Index], tmp_path: Path) -> None:
     path = os.pathsep.join([*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", RAY, str(tmp_path), str(cut(5).path)]

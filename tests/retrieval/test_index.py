@@ -12,7 +12,7 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Event
 from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import Vocabulary
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import verify
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
@@ -58,11 +58,11 @@ def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path,
             (only.path / file).write_bytes(content[:-1])
         else:
             (only.path / file).unlink()
-        for check in (lambda: Index.open(index.path), index.verify, lambda: verify(tmp_path)):
+        for check in (lambda: Bm25Index.open(index.path), index.verify, lambda: verify(tmp_path)):
             with pytest.raises(ArtifactError, match=file):
                 check()
         (only.path / file).write_bytes(content)
-    assert Index.open(index.path).fingerprint == index.fingerprint
+    assert Bm25Index.open(index.path).fingerprint == index.fingerprint
 
 
 def test_a_missing_segment_is_named(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
     name = index.segments[0][1].path.name
     shutil.rmtree(index.segments[0][1].path)
     with pytest.raises(ArtifactError, match=name):
-        Index.open(index.path)
+        Bm25Index.open(index.path)
 
 
 def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path,
     index = index_texts(TEXTS, tmp_path)
     monkeypatch.setattr(segment_module, "ANALYZER", "words-of-tomorrow")
     with pytest.raises(ArtifactError, match=r"words-ngrams.*words-of-tomorrow"):
-        Index.open(index.path)
+        Bm25Index.open(index.path)
 
 
 def test_a_vocabulary_that_outgrows_its_tables_keeps_every_term(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from retrieval_fixtures import index_texts, invented_texts, results, terms_of
 from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.retrieval.bm25.analysis import analyze
-from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.search import LENGTHS, Scoring, lucene_lengths
 from lucene_peer import Lucene
 
@@ -93,7 +93,7 @@ def oracle() -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def index(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Index:
+def index(oracle: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Bm25Index:
     return index_texts(oracle.texts, tmp_path_factory.mktemp("oracle"))
 
 
@@ -110,7 +110,7 @@ def assert_equal_up_to_ties(found: list[tuple[int, float]], scores: np.ndarray, 
 
 
 @pytest.mark.parametrize(("k1", "b", "limit"), [(1.2, 0.75, 50), (1.2, 0.75, 5000), (0.9, 0.4, 7), (2.0, 1.0, 300), (0.0, 0.0, 100)])
-def test_search_equals_a_sparse_matrix_product(oracle: Oracle, index: Index, k1: float, b: float, limit: int) -> None:
+def test_search_equals_a_sparse_matrix_product(oracle: Oracle, index: Bm25Index, k1: float, b: float, limit: int) -> None:
     expected = oracle.scores(k1=k1, b=b)
     for found, scores in zip(results(index, oracle.queries, limit=limit, scoring=Scoring(k1, b)), expected, strict=True):
         assert_equal_up_to_ties(found, scores, limit)
@@ -158,7 +158,7 @@ def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Pa
 class Exhaustive:
     """An index, and the impact of every one of its terms on every text by the formula: float64 (texts, terms). Term i is the word w<i>."""
 
-    index: Index
+    index: Bm25Index
     impacts: np.ndarray
     frequency: np.ndarray
 

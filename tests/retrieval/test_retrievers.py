@@ -14,7 +14,7 @@ from selection_fixtures import write_corpus
 from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.records import silent
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, search_deeper, within_bound
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
@@ -27,7 +27,7 @@ RETRIEVERS: list[RetrieverConfig] = [
     DsirConfig(max_documents=50, normalise="length"),
     UnionConfig(retrievers=(Bm25Config(top_k=12), RandomConfig(max_documents=50)), shares=(3, 1)),
 ]
-World = tuple[Corpus, Index, Path]
+World = tuple[Corpus, Bm25Index, Path]
 
 
 @pytest.fixture(scope="module")

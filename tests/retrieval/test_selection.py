@@ -15,7 +15,7 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Emit, Event, Selection, Task, silent
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, QueryCounts
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import read_selection, select_documents
@@ -25,14 +25,14 @@ HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls 
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Index]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Bm25Index]:
     folder = tmp_path_factory.mktemp("world")
     corpus = write_corpus(folder, [*invented_texts(400, seed=11), f"Someone wrote: {HELD_OUT.upper()}!", "owls at night", "clever owls"])
     return corpus, build_index(corpus, folder / "store")
 
 
 def select(
-    world: tuple[Corpus, Index], task: Task, out: Path, config: RetrieverConfig, *, emit: Emit = silent, seed: int = 1, threads: int = 1
+    world: tuple[Corpus, Bm25Index], task: Task, out: Path, config: RetrieverConfig, *, emit: Emit = silent, seed: int = 1, threads: int = 1
 ) -> Selection:
     corpus, index = world
     return select_documents(config, corpus, task, out=out, context=RetrievalContext(corpus.store, seed, index, threads), emit=emit)
@@ -41,7 +41,7 @@ def select(
 QUERIES = invented_texts(30, seed=12, words=(3, 10))
 
 
-def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     queries = [*QUERIES, QUERIES[3], "nowhere to be found"]
     selection = select(world, make_task(queries), tmp_path / "out", Bm25Config(top_k=7))
     hits = world[1].search(queries, limit=7)
@@ -57,7 +57,7 @@ def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: t
     assert list(found) == [expected[position] for position in order]
 
 
-def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     out = tmp_path / "out"
     selection = select(world, make_task([*QUERIES, QUERIES[0], "nowhere"]), out, Bm25Config(top_k=5))
     rows, report = selected(out), json.loads((out / "report.json").read_bytes())
@@ -79,7 +79,7 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
     assert verify(out) == 1
 
 
-def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds() -> list[str]:
         events: list[Event] = []
         select_documents(
@@ -111,26 +111,26 @@ def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_p
     assert (len(report["sources"]), report["other_sources"]) == (100, {"sources": 50, "passages": 50})
 
 
-def test_the_order_of_the_training_texts_and_the_threads_do_not_change_the_slice(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_the_order_of_the_training_texts_and_the_threads_do_not_change_the_slice(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     one = select(world, make_task(QUERIES), tmp_path / "one", Bm25Config(top_k=9))
     other = select(world, make_task(QUERIES[::-1]), tmp_path / "two", Bm25Config(top_k=9), threads=2)
     assert one.position.tolist() == other.position.tolist()
     assert one.rank.tolist() == other.rank.tolist()
 
 
-def test_both_halves_of_a_pair_are_searched_for(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_both_halves_of_a_pair_are_searched_for(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     selection = select(world, make_task(["night"], pair="clever"), tmp_path / "out", Bm25Config(top_k=5))
     assert {401, 402} <= set(selection.position.tolist())
 
 
-def test_max_documents_keeps_the_best_ranked(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_max_documents_keeps_the_best_ranked(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
     part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_documents=40))
     assert part.position.tolist() == whole.position[:40].tolist()
     assert json.loads((tmp_path / "part" / "report.json").read_bytes())["documents"]["cut"] == len(whole) - 40
 
 
-def test_a_bound_of_tokens_keeps_the_longest_beginning_that_is_estimated_to_fit(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_bound_of_tokens_keeps_the_longest_beginning_that_is_estimated_to_fit(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
     part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_tokens=2000))
     assert part.position.tolist() == whole.position[: len(part)].tolist()
@@ -140,7 +140,7 @@ def test_a_bound_of_tokens_keeps_the_longest_beginning_that_is_estimated_to_fit(
     assert report["tokens"] == {"estimated": round(sum(tokens[: len(part)])), "characters_per_token": CHARACTERS_PER_TOKEN}
 
 
-def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
     capped = select(world, make_task(QUERIES), tmp_path / "capped", Bm25Config(top_k=9, per_query=2))
     expected, seen = [], Counter[int]()
@@ -153,7 +153,7 @@ def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tup
     assert documents == {"found": len(whole), "dropped": 0, "capped": len(whole) - len(capped), "cut": 0, "selected": len(capped)}
 
 
-def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     even = select(world, make_task(QUERIES), tmp_path / "even", Bm25Config(top_k=9))
     assert even.weight.tolist() == [1.0] * len(even)
     falling = select(world, make_task(QUERIES), tmp_path / "falling", Bm25Config(top_k=9, rank_decay=0.5))
@@ -162,7 +162,7 @@ def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, 
     np.testing.assert_allclose(falling.weight / falling.weight[0], 1 / np.sqrt(falling.rank + 1), rtol=1e-6)
 
 
-def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
     selection = select(world, make_task(QUERIES), tmp_path / "out", config)
     rows, report = selected(tmp_path / "out"), json.loads((tmp_path / "out" / "report.json").read_bytes())
@@ -173,7 +173,7 @@ def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Ind
     assert report["queries"]["answered"] == 30
 
 
-def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     for config in (RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))):
         with pytest.raises(UsageError, match=r"random ranks the whole corpus.*max_tokens"):
             select(world, make_task(QUERIES), tmp_path / "out", config)
@@ -182,13 +182,13 @@ def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Inde
 
 
 @pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(max_documents=402)])
-def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Index], tmp_path: Path, config: RetrieverConfig) -> None:
+def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Bm25Index], tmp_path: Path, config: RetrieverConfig) -> None:
     selection = select(world, make_task([HELD_OUT, *QUERIES], dev=(HELD_OUT,)), tmp_path / "out", config)
     assert 400 not in selection.position
     assert len(selection) == (5 if config.kind == "bm25" else 402)
 
 
-def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     task = make_task(["clever owls watch the lazy dog"], dev=(HELD_OUT,))
     selection = select(world, task, tmp_path / "out", Bm25Config(top_k=10))
     assert 400 not in selection.position
@@ -199,7 +199,7 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpu
     assert json.loads((tmp_path / "out" / "report.json").read_bytes())["dropped"] == {dropped[0]["reason"]: 1}
 
 
-def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 documents selected: none of the 2 training texts"):
         select(world, make_task(["ничего общего", "совсем"]), tmp_path / "out", Bm25Config())
     assert not (tmp_path / "out").exists()
@@ -212,7 +212,7 @@ def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
         select_documents(RandomConfig(max_documents=100), corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
 
 
-def test_a_random_selection_depends_on_the_seed_and_has_no_repeats(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_random_selection_depends_on_the_seed_and_has_no_repeats(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(max_documents=50), seed=4)
     again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(max_documents=50), seed=4)
     other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(max_documents=50), seed=5)
@@ -225,7 +225,7 @@ def test_a_random_selection_depends_on_the_seed_and_has_no_repeats(world: tuple[
     assert shorter.position.tolist() == one.position[:20].tolist()
 
 
-def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     events: list[Event] = []
     task, out = make_task(QUERIES), tmp_path / "out"
     select(world, task, out, Bm25Config(top_k=3), emit=events.append)
@@ -237,13 +237,13 @@ def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[
     assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
 
 
-def test_texts_that_retrieve_nothing_are_counted_and_warned_of(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_texts_that_retrieve_nothing_are_counted_and_warned_of(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     events: list[Event] = []
     select(world, make_task([*QUERIES, "nowhere", "Привет"]), tmp_path / "out", Bm25Config(top_k=3), emit=events.append)
     assert [event.message.split()[0] for event in events if event.kind == "warning"] == ["2"]
 
 
-def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, ["a corpus of its own"])
     with pytest.raises(ArtifactError, match=f"{world[0].fingerprint[:16]}.*{corpus.fingerprint[:16]}"):
         select_documents(
@@ -251,12 +251,12 @@ def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Index], tmp_
         )
 
 
-def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs an index"):
         select_documents(Bm25Config(), world[0], make_task(["owls"]), out=tmp_path / "out", context=RetrievalContext(world[0].store, 1))
 
 
-def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], tmp_path: Path) -> None:
+def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     made = select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
     read = read_selection(tmp_path / "out")
     for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32), ("weight", np.float32)):
@@ -265,7 +265,7 @@ def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Index], 
 
 
 @pytest.mark.parametrize("name", ["selection.arrow", "dropped.jsonl", "report.json"])
-def test_a_damaged_selection_is_refused_and_the_file_named(world: tuple[Corpus, Index], tmp_path: Path, name: str) -> None:
+def test_a_damaged_selection_is_refused_and_the_file_named(world: tuple[Corpus, Bm25Index], tmp_path: Path, name: str) -> None:
     select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
     with (tmp_path / "out" / name).open("ab") as file:
         file.write(b" ")

@@ -31,7 +31,7 @@ from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_perce
 from cramlm.records import Example, Task
 from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
 from cramlm.reporting.record import Json, RunRecord
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.selection import read_selection
 from cramlm.text.words import count_words
 
@@ -618,7 +618,7 @@ class NearPassage:
 class Neighbours:
     """BM25 search over the passages of a selection."""
 
-    def __init__(self, corpus: Corpus, index: Index) -> None:
+    def __init__(self, corpus: Corpus, index: Bm25Index) -> None:
         self._index = index
         self._rows = [int(document.id) for document in corpus]
         self._positions = {row: position for position, row in enumerate(self._rows)}

@@ -15,7 +15,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError
 from cramlm.io.executors import Executor, available_cores
 from cramlm.records import Emit, silent
-from cramlm.retrieval.bm25.index import Index, build_index
+from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import environment_faults, publish_file
 
 CATALOG = "catalog.json"
@@ -40,7 +40,7 @@ class SearchResult:
 
 def build_catalog(
     config: CorpusConfig, folder: Path, *, workers: int | None = None, executor: Executor | None = None, emit: Emit = silent
-) -> tuple[Corpus, Index]:
+) -> tuple[Corpus, Bm25Index]:
     """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused."""
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, workers=workers or available_cores(), executor=executor, emit=emit)
@@ -49,7 +49,7 @@ def build_catalog(
     return corpus, index
 
 
-def open_catalog(folder: Path) -> tuple[Corpus, Index]:
+def open_catalog(folder: Path) -> tuple[Corpus, Bm25Index]:
     """Open the corpus and index of a folder.
 
     Raises:
@@ -64,7 +64,7 @@ def open_catalog(folder: Path) -> tuple[Corpus, Index]:
         raise ArtifactError(
             f"{folder}: not an index folder (no readable {CATALOG}); build it with `cramlm index FILES --out {folder}`"
         ) from error
-    return Corpus.open(corpus), Index.open(index)
+    return Corpus.open(corpus), Bm25Index.open(index)
 
 
 def search_catalog(folder: Path, query: str, *, limit: int) -> list[SearchResult]:

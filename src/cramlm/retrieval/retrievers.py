@@ -26,7 +26,7 @@ from cramlm.io.executors import Executor
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.distributed import publish_search, run_search
-from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.search import Queries, Scoring
 from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
 from cramlm.retrieval.dsir import DsirRetriever
@@ -126,7 +126,7 @@ class RetrievalContext:
 
     store: Path
     seed: int
-    index: Index | None = None
+    index: Bm25Index | None = None
     threads: int = 1
     distribution: Distribution | None = None
     open_encoder: OpenEncoder | None = None
@@ -182,7 +182,7 @@ class Bm25Retriever:
     """The union of the best documents of every training text: `top_k` of each, or as many as fill the selection if `top_k` is None."""
 
     config: Bm25Config
-    index: Index
+    index: Bm25Index
     threads: int
     distribution: Distribution | None = None
 

@@ -10,8 +10,8 @@
     counts/, statistics/    frequencies.npy int64 (terms,)
     hits/         offsets.npy int64 (queries + 1,), keys.npy uint64 (fixed-point score << 32 | ~position), fraction_bits.npy int8 (queries,)
 
-Each group's hits are exact and scores are fixed-point integers, so the result equals that of `Index.search_distinct` for any grouping and
-any workers. On one machine `Index.search_distinct` is faster: one threshold per query for all segments, and no files.
+Each group's hits are exact and scores are fixed-point integers, so the result equals that of `Bm25Index.search_distinct` for any grouping
+and any workers. On one machine `Bm25Index.search_distinct` is faster: one threshold per query for all segments, and no files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cramlm.errors import ArtifactError
 from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25.analysis import ANALYZER
-from cramlm.retrieval.bm25.index import Index
+from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.kernels import BLOCK
 from cramlm.retrieval.bm25.search import (
     PackedHits,
@@ -158,7 +158,7 @@ class DistributedSearch:
             yield query, *unpack(keys[::-1][: self.limit], int(parts[0][2][query]))
 
 
-def publish_search(index: Index, texts: Sequence[str], folder: Path, *, limit: int, scoring: Scoring) -> DistributedSearch:
+def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limit: int, scoring: Scoring) -> DistributedSearch:
     """Publish a batch of texts for an index in a subfolder of `folder`, unless it is there."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     size = -(-len(index.segments) // MAX_GROUPS)
@@ -182,7 +182,7 @@ def publish_search(index: Index, texts: Sequence[str], folder: Path, *, limit: i
 def run_search(
     search: DistributedSearch, executor: Executor, emit: Emit = silent
 ) -> tuple[Queries, Iterator[tuple[int, IntArray, FloatArray]]]:
-    """Return the distinct queries and the results of `Index.search_distinct` for them. Groups that were scored before are reused."""
+    """Return the distinct queries and the results of `Bm25Index.search_distinct` for them. Groups that were scored before are reused."""
     queries = search.count(executor, emit)
     search.score(search.missing("hits"), executor, emit)
     return queries, search.merge()

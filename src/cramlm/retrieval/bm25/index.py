@@ -39,7 +39,7 @@ Status: TypeAlias = Literal["answered", "empty", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hits:
+class Bm25Hits:
     """Hits of a batch of queries. Those of query q are position[offsets[q]:offsets[q + 1]], by (score descending, position ascending).
 
     offsets: int64 (queries + 1,). position: int64, position in the corpus. score: float32, > 0. status: "empty" if no term of the query is
@@ -52,7 +52,7 @@ class Hits:
     status: list[Status]
 
 
-class Index:
+class Bm25Index:
     """An opened index, read-only: safe to share between threads and processes."""
 
     def __init__(self, path: Path, fingerprint: str, listing: dict[str, Any], segments: Sequence[Segment]) -> None:
@@ -63,7 +63,7 @@ class Index:
         self.totals = Statistics(int(self.statistics["documents"]), int(self.statistics["tokens"]))
 
     @staticmethod
-    def open(path: Path) -> Index:
+    def open(path: Path) -> Bm25Index:
         """Open an index.
 
         Raises:
@@ -77,7 +77,7 @@ class Index:
             if segment.fingerprint != entry["fingerprint"] or len(segment) != entry["documents"]:
                 raise ArtifactError(f"{segment.path}: is not the segment that {path} was built from; build the index again")
             segments.append(segment)
-        return Index(path, artifact.fingerprint, listing, segments)
+        return Bm25Index(path, artifact.fingerprint, listing, segments)
 
     @property
     def documents(self) -> int:
@@ -105,7 +105,7 @@ class Index:
         tokens = tokenize_texts(texts)
         return make_queries(tokens, count_in_segments(tokens, [segment for _, segment in self.segments]))
 
-    def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Hits:
+    def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Bm25Hits:
         """Return the `limit` best documents for every text by BM25 (see search.py); repeated texts are searched once."""
         queries = self.compile(texts)
         counts = np.zeros(len(queries) + 1, np.int64)
@@ -120,7 +120,7 @@ class Index:
         offsets = np.concatenate(([0], np.cumsum(counts[owner])))
         order = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
         status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
-        return Hits(offsets, np.concatenate(positions)[order], np.concatenate(scores)[order], status)
+        return Bm25Hits(offsets, np.concatenate(positions)[order], np.concatenate(scores)[order], status)
 
     def search_distinct(
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
@@ -150,7 +150,7 @@ class Index:
         return sorted(parts, key=lambda part: (-part[1], part[0]))
 
 
-def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Executor | None = None, emit: Emit = silent) -> Index:
+def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Executor | None = None, emit: Emit = silent) -> Bm25Index:
     """Build the index of a corpus, or open the one in the store; segments in the store are reused. `workers` processes or `executor` build
     the others, with the same result; a process uses up to 0.8 GB.
 
@@ -177,7 +177,7 @@ def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Exec
         summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(plans)} segments, {rate:,.0f} passages/s"
         emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
-    return Index.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
+    return Bm25Index.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
 def verify_indexes(path: Path) -> None:
@@ -188,7 +188,7 @@ def verify_indexes(path: Path) -> None:
     """
     for listing in sorted(path.rglob(LISTING)):
         if (listing.parent / MANIFEST).exists() and not any(".tmp-" in name for name in listing.relative_to(path).parts):
-            Index.open(listing.parent)
+            Bm25Index.open(listing.parent)
 
 
 def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Path]) -> dict[str, Any]:
