@@ -28,7 +28,7 @@ TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage of the corpus. id: unique in the corpus. source: the file, or the value of the source column."""
+    """One passage of the corpus. id: unique, "file/id" if files share ids. source: the file, or the value of the source column."""
 
     id: str
     text: str

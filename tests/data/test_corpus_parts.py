@@ -269,12 +269,22 @@ def test_a_corpus_that_another_process_builds_is_waited_for_up_to_the_limit(tmp_
     assert len(other.notes) == 1
 
 
-def test_repeated_ids_in_two_parts_fail_with_both_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_bytes", [1, 1_000_000])
+def test_ids_that_two_files_share_are_preceded_by_the_name_of_the_file(tmp_path: Path, part_bytes: int) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "Red.", "id": 1}, {"text": "Green.", "id": 2}])
+    write(tmp_path / "b.jsonl", [{"text": "Blue.", "id": 2}, {"text": "No id."}, {"text": "Red.", "id": 3}, {"text": "White.", "id": 1}])
+    corpus = build_corpus(config(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=part_bytes)
+    assert [document.id for document in corpus] == ["a.jsonl/1", "a.jsonl/2", "b.jsonl/2", "b.jsonl:2", "b.jsonl/1"]
+    assert corpus.statistics["repeated_ids"] == 2
+    alone = build_corpus(config(tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=part_bytes)
+    assert [document.id for document in alone] == ["2", "b.jsonl:2", "3", "1"]
+    assert "repeated_ids" not in alone.statistics
+
+
+def test_repeated_ids_in_one_of_several_files_fail_with_both_lines(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", invented("x", 4))
-    write(
-        tmp_path / "b.jsonl", [{"text": "Something else.", "id": "y"}, {"text": "And more.", "id": "x-2"}, {"text": "More.", "id": "x-0"}]
-    )
-    with pytest.raises(DataError, match=r"b.jsonl:2: id already used in .*a.jsonl:3; 2 ids are repeated"):
+    write(tmp_path / "b.jsonl", [{"text": f"Text {n}.", "id": id_} for n, id_ in enumerate(["x-0", "y", "x-0", "z"])])
+    with pytest.raises(DataError, match=r"b.jsonl:3: id already used in .*b.jsonl:1; 1 ids are repeated in this file"):
         build_corpus(config(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=1)
     assert not [path for path in (tmp_path / "store/corpora").iterdir() if path.is_dir()]
 

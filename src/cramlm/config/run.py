@@ -34,7 +34,7 @@ from cramlm.errors import UsageError
 from cramlm.records import TaskKind
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
-Duplicates: TypeAlias = Literal["exact", "words"]
+Duplicates: TypeAlias = Literal["exact", "words", "none"]
 Metric: TypeAlias = Literal["macro_f1", "micro_f1", "accuracy", "subset_accuracy", "pearson", "spearman", "r2"]
 DEV_METRICS: Final[dict[TaskKind, tuple[Metric, ...]]] = {
     "classification": ("macro_f1", "micro_f1", "accuracy"),
@@ -43,22 +43,36 @@ DEV_METRICS: Final[dict[TaskKind, tuple[Metric, ...]]] = {
 }
 """Values of `RunConfig.dev_metric` by kind of task, the default first. Higher is better for all of them."""
 
+OPTIONAL_ID: Final = "id"
+"""The only column of ids that may be missing."""
+_SHORTEST_PASSAGE: Final = 20
+
 
 class CorpusConfig(FrozenModel):
     """The raw text to retrieve from."""
 
     files: tuple[str, ...] = Field(min_length=1, description="files, folders, globs or URLs; read in sorted order")
     text_column: str = "text"
-    id_column: str = "id"
+    id_column: str = Field(
+        OPTIONAL_ID, description="the default column may be missing: ids are then file:line; a column of another name may not"
+    )
     source_column: str = "source"
-    passage_words: int = Field(200, ge=20, description="a document over 1.5 times this long is cut into passages of about this many words")
+    passage_words: int = Field(
+        200, ge=0, description="a document over 1.5 times this long is cut into passages of about this many words; 0: no document is cut"
+    )
     max_record_bytes: int = Field(16_000_000, ge=1_000, description="maximum size of a row, decompressed")
     on_bad_row: OnBadRow = "fail"
     duplicates: Duplicates = Field(
         "exact",
         description="passages to drop. exact: equal to an earlier one in Unicode NFC with white space collapsed; words: also those of the "
-        "same words, ignoring case, punctuation and symbols (counted separately, as near-duplicates)",
+        "same words, ignoring case, punctuation and symbols (counted separately, as near-duplicates); none: no passage",
     )
+
+    @model_validator(mode="after")
+    def _passages_have_some_length(self) -> CorpusConfig:
+        if 0 < self.passage_words < _SHORTEST_PASSAGE:
+            raise ValueError(f"passage_words {self.passage_words} is under {_SHORTEST_PASSAGE}; use 0 for documents that are not cut")
+        return self
 
 
 class TaskConfig(FrozenModel):

@@ -133,7 +133,9 @@ class Corpus:
         result = []
         for number, index in map(self._find, positions):
             if (ids := self._ids.get(number)) is None:
-                ids = self._ids[number] = PartIds(self.parts[number].columns, self._file_names[number])
+                ids = self._ids[number] = PartIds(
+                    self.parts[number].columns, self._file_names[number], own_ids_repeat=bool(self.statistics.get("repeated_ids"))
+                )
             result.append(ids[index])
         return result
 
@@ -323,6 +325,7 @@ def _summary(statistics: dict[str, Any]) -> str:
     return (
         f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
         f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} split, {duplicates} dropped)"
+        + (f"; {repeated:,} ids repeat in other files: every id is FILE/ID" if (repeated := statistics.get("repeated_ids")) else "")
     )
 
 
@@ -351,25 +354,27 @@ class _Input:
 def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[str, Any]:
     """Write the corpus of these parts (all in the store) to `folder`; return its statistics.
 
-    Of equal passages the first in reading order is kept and, if the config says so, of passages with the same words.
+    Of equal passages the first in reading order is kept and, if the config says so, of passages with the same words. If ids are repeated in
+    different files, every id is preceded by the name of its file.
 
     Raises:
-        DataError: ids are repeated, or no document is left. ArtifactError: a part is damaged.
+        DataError: ids are repeated in one file, or no document is left. ArtifactError: a part is damaged.
     """
     stamps = [stamp for plan in plans for stamp in plan.stamps]
     first_files = accumulate((len(plan.stamps) for plan in plans), initial=0)
     inputs = [_open_input(plan, store, first_file) for plan, first_file in zip(plans, first_files, strict=False)]
-    _check_ids(inputs, stamps)
+    repeated_ids = _count_repeated_ids(inputs, stamps)
     digests: _Digests = np.concatenate([part.digests("digest") for part in inputs])
     if not len(digests):
         raise DataError(f"{stamps[0].path}: the corpus has 0 documents, every row is blank or rejected; pass files with text")
     keep = np.ones(len(digests), np.bool_)
-    keep[repetitions(digests)[0]] = False
+    if plans[0].config.duplicates != "none":
+        keep[repetitions(digests)[0]] = False
     distinct = int(keep.sum())
     if plans[0].config.duplicates == "words":
         word_digests: _Digests = np.concatenate([part.digests("word_digest") for part in inputs])
         keep[repetitions(word_digests)[0]] = False  # equal passages also have equal words, so the first one of them is kept
-    return _Merger(inputs, stamps, folder, keep, near_duplicates=distinct - int(keep.sum())).write(digests)
+    return _Merger(inputs, stamps, folder, keep, near_duplicates=distinct - int(keep.sum()), repeated_ids=repeated_ids).write(digests)
 
 
 def repetitions(digests: _Digests) -> tuple[IntArray, IntArray]:
@@ -404,27 +409,43 @@ def _open_input(plan: PartPlan, store: Path, first_file: int) -> _Input:
     return _Input(path, fingerprint, first_file, files)
 
 
-def _check_ids(inputs: Sequence[_Input], stamps: Sequence[FileStamp]) -> None:
-    """Raise DataError with the number of repeated ids and the first two locations of one."""
-    again, first = repetitions(np.concatenate([part.array("own_ids") for part in inputs]))
-    if not len(again):
-        return
-    ends = np.cumsum([file["own_ids"] for part in inputs for file in part.files])
+def _count_repeated_ids(inputs: Sequence[_Input], stamps: Sequence[FileStamp]) -> int:
+    """Return how many ids were used in an earlier file.
+
+    Raises:
+        DataError: ids are repeated in one file; with their number and the first two lines of one.
+    """
+    digests: _Digests = np.concatenate([part.array("own_ids") for part in inputs])
+    count = len(repetitions(digests)[0])
+    if not count:
+        return 0
     lines = np.concatenate([part.array("own_id_lines") for part in inputs])
-    where = [f"{stamps[int(np.searchsorted(ends, number, side='right'))].path}:{lines[number]}" for number in (first[0], again[0])]
-    raise DataError(f"{where[1]}: id already used in {where[0]}; {len(again):,} ids are repeated; make them unique")
+    ends = np.cumsum([0, *(file["own_ids"] for part in inputs for file in part.files)]).tolist()
+    for stamp, (start, end) in zip(stamps, pairwise(ends), strict=True):
+        again, first = repetitions(digests[start:end])
+        if len(again):
+            where = [f"{stamp.path}:{lines[start + number]}" for number in (first[0], again[0])]
+            raise DataError(f"{where[1]}: id already used in {where[0]}; {len(again):,} ids are repeated in this file; make them unique")
+    return count
 
 
 class _Merger:
     """Writes one corpus folder; used once. keep: mask over the passages of all parts, in order. near_duplicates: number of passages that
-    are dropped only because their words are equal.
+    are dropped only because their words are equal. repeated_ids: number of ids that an earlier file has.
     """
 
     def __init__(
-        self, inputs: Sequence[_Input], stamps: Sequence[FileStamp], folder: Path, keep: BoolArray, *, near_duplicates: int
+        self,
+        inputs: Sequence[_Input],
+        stamps: Sequence[FileStamp],
+        folder: Path,
+        keep: BoolArray,
+        *,
+        near_duplicates: int,
+        repeated_ids: int,
     ) -> None:
         self._inputs, self._stamps, self._folder, self._keep = inputs, stamps, folder, keep
-        self._near_duplicates = near_duplicates
+        self._near_duplicates, self._repeated_ids = near_duplicates, repeated_ids
         self._names = name_files([stamp.path for stamp in stamps])
         self._sources: dict[str, int] = {}
         self._passages_per_source: list[int] = []
@@ -516,6 +537,7 @@ class _Merger:
                 "duplicates": made - kept - self._near_duplicates,
                 "near_duplicates": self._near_duplicates,
             },
+            **({"repeated_ids": self._repeated_ids} if self._repeated_ids else {}),
             "words": self._words,
             "bytes": self._bytes,
             **largest_sources(Counter(dict(zip(self._sources, self._passages_per_source, strict=True)))),

@@ -40,7 +40,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.config.run import CorpusConfig
+from cramlm.config.run import OPTIONAL_ID, CorpusConfig
 from cramlm.errors import ArtifactError, LockedError
 from cramlm.io.paths import FileStamp, RemoteFile, stamp_inputs
 from cramlm.io.readers import Reader
@@ -229,7 +229,7 @@ class _PartWriter:
         config = self._config
         columns = (
             Column(stamp.text_column or config.text_column, "text"),
-            Column(config.id_column, "name", required=False),
+            Column(config.id_column, "name", required=config.id_column != OPTIONAL_ID, flag="--id-column"),
             Column(config.source_column, "name", required=False),
         )
         reader = Reader(
@@ -271,7 +271,7 @@ class _PartWriter:
         if not words:
             counts.blank += 1
             return
-        spans = cut_passages(text, words, self._config.passage_words)
+        spans = cut_passages(text, words, self._config.passage_words) if self._config.passage_words else [(0, len(text))]
         if len(spans) == 1:
             self._keep(measured, words, row_id, source, counts)
             return
@@ -289,7 +289,7 @@ class _PartWriter:
 
     def _keep(self, passage: MeasuredText, words: int, passage_id: bytes, source: str | None, counts: _FileCounts) -> None:
         digest = passage.duplicate_key()
-        if digest in self._seen:
+        if digest in self._seen and self._config.duplicates != "none":
             counts.duplicates += 1
             return
         self._seen.add(digest)
@@ -475,14 +475,14 @@ class Part:
 class PartIds:
     """The ids of a part's passages."""
 
-    def __init__(self, columns: PartColumns, names: Sequence[str]) -> None:
-        """`names`: of the part's files, in order.
+    def __init__(self, columns: PartColumns, names: Sequence[str], *, own_ids_repeat: bool = False) -> None:
+        """`names`: of the part's files, in order. own_ids_repeat: precede the ids in the files by the file's name and a slash.
 
         Raises:
             ArtifactError: the columns do not fit the names or statistics.
         """
         path = columns.path
-        self._path, self._names = path, names
+        self._path, self._names, self._own_ids_repeat = path, names, own_ids_repeat
         with damage_named(path):
             counts = [file["passages"] for file in read_statistics(path)["files"]]
         self._ids, self._offsets = columns.ids()
@@ -493,8 +493,12 @@ class PartIds:
     def __getitem__(self, index: int) -> str:
         data = self._ids[self._offsets[index] : self._offsets[index + 1]].tobytes()
         if data.startswith(NAMELESS):
-            return self._names[int(np.searchsorted(self._ends, index, side="right"))] + decode(data[len(NAMELESS) :], self._path)
-        return decode(data, self._path)
+            return self._file_of(index) + decode(data[len(NAMELESS) :], self._path)
+        own = decode(data, self._path)
+        return f"{self._file_of(index)}/{own}" if self._own_ids_repeat else own
+
+    def _file_of(self, index: int) -> str:
+        return self._names[int(np.searchsorted(self._ends, index, side="right"))]
 
 
 class Sources:
