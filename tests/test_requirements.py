@@ -10,7 +10,7 @@ import cramlm
 from lowest import lower_bounds
 
 SOURCE = Path(cramlm.__file__).parent
-NAMES = {"sklearn": "scikit-learn", "prometheus_client": "prometheus-client"}
+NAMES = {"sklearn": "scikit-learn", "prometheus_client": "prometheus-client", "Stemmer": "pystemmer", "ir_measures": "ir-measures"}
 COMES_WITH = {"elastic_transport": "elasticsearch", "llvmlite": "numba", "markupsafe": "jinja2", "starlette": "fastapi"}
 CHOSEN_BY_THE_USER = {"codecarbon", "mlflow", "trackio", "wandb"}  # trackers that somebody has or has not; any version
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import unicodedata
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import analysis, analysis_kernels
-from cramlm.retrieval.bm25.analysis import MAX_TERM_BYTES, Vocabulary, analyze
+from cramlm.retrieval.bm25.analysis import ENGLISH_STOP_WORDS, MAX_TERM_BYTES, Analyzer, Vocabulary, analyze
 
 
 def compiled(texts: list[str]) -> list[list[str]]:
@@ -123,3 +125,43 @@ def test_no_character_expands_beyond_the_buffer_of_the_kernel() -> None:
 @pytest.mark.parametrize("character", ["\u3300", "\ufdfa", "㍿", "㋿", "𠀀", "ก"])
 def test_long_runs_of_expanding_characters_fit_the_scratch_buffer(character: str) -> None:
     assert compiled([character * 4000]) == [analyze(character * 4000)]
+
+
+def test_the_english_stop_words_are_those_of_bm25s_and_lucene() -> None:
+    stopwords = pytest.importorskip("bm25s.stopwords", reason="bm25s is missing: pip install 'cramlm[bench]'")
+    assert set(ENGLISH_STOP_WORDS) == set(stopwords.STOPWORDS_EN)
+
+
+def test_stop_words_are_left_out_in_any_spelling() -> None:
+    analyzer = Analyzer.of(["The", "don't", "ＯＦ"])
+    assert analyzer.stop_words == ("don", "of", "t", "the")
+    assert analyze("THE ship of the line; don’t go", analyzer) == ["ship", "line", "go"]
+    assert Analyzer.of("english").stop_words == tuple(sorted(ENGLISH_STOP_WORDS))
+
+
+@given(st.lists(st.text(st.sampled_from("aethsxé日本กขค ́'゛i"), max_size=40), max_size=6), st.sampled_from(["none", "english", "porter"]))
+def test_the_vocabulary_gives_the_terms_of_the_definition_with_stop_words_and_stems(texts: list[str], stemmer: str) -> None:
+    if stemmer != "none":
+        pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
+    analyzer = Analyzer.of(["the", "a", "日本"], stemmer)
+    vocabulary = Vocabulary(analyzer)
+    for _ in range(2):  # the second time, all words are known
+        encoded = [text.encode() for text in texts]
+        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        tokens, starts = vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+        found = [[vocabulary.term(number) for number in tokens[start:end].tolist()] for start, end in pairwise(starts.tolist())]
+        assert found == [analyze(text, analyzer) for text in texts]
+
+
+def test_stems_are_those_of_snowball() -> None:
+    stemmer = pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
+    words = ["retrieval", "retrieving", "connections", "generously", "relational"]
+    assert analyze(" ".join(words), Analyzer.of(stemmer="english")) == stemmer.Stemmer("english").stemWords(words)
+
+
+def test_an_unknown_list_or_stemmer_is_refused() -> None:
+    with pytest.raises(UsageError, match="no list of stop words 'klingon'; use none or english"):
+        Analyzer.of("klingon")
+    pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
+    with pytest.raises(UsageError, match=r"no stemmer 'klingon'; use none, .*english.*porter"):
+        Analyzer.of(stemmer="klingon")

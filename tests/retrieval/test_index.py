@@ -10,6 +10,7 @@ from retrieval_fixtures import TextCorpus, index_texts, invented_texts, results
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Event
+from cramlm.retrieval.bm25 import analysis as analysis_module
 from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
@@ -120,7 +121,7 @@ def test_an_index_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: 
 
 def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_texts(TEXTS, tmp_path)
-    monkeypatch.setattr(segment_module, "ANALYZER", "words-of-tomorrow")
+    monkeypatch.setattr(analysis_module, "ANALYZER", "words-of-tomorrow")
     with pytest.raises(ArtifactError, match=r"words-ngrams.*words-of-tomorrow"):
         Bm25Index.open(index.path)
 

@@ -24,7 +24,6 @@ from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
 from cramlm.io.executors import Executor
 from cramlm.records import Emit, Event, FloatArray, IntArray
-from cramlm.retrieval.bm25.analysis import ANALYZER
 from cramlm.retrieval.bm25.distributed import publish_search, run_search
 from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.search import Queries, Scoring
@@ -188,7 +187,7 @@ class Bm25Retriever:
 
     @property
     def key(self) -> Mapping[str, Any]:
-        return {"analyzer": ANALYZER}
+        return {"analyzer": self.index.analyzer.name}
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
         self.index.check_corpus(corpus)

@@ -3,8 +3,8 @@
 A text is normalised by NFKC and casefold; its words are runs of letters, digits and marks. Runs of scripts without spaces become
 overlapping character n-grams: pairs for Han, kana, hangul and related scripts, triples for Thai, Lao, Khmer, Myanmar and related ones (a
 shorter run is one term). Invisible characters (joiners, variation selectors, soft hyphens) are removed without ending a word; a zero-width
-space ends it. There are no stop words and no stemming. A term is cut before the first character that starts at its 64th byte or later,
-which bounds its size.
+space ends it. A term is cut before the first character that starts at its 64th byte or later, which bounds its size. An `Analyzer` may
+then leave out stop words and stem the other terms.
 
 `analyze` is this definition in plain Python. `Vocabulary.tokenize` gives the same terms as numbers, from bytes: ASCII documents use a byte
 table, others a table over code points; documents in which characters combine or reorder are first normalised by Python's unicodedata.
@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
+from cramlm.storage.artifacts import hash_json
 from cramlm.text.characters import CUT_INTO_PAIRS, CUT_INTO_TRIPLES, is_invisible, is_letter, is_mark, is_unknown, normalise, within
 
 ANALYZER = f"words-ngrams-1 unicode-{unicodedata.unidata_version}"
@@ -38,8 +41,94 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def analyze(text: str) -> list[str]:
+ENGLISH_STOP_WORDS: Final = (
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or", "such",
+    "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
+)  # fmt: skip
+"""Those of Lucene's EnglishAnalyzer, which Pyserini and bm25s use."""
+_STOP_WORDS: Final[dict[str, tuple[str, ...]]] = {"none": (), "english": ENGLISH_STOP_WORDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Analyzer:
+    """What an index does with the terms of a text: leave out stop words, then stem the others. Queries are analyzed in the same way.
+
+    stop_words: terms, sorted. stemmer: a Snowball algorithm, like "english" or "porter" (needs PyStemmer); "none" = no stemming. A term
+    whose stem is not one term is kept as it is.
+    """
+
+    stop_words: tuple[str, ...] = ()
+    stemmer: str = "none"
+
+    @staticmethod
+    def of(stop_words: str | Iterable[str] = "none", stemmer: str = "none") -> Analyzer:
+        """Return the analyzer with these stop words ("none", "english", or the words themselves) and stemmer.
+
+        Raises:
+            UsageError: there is no such list or stemmer. EnvironmentFault: PyStemmer is missing.
+        """
+        if isinstance(stop_words, str):
+            if stop_words not in _STOP_WORDS:
+                raise UsageError(f"no list of stop words {brief(stop_words)}; use {' or '.join(_STOP_WORDS)}, or pass the words")
+            stop_words = _STOP_WORDS[stop_words]
+        if stemmer != "none" and stemmer not in (known := _pystemmer().algorithms()):
+            raise UsageError(f"no stemmer {brief(stemmer)}; use none, {', '.join(known)}")
+        return Analyzer(tuple(sorted({term for word in stop_words for term in analyze(word)})), stemmer)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Analyzer:
+        """Return the analyzer whose `as_dict` is this JSON data."""
+        return Analyzer(tuple(map(str, data.get("stop_words", ()))), str(data.get("stemmer", "none")))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON data: the settings that are not the defaults."""
+        settings: dict[str, Any] = {"stop_words": list(self.stop_words)} if self.stop_words else {}
+        return settings | ({"stemmer": self.stemmer} if self.stemmer != "none" else {})
+
+    @property
+    def name(self) -> str:
+        """Name for stage keys; equal for analyzers that give the same terms.
+
+        Raises:
+            EnvironmentFault: PyStemmer is missing.
+        """
+        parts = [ANALYZER]
+        if self.stop_words:
+            parts.append(f"stop-{hash_json(list(self.stop_words))[:12]}")
+        if self.stemmer != "none":
+            parts.append(f"{self.stemmer}-snowball-{_pystemmer().version()}")
+        return " ".join(parts)
+
+    def stem(self, terms: Sequence[str]) -> list[str]:
+        """Return the stem of each term."""
+        if self.stemmer == "none":
+            return list(terms)
+        stems: list[str] = _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
+        return stems
+
+
+PLAIN: Final = Analyzer()
+
+
+def _pystemmer() -> Any:
+    try:
+        import Stemmer
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault("stemming needs the package PyStemmer: pip install 'cramlm[search]'") from error
+    return Stemmer
+
+
+def analyze(text: str, analyzer: Analyzer = PLAIN) -> list[str]:
     """Return the terms of a text in order, with repeats."""
+    terms = _split(text)
+    if analyzer == PLAIN:
+        return terms
+    stop = set(analyzer.stop_words)
+    terms = [term for term in terms if term not in stop]
+    return [stem if _split(stem) == [stem] else term for term, stem in zip(terms, analyzer.stem(terms), strict=True)]
+
+
+def _split(text: str) -> list[str]:
     terms: list[str] = []
     run: list[str] = []
     kind = kernels.SEPARATOR
@@ -63,7 +152,8 @@ class Vocabulary:
     Exact: a term of up to 7 bytes is its own hash key; longer ones with equal 64-bit keys are compared by bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, analyzer: Analyzer = PLAIN) -> None:
+        self._words = None if analyzer == PLAIN else _Words(analyzer)
         self._keys = np.zeros(1 << 16, np.uint64)
         self._ids = np.zeros(1 << 16, np.int32)
         self._bytes = np.empty(1 << 18, np.uint8)
@@ -91,6 +181,23 @@ class Vocabulary:
 
     def tokenize(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         """Return the term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and their offsets (documents + 1,)."""
+        return self._split(text, offsets) if self._words is None else self._words.tokenize(text, offsets, self)
+
+    def number(self, terms: Sequence[str]) -> tuple[Int32Array, IntArray]:
+        """Return the numbers of terms, as `tokenize` does for documents; one that cannot be a term becomes several, or none."""
+        encoded = [term.encode() for term in terms]
+        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        text, starts, term = np.frombuffer(b"".join(encoded), np.uint8), np.zeros(len(encoded) + 1, np.int64), 0
+        self._state[1] = 0
+        while term < len(terms):
+            term, reason = kernels.number_terms(
+                text, offsets, term, _FOLD,
+                self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts,
+            )  # fmt: skip
+            self._make_room(reason)
+        return self._tokens[: starts[-1]].copy(), starts
+
+    def _split(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         documents = len(offsets) - 1
         starts = np.zeros(documents + 1, np.int64)
         table = _no_table() if kernels.is_ascii(text) else character_table()
@@ -120,24 +227,57 @@ class Vocabulary:
             text, offsets, first, last, normalised, codes, expansions, _FOLD,
             self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts, self._scratch,
         )  # fmt: skip
+        if reason == kernels.SCRATCH_FULL:
+            needed = kernels.CANONICAL_GROWTH * int(offsets[document + 1] - offsets[document]) + 64
+            self._scratch = np.empty(max(needed, 2 * len(self._scratch)), np.uint8)
+        self._make_room(reason)
+        return int(document), int(reason)
+
+    def _make_room(self, reason: int) -> None:
         match reason:
             case kernels.TOKENS_FULL:
                 self._tokens = _grown(self._tokens)
-            case kernels.SCRATCH_FULL:
-                needed = kernels.CANONICAL_GROWTH * int(offsets[document + 1] - offsets[document]) + 64
-                self._scratch = np.empty(max(needed, 2 * len(self._scratch)), np.uint8)
             case kernels.VOCABULARY_FULL:
                 self._bytes, self._offsets = _grown(self._bytes), _grown(self._offsets)
                 keys, ids = np.zeros(2 * len(self._keys), np.uint64), np.zeros(2 * len(self._ids), np.int32)
                 kernels.rehash(self._keys, self._ids, keys, ids)
                 self._keys, self._ids = keys, ids
-        return int(document), int(reason)
 
     def keys(self) -> npt.NDArray[np.uint64]:
         """Return the hash key of each term, uint64 (terms,); equal for equal terms, nearly always distinct for different ones."""
         result = np.empty(len(self), np.uint64)
         used = self._keys != 0
         result[self._ids[used]] = self._keys[used]
+        return result
+
+
+class _Words:
+    """The distinct words of the texts so far, and the term of each: its stem, or none for a stop word. Every word is stemmed once."""
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self._analyzer, self._stop = analyzer, set(analyzer.stop_words)
+        self._words = Vocabulary()
+        self._term_of = np.empty(0, np.int32)  # -1 for a stop word
+
+    def tokenize(self, text: ByteArray, offsets: IntArray, terms: Vocabulary) -> tuple[Int32Array, IntArray]:
+        """As `Vocabulary.tokenize`, with the numbers of `terms`."""
+        words, starts = self._words.tokenize(text, offsets)
+        new = [self._words.term(number) for number in range(len(self._term_of), len(self._words))]
+        self._term_of = np.concatenate((self._term_of, self._terms_of(new, terms)))
+        found = self._term_of[words]
+        kept = found >= 0
+        ends: IntArray = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+        return found[kept], ends[starts]
+
+    def _terms_of(self, words: Sequence[str], terms: Vocabulary) -> Int32Array:
+        result = np.full(len(words), -1, np.int32)
+        kept = np.array([number for number, word in enumerate(words) if word not in self._stop], np.int64)
+        own = [words[number] for number in kept.tolist()]
+        stems = self._analyzer.stem(own)
+        stems = [stem if stem == word or _split(stem) == [stem] else word for word, stem in zip(own, stems, strict=True)]
+        numbers, starts = terms.number(stems)
+        assert (np.diff(starts) == 1).all(), "every term is one term"
+        result[kept] = numbers
         return result
 
 

@@ -67,6 +67,17 @@ def tokenize(
 
 
 @jit
+def number_terms(text, offsets, first, fold, keys, ids, term_bytes, term_offsets, state, tokens, starts):
+    """As `tokenize`, for terms text[offsets[i]:offsets[i + 1]] from `first` on, whose bytes are those of terms."""
+    for term in range(first, len(offsets) - 1):
+        reason = _tokenize_bytes(text, offsets[term], offsets[term + 1], fold, keys, ids, term_bytes, term_offsets, state, tokens)
+        if reason != DONE:
+            return term, reason
+        starts[term + 1] = state[1]
+    return len(offsets) - 1, DONE
+
+
+@jit
 def _tokenize_bytes(source, start, end, fold, keys, ids, term_bytes, term_offsets, state, tokens):
     terms, count = state[0], state[1]
     capacity = min(len(keys) // 2, len(term_offsets) - 1)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from cramlm.errors import ArtifactError
 from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, FloatArray, IntArray, silent
-from cramlm.retrieval.bm25.analysis import ANALYZER
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.bm25.kernels import BLOCK
 from cramlm.retrieval.bm25.search import (
@@ -74,6 +74,7 @@ class DistributedSearch:
     scoring: Scoring
     totals: Statistics
     groups: tuple[tuple[SegmentReference, ...], ...]
+    analyzer: Analyzer
 
     @staticmethod
     def open(folder: Path) -> DistributedSearch:
@@ -87,7 +88,8 @@ class DistributedSearch:
             data = json.loads((artifact.path / "batch.json").read_bytes())
             groups = tuple(tuple(SegmentReference(**reference) for reference in group) for group in data["groups"])
             scoring, totals = Scoring(**data["scoring"]), Statistics(**data["totals"])
-            return DistributedSearch(folder, artifact.fingerprint, int(data["limit"]), scoring, totals, groups)
+            analyzer = Analyzer.from_dict(data.get("analyzer", {}))
+            return DistributedSearch(folder, artifact.fingerprint, int(data["limit"]), scoring, totals, groups, analyzer)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{artifact.path}: damaged batch ({error}); delete the folder and search again") from error
 
@@ -107,7 +109,7 @@ class DistributedSearch:
         """
         opened = []
         for reference in self.groups[group]:
-            segment = Segment.open(Path(reference.path))
+            segment = Segment.open(Path(reference.path), self.analyzer)
             if segment.fingerprint != reference.fingerprint or len(segment) != reference.documents:
                 raise ArtifactError(f"{reference.path}: is not the segment of search {self.folder}; build the index and search again")
             opened.append((reference.first, segment))
@@ -117,7 +119,7 @@ class DistributedSearch:
         """Return the tokenized texts of the batch."""
         text = (self.folder / "batch" / "texts.bin").read_bytes()
         offsets = read_array(self.folder / "batch" / "offsets.npy").tolist()
-        return tokenize_texts([text[start:end].decode() for start, end in pairwise(offsets)])
+        return tokenize_texts([text[start:end].decode() for start, end in pairwise(offsets)], self.analyzer)
 
     def queries(self) -> Queries:
         """Return the distinct queries of the batch; requires the statistics."""
@@ -166,8 +168,9 @@ def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limi
         asdict(SegmentReference(str(segment.path.resolve()), segment.fingerprint, first, len(segment))) for first, segment in index.segments
     ]
     groups = [references[start : start + size] for start in range(0, len(references), size)]
-    settings = {"limit": limit, "scoring": asdict(scoring), "totals": asdict(index.totals), "groups": groups}
-    key = {"code": CODE_FORMAT, "analyzer": ANALYZER, "texts": hash_json([text.decode() for text in encoded]), **settings}
+    settings: dict[str, Any] = {"limit": limit, "scoring": asdict(scoring), "totals": asdict(index.totals), "groups": groups}
+    key = {"code": CODE_FORMAT, "analyzer": index.analyzer.name, "texts": hash_json([text.decode() for text in encoded]), **settings}
+    settings |= {} if index.analyzer == PLAIN else {"analyzer": index.analyzer.as_dict()}
     target = folder / hash_json(key)[:16]
 
     def write(batch: Path) -> None:

@@ -1,7 +1,7 @@
 """The BM25 index of a corpus: segments that are built once and searched together.
 
     <store>/segments/<key>/     one segment (segment.py), shared by all corpora that contain its passages
-    <store>/indexes/<key>/      index.json: the segments of one corpus, in order, and the sums of their statistics
+    <store>/indexes/<key>/      index.json: the segments of one corpus, in order, the sums of their statistics, the analyzer's settings
 
 Only the sums are global, so that a corpus that grows needs only new segments. Scores do not depend on the segmentation.
 """
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -25,9 +25,9 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
-from cramlm.retrieval.bm25.analysis import ANALYZER
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
-from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, plan_segments, segment_job
+from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, shared_stage, verify
 
 KIND: Final = "index"
@@ -60,6 +60,7 @@ class Bm25Index:
         firsts = accumulate((len(segment) for segment in segments), initial=0)
         self.segments = list(zip(firsts, segments, strict=False))
         self.corpus_fingerprint = str(listing["corpus"])
+        self.analyzer = Analyzer.from_dict(listing.get("analyzer", {}))
         self.totals = Statistics(int(self.statistics["documents"]), int(self.statistics["tokens"]))
 
     @staticmethod
@@ -67,13 +68,15 @@ class Bm25Index:
         """Open an index.
 
         Raises:
-            ArtifactError: a folder is damaged, missing, of another format or by another analyzer.
+            ArtifactError: a folder is damaged, missing, of another format or by another analyzer. EnvironmentFault: its stemmer is missing.
         """
         artifact = open_artifact(path, kind=KIND)
         listing = _listing(artifact)
+        analyzer = Analyzer.from_dict(listing.get("analyzer", {}))
+        check_analyzer(artifact, analyzer)
         segments = []
         for entry in listing["segments"]:
-            segment = Segment.open(Path(os.path.normpath(path.absolute() / entry["path"])))
+            segment = Segment.open(Path(os.path.normpath(path.absolute() / entry["path"])), analyzer)
             if segment.fingerprint != entry["fingerprint"] or len(segment) != entry["documents"]:
                 raise ArtifactError(f"{segment.path}: is not the segment that {path} was built from; build the index again")
             segments.append(segment)
@@ -102,7 +105,7 @@ class Bm25Index:
 
     def compile(self, texts: Sequence[str]) -> Queries:
         """Return the distinct queries of texts: terms in this index, counted; texts with equal terms are one query."""
-        tokens = tokenize_texts(texts)
+        tokens = tokenize_texts(texts, self.analyzer)
         return make_queries(tokens, count_in_segments(tokens, [segment for _, segment in self.segments]))
 
     def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Bm25Hits:
@@ -150,19 +153,27 @@ class Bm25Index:
         return sorted(parts, key=lambda part: (-part[1], part[0]))
 
 
-def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Executor | None = None, emit: Emit = silent) -> Bm25Index:
+def build_index(
+    corpus: Corpus,
+    store: Path,
+    *,
+    analyzer: Analyzer = PLAIN,
+    workers: int = 1,
+    executor: Executor | None = None,
+    emit: Emit = silent,
+) -> Bm25Index:
     """Build the index of a corpus, or open the one in the store; segments in the store are reused. `workers` processes or `executor` build
     the others, with the same result; a process uses up to 0.8 GB.
 
     Raises:
         ArtifactError: an existing segment or index is damaged. EnvironmentFault: the disk cannot be written.
     """
-    key = {"code": CODE_FORMAT, "analyzer": ANALYZER, "corpus": corpus.fingerprint}
+    key = {"code": CODE_FORMAT, "analyzer": analyzer.name, "corpus": corpus.fingerprint}
     target = store / "indexes" / hash_json(key)[:16]
 
     def write(folder: Path) -> None:
         started = time.monotonic()
-        plans = plan_segments(corpus, _latest_segments(store))
+        plans = plan_segments(corpus, _latest_segments(store), analyzer=analyzer)
         emit(Event("start", KIND, f"indexing {len(corpus):,} passages", total=len(corpus), unit="passages"))
         missing = _missing_segments(plans, store)
         if executor is None and workers == 1:
@@ -171,7 +182,7 @@ def build_index(corpus: Corpus, store: Path, *, workers: int = 1, executor: Exec
                 build_segment(corpus, plan, store / "segments", emit=partial(on_event, number))
         else:
             _build_segments(corpus, missing, store, executor or Processes(workers), emit)
-        listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans])
+        listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans], analyzer)
         (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
         summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(plans)} segments, {rate:,.0f} passages/s"
@@ -191,8 +202,8 @@ def verify_indexes(path: Path) -> None:
             Bm25Index.open(listing.parent)
 
 
-def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Path]) -> dict[str, Any]:
-    segments = [Segment.open(path) for path in paths]
+def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Path], analyzer: Analyzer) -> dict[str, Any]:
+    segments = [Segment.open(path, analyzer) for path in paths]
     entries = [
         {
             "path": f"../../segments/{plan.name}",
@@ -203,7 +214,8 @@ def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Pa
         for plan, segment in zip(plans, segments, strict=True)
     ]
     sums = {name: sum(entry[name] for entry in entries) for name in SUMS}
-    return {"corpus": corpus.fingerprint, "sums": {**sums, "segments": len(segments)}, "segments": entries}
+    settings = {} if analyzer == PLAIN else {"analyzer": analyzer.as_dict()}
+    return {"corpus": corpus.fingerprint, **settings, "sums": {**sums, "segments": len(segments)}, "segments": entries}
 
 
 def _missing_segments(plans: Sequence[SegmentPlan], store: Path) -> list[SegmentPlan]:
@@ -213,7 +225,9 @@ def _missing_segments(plans: Sequence[SegmentPlan], store: Path) -> list[Segment
 def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, emit: Emit) -> None:
     folders = {"corpus": str(corpus.path.absolute()), "segments": str((store / "segments").absolute())}
     executor.map(
-        f"{segment_job.__module__}:{segment_job.__name__}", [{**folders, **asdict(plan)} for plan in plans], on_event=_summed(corpus, emit)
+        f"{segment_job.__module__}:{segment_job.__name__}",
+        [{**folders, "plan": plan.as_dict()} for plan in plans],
+        on_event=_summed(corpus, emit),
     )
 
 
@@ -234,8 +248,6 @@ def _latest_segments(store: Path) -> list[tuple[str, ...]]:
 
 def _listing(artifact: Artifact) -> dict[str, Any]:
     path = artifact.path
-    if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
-        raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
     try:
         with environment_faults(path):
             listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from cramlm.errors import UsageError
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
-from cramlm.retrieval.bm25.analysis import Vocabulary
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, CHUNK, BlockBuffers, Candidates, QueryTerms
 from cramlm.retrieval.bm25.segment import Segment
 
@@ -102,11 +102,11 @@ class TokenizedTexts:
         return len(self.starts) - 1
 
 
-def tokenize_texts(texts: Sequence[str]) -> TokenizedTexts:
+def tokenize_texts(texts: Sequence[str], analyzer: Analyzer = PLAIN) -> TokenizedTexts:
     """Tokenize texts with a new vocabulary of their terms, numbered in order of first occurrence."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    vocabulary = Vocabulary()
+    vocabulary = Vocabulary(analyzer)
     return TokenizedTexts(vocabulary, *vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), ends))
 
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 import json
 import mmap
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +33,10 @@ from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
-from cramlm.retrieval.bm25.analysis import ANALYZER, Vocabulary
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import SMALL_FILE, environment_faults, hash_json, open_artifact, stage, wait_while_locked
+from cramlm.storage.artifacts import SMALL_FILE, Artifact, environment_faults, hash_json, open_artifact, stage, wait_while_locked
 
 KIND: Final = "segment"
 STATISTICS: Final = "statistics.json"
@@ -78,15 +78,14 @@ class Segment:
     term_bytes: npt.NDArray[np.uint8]
 
     @staticmethod
-    def open(path: Path) -> Segment:
-        """Open a segment.
+    def open(path: Path, analyzer: Analyzer = PLAIN) -> Segment:
+        """Open a segment with the terms of this analyzer.
 
         Raises:
             ArtifactError: the folder is incomplete or damaged, or was made by another analyzer.
         """
         artifact = open_artifact(path, kind=KIND)
-        if (analyzer := artifact.key.get("analyzer")) != ANALYZER:
-            raise ArtifactError(f"{path}: indexed by analyzer {analyzer!r}, this cramlm has {ANALYZER!r}; build the index again")
+        check_analyzer(artifact, analyzer)
         try:
             with environment_faults(path):
                 statistics = json.loads((path / STATISTICS).read_bytes())
@@ -162,6 +161,12 @@ class Segment:
                 raise ArtifactError(f"{self.path / name}.npy: damaged, the offsets do not fit; build the index again")
 
 
+def check_analyzer(artifact: Artifact, analyzer: Analyzer) -> None:
+    """Raise ArtifactError if a segment or index was built by another analyzer."""
+    if (built_by := artifact.key.get("analyzer")) != analyzer.name:
+        raise ArtifactError(f"{artifact.path}: indexed by analyzer {built_by!r}, this cramlm has {analyzer.name!r}; build the index again")
+
+
 class ArrayFile:
     """A one-dimensional .npy file of unknown length, written piece by piece."""
 
@@ -210,11 +215,20 @@ class SegmentPlan:
     first: int
     count: int
     content: tuple[str, ...]
+    analyzer: Analyzer = PLAIN
 
     @property
     def key(self) -> dict[str, Any]:
         """Stage key of the segment."""
-        return {"code": CODE_FORMAT, "analyzer": ANALYZER, "content": list(self.content)}
+        return {"code": CODE_FORMAT, "analyzer": self.analyzer.name, "content": list(self.content)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON data, from which `from_dict` makes the plan again."""
+        return {"first": self.first, "count": self.count, "content": list(self.content), "analyzer": self.analyzer.as_dict()}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> SegmentPlan:
+        return SegmentPlan(data["first"], data["count"], tuple(data["content"]), Analyzer.from_dict(data["analyzer"]))
 
     @property
     def name(self) -> str:
@@ -222,7 +236,7 @@ class SegmentPlan:
         return hash_json(self.key)[:16]
 
 
-def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = ()) -> list[SegmentPlan]:
+def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, analyzer: Analyzer = PLAIN) -> list[SegmentPlan]:
     """Cut a corpus into segments. earlier: `content` of an earlier index's segments, in order; those that cover the beginning of the corpus
     are kept.
     """
@@ -243,7 +257,8 @@ def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = ()) -> li
             plans += _cut(_end(plans), group)
             group = []
         group.append(part)
-    return plans + (_cut(_end(plans), group) if group else [])
+    plans += _cut(_end(plans), group) if group else []
+    return [replace(plan, analyzer=analyzer) for plan in plans]
 
 
 def _end(plans: list[SegmentPlan]) -> int:
@@ -280,11 +295,11 @@ def build_segment(corpus: Corpus, plan: SegmentPlan, segments: Path, *, emit: Em
 
 
 def segment_job(task: dict[str, Any], emit: Emit) -> None:
-    """Run `build_segment` on plain JSON: {"corpus": folder, "segments": folder, "first": ..., "count": ..., "content": [...]}. Waits while
-    another process builds the same segment.
+    """Run `build_segment` on plain JSON: {"corpus": folder, "segments": folder, "plan": SegmentPlan.as_dict()}. Waits while another process
+    builds the same segment.
     """
     corpus = Corpus.open(Path(task["corpus"]))
-    plan = SegmentPlan(task["first"], task["count"], tuple(task["content"]))
+    plan = SegmentPlan.from_dict(task["plan"])
     wait_while_locked(lambda: build_segment(corpus, plan, Path(task["segments"]), emit=emit), stage="index", emit=emit)
 
 
@@ -293,7 +308,7 @@ class _Builder:
 
     def __init__(self, corpus: Corpus, plan: SegmentPlan, folder: Path, emit: Emit) -> None:
         self._corpus, self._plan, self._folder, self._emit = corpus, plan, folder, emit
-        self._vocabulary = Vocabulary()
+        self._vocabulary = Vocabulary(plan.analyzer)
         self._document_frequencies = np.zeros(0, np.int32)
         self._counts = np.zeros(0, np.int32)  # per term; 0 between blocks
         self._row_of = np.zeros(0, np.int32)  # per term; -1 between blocks
@@ -322,7 +337,7 @@ class _Builder:
             "terms": len(self._vocabulary),
             "postings": self._postings,
             "tokens": self._tokens,
-            "analyzer": ANALYZER,
+            "analyzer": plan.analyzer.name,
         }
         (self._folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
 
