@@ -51,7 +51,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in found]
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*TUTORIALS, DOCS / "retrieval.md"], ids=lambda page: page.stem)
 def test_every_command_of_a_tutorial_parses(page: Path) -> None:
     group: Any = typer.main.get_command(app)
     assert commands(page)
@@ -117,6 +117,14 @@ def prepare(folder: Path) -> None:
     (folder / "raw").mkdir()
     (folder / "raw" / "all.txt").write_text("\n\n".join(row["text"] for row in rows["corpus"]), "utf-8")
     (folder / "web.jsonl").write_bytes(paths["corpus"].read_bytes())
+
+
+def test_the_python_code_of_the_page_on_retrieval_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = [text for _, text in blocks(DOCS / "retrieval.md", "python")]
+    assert code
+    for text in code:
+        exec(text, {})
 
 
 @pytest.mark.slow

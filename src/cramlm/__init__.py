@@ -3,6 +3,11 @@
 >>> run = cramlm.fit(cramlm.recipes.tlm(train="train.jsonl", corpus="corpus/*.jsonl.zst", budget="20m"), out="runs/mine")
 >>> cramlm.Predictor.load("runs/mine/export").predict(["some text"])
 
+Retrieval alone needs no labels:
+
+>>> index = cramlm.Index.build("corpus/*.jsonl.zst", out="index")
+>>> index.search(["some query"], k=10).texts()
+
 Names are imported on first use: `import cramlm` loads neither torch nor transformers.
 """
 
@@ -20,11 +25,14 @@ if TYPE_CHECKING:
     from cramlm.pipeline.run import Run
     from cramlm.pipeline.run import run as fit
     from cramlm.records import LabelsPrediction, NumberPrediction, Prediction
+    from cramlm.retrieval.index import Hits, Index
 
 __version__ = "0.1.0"
 __all__ = [
     "CramClassifier",
     "CramError",
+    "Hits",
+    "Index",
     "LabelsPrediction",
     "NumberPrediction",
     "Prediction",
@@ -38,6 +46,8 @@ __all__ = [
 _MODULES = {
     "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
+    "Hits": ("cramlm.retrieval.index", "Hits"),
+    "Index": ("cramlm.retrieval.index", "Index"),
     "LabelsPrediction": ("cramlm.records", "LabelsPrediction"),
     "NumberPrediction": ("cramlm.records", "NumberPrediction"),
     "Prediction": ("cramlm.records", "Prediction"),

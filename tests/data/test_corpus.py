@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from cramlm.cli.app import app
@@ -18,7 +19,7 @@ from cramlm.data.corpus import MOST_SOURCES, Corpus, build_corpus
 from cramlm.data.parts import PartColumns, check_offsets
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
-from cramlm.retrieval.catalog import open_catalog
+from cramlm.retrieval.index import Index
 from cramlm.storage.artifacts import verify
 
 
@@ -73,8 +74,8 @@ def test_index_drops_texts_of_the_same_words_with_a_flag_and_names_its_values(tm
     for number, flags in enumerate((["--duplicates", "words"], [])):
         result = CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path / "index"), "--workers", "1", *flags])
         assert result.exit_code == 0, result.output
-        assert len(open_catalog(tmp_path / "index")[0]) == 2 + number
-    with pytest.raises(UsageError, match="'exact' or 'words'"):
+        assert len(Index.open(tmp_path / "index")) == 2 + number
+    with pytest.raises(UsageError, match="'exact', 'words' or 'none'"):
         CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path), "--duplicates", "loose"], catch_exceptions=False)
 
 
@@ -140,6 +141,28 @@ def test_a_long_document_becomes_numbered_passages(tmp_path: Path) -> None:
     assert " ".join(corpus.text(position) for position in range(4)) == text
     assert corpus.document(4).id == "raw.jsonl:2#0"
     assert corpus.statistics["rows"]["cut"] == 2
+
+
+def test_documents_are_kept_whole_and_repeated_on_request(tmp_path: Path) -> None:
+    rows = [{"text": " ".join(["word"] * 500), "id": name} for name in "ab"]
+    corpus = build(tmp_path, *rows, passage_words=0, duplicates="none")
+    assert [(document.id, document.text) for document in corpus] == [(row["id"], row["text"]) for row in rows]
+    assert corpus.statistics["passages"]["duplicates"] == 0
+    assert len(build(tmp_path, *rows, passage_words=0)) == 1
+    with pytest.raises(ValidationError, match="passage_words 19 is under 20"):
+        CorpusConfig(files=("raw.jsonl",), passage_words=19)
+
+
+@pytest.mark.parametrize(("file", "content"), [("raw.jsonl", b'{"text": "one", "id": 1}\n'), ("raw.csv", b"text,id\none,1\n")])
+def test_an_id_column_that_was_named_must_be_there(tmp_path: Path, file: str, content: bytes) -> None:
+    (tmp_path / file).write_bytes(content)
+    for column, ids in (("id", ["1"]), ("docno", None)):
+        config = CorpusConfig(files=(str(tmp_path / file),), id_column=column)
+        if ids is None:
+            with pytest.raises(DataError, match=rf"{file}:1: no column 'docno'; found 'text', 'id'.*pass --id-column"):
+                build_corpus(config, tmp_path / "store")
+        else:
+            assert [document.id for document in build_corpus(config, tmp_path / "store")] == ids
 
 
 def test_repeated_ids_fail_with_their_number_and_two_lines(tmp_path: Path) -> None:

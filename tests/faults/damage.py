@@ -15,7 +15,7 @@ from cramlm.errors import ArtifactError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.retrieval.bm25.index import verify_indexes
-from cramlm.retrieval.catalog import open_catalog
+from cramlm.retrieval.index import Index
 from cramlm.retrieval.selection import read_selection
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
 from cramlm.training.checkpoints import load_newest
@@ -26,7 +26,7 @@ def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
     catalog, run = world.folder / "catalog", world.folder / "run"
     for kind in ("parts", "corpora", "segments", "indexes"):
         for folder in sorted((catalog / kind).glob("*/")):
-            yield folder, lambda: open_catalog(catalog)
+            yield folder, lambda: Index.open(catalog)
     yield run / "selection", lambda: read_selection(run / "selection")
     yield run / "tokenizer", lambda: (open_artifact(run / "tokenizer", kind="tokenizer"), Tokenizer.load(run / "tokenizer"))
     yield run / "export", lambda: Predictor.load(run / "export")

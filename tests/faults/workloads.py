@@ -31,7 +31,7 @@ from cramlm.data.task import read_task
 from cramlm.errors import CramError
 from cramlm.pipeline.context import Process
 from cramlm.records import Task
-from cramlm.retrieval.catalog import build_catalog, open_catalog
+from cramlm.retrieval.index import Index, build_catalog
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import MANIFEST, hash_json, verify
@@ -150,10 +150,9 @@ class World:
 
     def select(self, folder: Path, top_k: int = 20) -> None:
         """`cramlm select`."""
-        corpus, index = open_catalog(self.folder / "catalog")
-        select_documents(
-            Bm25Config(top_k=top_k), corpus, self.task, out=folder / "selection", context=RetrievalContext(corpus.store, 3, index)
-        )
+        index = Index.open(self.folder / "catalog")
+        context = RetrievalContext(index.corpus.store, 3, index.bm25)
+        select_documents(Bm25Config(top_k=top_k), index.corpus, self.task, out=folder / "selection", context=context)
 
     def fit(self, folder: Path, stop: Callable[[], int | None] = lambda: None) -> None:
         """`cramlm fit` with a store that holds corpus and index."""

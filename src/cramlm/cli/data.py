@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cramlm.cli.options import (
+    NORM_HELP,
     DuplicatesOption,
+    IdColumn,
     KindOption,
     LabelColumn,
+    Norm,
     OnBadRowOption,
     PairColumn,
     RayOption,
@@ -22,10 +27,16 @@ from cramlm.cli.options import (
     checked,
     checked_kind,
     open_encoder,
+    read_stop_words,
     resolve_corpus,
     resolve_retriever,
+    top_k_option,
 )
 from cramlm.errors import UsageError
+
+if TYPE_CHECKING:
+    from cramlm.retrieval.index import ExplainedHit, Hits
+    from cramlm.retrieval.trec import Qrels
 
 _PER_RULE = 5  # findings shown of one rule, without --all
 
@@ -48,7 +59,7 @@ def check(
     from cramlm.data.corpus import build_corpus
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe, read_labelled
-    from cramlm.retrieval.catalog import open_catalog
+    from cramlm.retrieval.index import Index
     from cramlm.storage.artifacts import default_store
 
     if corpus and index is not None:
@@ -61,7 +72,7 @@ def check(
             config = resolve_corpus(corpus, text_column=text_column, on_bad_row="skip")
             findings += check_corpus(train, held_out, build_corpus(config, store or default_store(), emit=emit))
         elif index is not None:
-            findings += check_corpus(train, held_out, open_catalog(index)[0])
+            findings += check_corpus(train, held_out, Index.open(index).corpus)
     statistics = [describe(file).as_dict() for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
@@ -79,27 +90,42 @@ def index(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core); the result is the same.")] = None,
     ray: RayOption = None,
     text_column: TextColumn = "text",
+    id_column: IdColumn = "id",
     on_bad_row: OnBadRowOption = "fail",
     duplicates: DuplicatesOption = "exact",
+    passage_words: Annotated[int, typer.Option(min=0, help="Cut long documents into passages of so many words; 0: cut none.")] = 200,
+    k1: Annotated[float, typer.Option(min=0, help="BM25: saturation of term frequency.")] = 1.2,
+    b: Annotated[float, typer.Option(min=0, max=1, help="BM25: normalisation by document length.")] = 0.75,
+    norm: Annotated[Norm, typer.Option(help=f"{NORM_HELP}.")] = "exact",
+    stop_words: Annotated[str, typer.Option(help="none, english (33 words, as Lucene), or a text file with a word per line.")] = "none",
+    stemmer: Annotated[str, typer.Option(help="none, or a Snowball algorithm like english or porter (needs cramlm[search]).")] = "none",
 ) -> None:
-    """Build the BM25 index of raw text, for `search` and `select`."""
+    """Build the BM25 index of raw text, for `search` and `select`.
+
+    The index records k1, b, norm, stop words and stemmer; queries are analyzed in the same way.
+    """
     from cramlm.cli.console import console_events
     from cramlm.io.executors import executor_for
-    from cramlm.retrieval.catalog import build_catalog
+    from cramlm.retrieval.bm25.analysis import Analyzer
+    from cramlm.retrieval.bm25.search import Scoring
+    from cramlm.retrieval.index import build_catalog
 
-    config = resolve_corpus(corpus, text_column=text_column, on_bad_row=on_bad_row, duplicates=duplicates)
+    columns = {"text_column": text_column, "id_column": id_column}
+    config = resolve_corpus(corpus, **columns, on_bad_row=on_bad_row, duplicates=duplicates, passage_words=passage_words)
+    analyzer, used = Analyzer.of(read_stop_words(stop_words), stemmer), {"scoring": Scoring(k1, b, norm)}
     with console_events() as emit, executor_for(ray, workers) as executor:
-        build_catalog(config, out, workers=workers, executor=None if ray is None else executor, emit=emit)
+        build_catalog(config, out, **used, analyzer=analyzer, workers=workers, executor=None if ray is None else executor, emit=emit)
     print(out)
 
 
 def select(
-    train: Annotated[str, typer.Option(help="Labelled texts; each one is a query.")],
     index: Annotated[Path, typer.Option(help="Output folder of `cramlm index`.")],
     out: Annotated[Path, typer.Option(help="Folder for the selection.")],
+    train: Annotated[str | None, typer.Option(help="Labelled texts; each one is a query.")] = None,
+    queries: Annotated[str | None, typer.Option(help="Texts without labels, instead of --train; each one is a query.")] = None,
     jsonl: Annotated[Path | None, typer.Option(help="Also write the passages to this file as JSON lines.")] = None,
     retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Passages per query (default: 50, or as many as a limit below needs).")] = None,
+    top_k: Annotated[int | None, top_k_option("Passages per query (default: 50, or as many as a limit below needs).")] = None,
     dev: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
     test: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
     max_documents: Annotated[str | None, typer.Option(help="Keep at most so many passages, best rank first, like 20k.")] = None,
@@ -114,30 +140,36 @@ def select(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Write the passages that a task retrieves, best rank first."""
+    """Write the passages that a task or other texts retrieve, best rank first."""
     from cramlm.cli.console import console_events, show_selection
     from cramlm.config.run import TaskConfig
-    from cramlm.data.task import read_task
+    from cramlm.data.task import RowFormat, read_task, unlabelled_task
     from cramlm.io.executors import executor_for
-    from cramlm.retrieval.catalog import open_catalog
+    from cramlm.retrieval.index import Index
     from cramlm.retrieval.retrievers import Distribution, RetrievalContext
     from cramlm.retrieval.selection import KIND, SELECTION_FILE, select_documents
     from cramlm.storage.artifacts import refuse_foreign
 
     refuse_foreign(out, kind=KIND)
+    if (train is None) == (queries is None):
+        raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     named: Any = {name: value for name, value in columns.items() if value is not None}
-    task_config = checked(lambda: TaskConfig(train=train, dev=dev, test=test, **named))
+    task_config = checked(lambda: TaskConfig(train=train or "", dev=dev, test=test, **named))
     options = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
-    retriever_config = resolve_retriever(options, set_)
+    resolve_retriever(options, set_, bm25={})  # before files are read
     with console_events() as emit, executor_for(ray, threads) as executor:
-        task = read_task(task_config, seed=seed, emit=emit)
-        corpus, bm25 = open_catalog(index)
+        if queries is not None:
+            task = unlabelled_task(queries, dev, test, RowFormat(text_column, None, text_pair_column), emit=emit)
+        else:
+            task = read_task(task_config, seed=seed, emit=emit)
+        opened = Index.open(index)
+        retriever_config = resolve_retriever(options, set_, bm25=asdict(opened.scoring))
         distribution = Distribution(out.with_name(f"{out.name}.shares"), executor)
         used = distribution if ray is not None or distribution.folder.exists() else None
-        context = RetrievalContext(index, seed, bm25, threads, used, open_encoder)
-        chosen = select_documents(retriever_config, corpus, task, out=out, context=context, emit=emit)
+        context = RetrievalContext(index, seed, opened.bm25, threads, used, open_encoder)
+        chosen = select_documents(retriever_config, opened.corpus, task, out=out, context=context, emit=emit)
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{len(chosen)} passages: {out / SELECTION_FILE}")
     if jsonl is not None:
@@ -165,15 +197,60 @@ def passages(
 
 def search(
     index: Annotated[Path, typer.Argument(help="Output folder of `cramlm index`.")],
-    query: Annotated[str, typer.Argument(help="Any text.")],
-    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Passages to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per passage.")] = False,
+    query: Annotated[str | None, typer.Argument(help="Any text; its hits are shown with the words that match.")] = None,
+    queries: Annotated[str | None, typer.Option(help="File of queries: jsonl, csv, tsv, parquet, or a query per line.")] = None,
+    top_k: Annotated[int | None, top_k_option("Passages per query (default: 10; with --queries 100).")] = None,
+    run: Annotated[Path | None, typer.Option(help="File for the hits, as a TREC run (default: standard output).")] = None,
+    qrels: Annotated[
+        Path | None, typer.Option(help="Relevance judgements (TREC or BEIR): print nDCG@10, R@100 and RR of --queries.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object per passage or query, or the measures.")] = False,
+    text_column: TextColumn = "text",
+    id_column: IdColumn = "id",
+    k1: Annotated[float | None, typer.Option(min=0, help="BM25: saturation of term frequency (default: of the index).")] = None,
+    b: Annotated[float | None, typer.Option(min=0, max=1, help="BM25: normalisation by length (default: of the index).")] = None,
+    norm: Annotated[Norm | None, typer.Option(help=f"{NORM_HELP} (default: of the index).")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
 ) -> None:
-    """Show the passages that a text retrieves. The words that match are listed with their weights."""
-    from cramlm.cli.console import printable
-    from cramlm.retrieval.catalog import search_catalog
+    """Search an index with one text, or with a file of queries."""
+    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.retrieval.index import Index
+    from cramlm.retrieval.trec import read_qrels, require_measures, run_lines
+    from cramlm.storage.artifacts import publish_file
 
-    hits = search_catalog(index, query, limit=top_k)
+    if (query is None) == (queries is None):
+        raise UsageError("pass a query, or a file of queries with --queries")
+    if query is not None and (run is not None or qrels is not None):
+        raise UsageError("--run and --qrels need a file of queries; pass --queries")
+    changed: dict[str, Any] = {name: value for name, value in (("k1", k1), ("b", b), ("norm", norm)) if value is not None}
+    opened = Index.open(index)
+    opened = replace(opened, scoring=replace(opened.scoring, **changed))
+    if queries is None:
+        assert query is not None
+        _show_hits(opened.explain(query, 10 if top_k is None else top_k), as_json=as_json)
+        return
+    if qrels is not None:
+        require_measures()
+    judgements = None if qrels is None else read_qrels(qrels)
+    examples = read_examples(queries, RowFormat(text_column, None, id_column=id_column))
+    ids = [example.id for example in examples]
+    hits = opened.search([example.text for example in examples], 100 if top_k is None else top_k, threads=threads)
+    if run is not None:
+        publish_file(run, "".join(run_lines(hits, ids)).encode())
+        if not as_json:
+            print(f"{sum(map(len, hits.ids)):,} hits of {len(ids):,} queries: {run}")
+    if judgements is not None:
+        _show_measures(hits, ids, judgements, as_json=as_json)
+    elif as_json:
+        for name, documents, scores in zip(ids, hits.ids, hits.scores, strict=True):
+            print(json.dumps({"query": name, "ids": documents, "scores": [float(f"{score:.9g}") for score in scores]}, ensure_ascii=False))
+    elif run is None:
+        sys.stdout.writelines(run_lines(hits, ids))
+
+
+def _show_hits(hits: Sequence[ExplainedHit], *, as_json: bool) -> None:
+    from cramlm.cli.console import printable
+
     for hit in hits:
         if as_json:
             print(json.dumps(hit.as_dict(), ensure_ascii=False))
@@ -182,3 +259,21 @@ def search(
             print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {printable(hit.text[:200])}")
     if not hits:
         print("no passage shares a word with this query", file=sys.stderr)
+
+
+def _show_measures(hits: Hits, query_ids: Sequence[str], qrels: Qrels, *, as_json: bool) -> None:
+    from cramlm.retrieval.trec import any_judged, measure
+
+    means = measure(hits, query_ids, qrels)
+    judged = sum(query in qrels for query in query_ids)
+    if as_json:
+        print(json.dumps({"queries": judged, **means}))
+    else:
+        print("\n".join(f"{name:8} {mean:.4f}" for name, mean in means.items()))
+        print(f"means over the {judged:,} of {len(query_ids):,} queries with judgements", file=sys.stderr)
+    found = next((ids[0] for ids in hits.ids if ids), None)
+    if found is not None and not any_judged(hits, query_ids, qrels):
+        document = next(iter(next(iter(qrels.values()))))
+        print(
+            f"no hit is a judged document: ids of the index are like {found!r}, judgements are for ids like {document!r}", file=sys.stderr
+        )

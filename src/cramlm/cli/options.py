@@ -79,8 +79,11 @@ def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str
     return data
 
 
-def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None) -> Any:
-    """Return the retriever config: BM25 with the options that are not None, then every --set retriever.NAME=VALUE."""
+def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *, bm25: Mapping[str, Any]) -> Any:
+    """Return the retriever config: BM25 with the options that are not None, then every --set retriever.NAME=VALUE.
+
+    bm25: k1, b and norm of the index, used where nothing else is set, also by the members of a union.
+    """
     from cramlm.config.retriever import RETRIEVER
     from cramlm.config.run import apply_overrides
 
@@ -88,15 +91,34 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None) -
     data = apply_overrides({"retriever": table}, overrides or [])
     if unknown := sorted(set(data) - {"retriever"}):
         raise UsageError(f"--set {unknown[0]}: select has only the settings of retriever, like retriever.k1=1.5")
-    return checked(lambda: RETRIEVER.validate_python(data["retriever"]))
+    retriever = data["retriever"]
+    members = retriever.get("retrievers") if isinstance(retriever, dict) else None
+    for each in (retriever, *(members if isinstance(members, list) else ())):
+        if isinstance(each, dict) and each.get("kind") == "bm25":
+            each.update({name: value for name, value in bm25.items() if name not in each})
+    return checked(lambda: RETRIEVER.validate_python(retriever))
 
 
-def resolve_corpus(files: list[str], *, text_column: str, on_bad_row: str, duplicates: str = "exact") -> Any:
-    """Return the corpus config."""
+def resolve_corpus(files: list[str], **settings: Any) -> Any:
+    """Return the corpus config. settings: those of `CorpusConfig`."""
     from cramlm.config.run import CorpusConfig
 
-    values: dict[str, Any] = {"files": tuple(files), "text_column": text_column, "on_bad_row": on_bad_row, "duplicates": duplicates}
-    return checked(lambda: CorpusConfig(**values))
+    return checked(lambda: CorpusConfig(files=tuple(files), **settings))
+
+
+def read_stop_words(value: str) -> str | list[str]:
+    """Return the value of --stop-words: the name of a list, or the lines of a file."""
+    from cramlm.io.readers import Reader
+    from cramlm.io.rows import Column
+
+    if value in ("none", "english"):
+        return value
+    return [row.values[0] or "" for row in Reader(value, [Column("word")], txt_rows="lines")]
+
+
+def top_k_option(text: str) -> Any:
+    """Return the option for the number of hits, with this help."""
+    return typer.Option("--top-k", "-k", "--k", min=1, help=text)
 
 
 def checked(build: Callable[[], Any]) -> Any:
@@ -129,6 +151,9 @@ def open_encoder(config: Any) -> Any:
     return open_sentence_encoder(config)
 
 
+IdColumn = Annotated[str, typer.Option("--id-column", help="Column that holds the ids; only the default column may be missing.")]
+Norm = Literal["exact", "lucene"]
+NORM_HELP = "Document lengths; lucene: as Lucene stores them, in one byte"
 TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
 LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
 OptionalTextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text (default: text).")]
@@ -143,7 +168,9 @@ SeparatorOption = Annotated[
 ]
 DuplicatesOption = Annotated[
     str,
-    typer.Option("--duplicates", help="exact: drop repeated passages; words: also those that differ only in case and punctuation."),
+    typer.Option(
+        "--duplicates", help="exact: drop repeated passages; words: also those that differ only in case and punctuation; none: keep all."
+    ),
 ]
 OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
 OptionalOnBadRow = Annotated[

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cramlm.config.run import OnBadRow, TaskConfig
+from cramlm.config.run import OPTIONAL_ID, OnBadRow, TaskConfig
 from cramlm.data.labels import RULES
 from cramlm.errors import ArtifactError, DataError, UsageError, brief
 from cramlm.io.paths import STDIN, stamp_input
@@ -33,13 +33,16 @@ _SPLIT_STREAM: Final = 0x5D17  # this purpose's own random stream
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """Columns of a file of labelled texts. label_column: None = there are no labels. kind: what a label is (labels.py)."""
+    """Columns of a file of labelled texts. label_column: None = there are no labels. kind: what a label is (labels.py). id_column: of the
+    examples' ids, which are lines if it is None; only the default column of a corpus may be missing.
+    """
 
     text_column: str = "text"
     label_column: str | None = "label"
     text_pair_column: str | None = None
     kind: TaskKind = "classification"
     label_separator: str = "|"
+    id_column: str | None = None
 
     @staticmethod
     def of(config: TaskConfig) -> RowFormat:
@@ -114,22 +117,26 @@ def read_examples(
     on_bad_row: OnBadRow = "fail",
     emit: Emit = silent,
 ) -> list[Example]:
-    """Read the rows of a file in order. Ids are "<line>", or "<file>:<line>" if the path is a URL of several files. A .txt file and "-"
-    (standard input, unless it holds JSON lines) have one text per line.
+    """Read the rows of a file in order. Ids are those of the id column, else "<line>", or "<file>:<line>" if the path is a URL of several
+    files. A .txt file and "-" (standard input, unless it holds JSON lines) have one text per line.
 
     Raises:
-        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text or an invalid label.
+        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text, an invalid label or a repeated id.
     """
-    label_column, pair_column, rules = row_format.label_column, row_format.text_pair_column, RULES[row_format.kind]
+    label_column, pair_column, id_column = row_format.label_column, row_format.text_pair_column, row_format.id_column
+    rules = RULES[row_format.kind]
     stamps = stamp_input(path)
     examples: list[Example] = []
     rows_read, first_reason = 0, ""
+    lines_of_ids: dict[str, str] = {}
     for stamp in stamps:
         columns = [Column(stamp.text_column or row_format.text_column)]
         if label_column is not None:
             columns.append(Column(label_column, rules.column, flag="--label-column", separator=row_format.label_separator))
         if pair_column is not None:
             columns.append(Column(pair_column, flag="--text-pair-column"))
+        if id_column is not None:
+            columns.append(Column(id_column, "name", required=id_column != OPTIONAL_ID, flag="--id-column"))
         _check_distinct(columns)
         limits: dict[str, Any] = {"max_record_bytes": max_record_bytes, "on_bad_row": on_bad_row}
         reader = Reader(path, columns, txt_rows="lines", stamp=stamp, stage="examples", emit=emit, **limits)
@@ -139,6 +146,7 @@ def read_examples(
             text = next(values)
             label = next(values) if label_column is not None else None
             pair = next(values) if pair_column is not None else None
+            own_id = next(values) if id_column is not None else None
             if text is None or not text.strip():
                 reader.reject(row, f"{columns[0].name!r} is blank")
             elif pair_column is not None and (pair is None or not pair.strip()):
@@ -149,7 +157,11 @@ def read_examples(
                 except ValueError as error:
                     reader.reject(row, str(error))
                     continue
-                examples.append(Example(f"{prefix}{row.line}", text, pair, canonical))
+                name = own_id or f"{prefix}{row.line}"
+                if id_column is not None and (first := lines_of_ids.setdefault(name, f"{prefix}{row.line}")) != f"{prefix}{row.line}":
+                    reader.reject(row, f"id {brief(name)} is already used in line {first}")
+                    continue
+                examples.append(Example(name, text, pair, canonical))
         rows_read += reader.rows_read
         first_reason = first_reason or "".join(f", line {row.line}: {row.reason}" for row in reader.rejected[:1])
     if not examples:
@@ -158,6 +170,25 @@ def read_examples(
             raise DataError(f"{where}: no rows; pass a file with data")
         raise DataError(f"{where}: no rows left, all {rows_read:,} were rejected{first_reason}; fix them")
     return examples
+
+
+def unlabelled_task(queries: str, dev: str | None, test: str | None, row_format: RowFormat, *, emit: Emit = silent) -> Task:
+    """Read texts without labels as a task that can only retrieve: the queries are its training texts.
+
+    Raises:
+        UsageError: a path is missing. DataError: a bad row.
+    """
+    assert row_format.label_column is None
+    texts = {
+        split: tuple(read_examples(path, row_format, emit=emit)) if path else ()
+        for split, path in zip(_SPLITS, (queries, dev, test), strict=True)
+    }
+    emit(
+        Event(
+            "done", KIND, f"{len(texts['train']):,} queries, {len(texts['dev']):,} dev, {len(texts['test']):,} test texts, without labels"
+        )
+    )
+    return Task(texts["train"], texts["dev"], texts["test"], (), dev_is_split_from_train=False)
 
 
 def split_dev(
@@ -248,7 +279,7 @@ def _check_distinct(columns: Sequence[Column]) -> None:
     names = [column.name for column in columns]
     if len(set(names)) != len(names):
         raise UsageError(
-            f"text, pair and label must be different columns, got {names}; set --text-column, --text-pair-column, --label-column"
+            f"text, pair, label and id must be different columns, got {names}; set --text-column, --text-pair-column, --label-column"
         )
 
 

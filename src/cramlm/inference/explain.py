@@ -25,7 +25,7 @@ from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import AnswerBy
 from cramlm.inference.predictor import run_of
-from cramlm.retrieval.catalog import CATALOG, SearchResult, build_catalog, search_catalog
+from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
@@ -55,7 +55,7 @@ class Explanation:
     probability: float
     read: int
     words: tuple[ExplainedWord, ...]
-    passages: tuple[SearchResult, ...] = ()
+    passages: tuple[ExplainedHit, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -93,7 +93,7 @@ def log_odds(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return odds
 
 
-def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult, ...]:
+def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit, ...]:
     """The best BM25 hits for a text among the passages of a run's selection; none if the run retrieved nothing.
 
     The first call indexes the selection in the run's folder, under its fingerprint, so that a moved run keeps the index. Duplicate passages
@@ -110,7 +110,7 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[SearchResult,
             passages = Path(name) / "passages.parquet"
             selection.write_parquet(passages)
             build_catalog(CorpusConfig(files=(str(passages),), max_record_bytes=1_000_000_000), folder)
-    return tuple(search_catalog(folder, text, limit=limit))
+    return tuple(Index.open(folder).explain(text, limit))
 
 
 def explain_at(path: Path, text: str, *, passages: int = 3, answer: AnswerBy = "combined") -> Explanation:

@@ -37,6 +37,7 @@ STDIN = "-"
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _NAMES = "use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet"
+_LONGEST_PATH: Final = 4096
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _EXTRAS: Final = {"hf": "hub", "http": "cloud", "https": "cloud", "s3": "cloud", "s3a": "cloud", "gs": "cloud", "gcs": "cloud"}
@@ -106,6 +107,15 @@ class FileStamp:
         if isinstance(self.path, RemoteFile):
             return [self.path.origin, self.bytes, self.path.version, self.path.text_column]
         return [str(self.path.absolute()), self.bytes, self.mtime_ns]
+
+
+def looks_like_path(text: str) -> bool:
+    """Return True if a string is an existing path, a URL, or one word that names a data file or files in a folder (`corpus/*`)."""
+    if len(text) > _LONGEST_PATH or "\0" in text or "\n" in text:
+        return False
+    if os.path.lexists(text) or is_remote(text):
+        return bool(text)
+    return text.split() == [text] and (is_data_file(PurePath(PurePath(text).name)) or ("/" in text and "*" in text))
 
 
 def stamp_file(name: str | Path) -> FileStamp:

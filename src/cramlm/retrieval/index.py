@@ -1,0 +1,310 @@
+"""The public index: a corpus and its BM25 index in one folder, written by `cramlm index`, read by `select` and `search`.
+
+INDEX/catalog.json     the corpus and the index in this folder, and the parameters of BM25 that they are searched with
+INDEX/texts.jsonl      texts that were passed from Python
+INDEX/parts, corpora, segments, indexes      the content: INDEX is a store, which `fit --store INDEX` can use too
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+
+import numpy as np
+from pydantic import ValidationError
+
+from cramlm.config.run import CorpusConfig, explain_validation_error
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.errors import ArtifactError, UsageError, brief
+from cramlm.io.executors import Executor, available_cores
+from cramlm.io.paths import looks_like_path
+from cramlm.records import Emit, FloatArray, Int32Array, IntArray, silent
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
+from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
+from cramlm.retrieval.bm25.search import Norm, Scoring
+from cramlm.retrieval.ranking import best_of_hits
+from cramlm.storage.artifacts import environment_faults, publish_file
+
+CATALOG: Final = "catalog.json"
+TEXTS: Final = "texts.jsonl"
+
+Source: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, str]
+"""What to index: files, folders or globs; or texts, with ids as a mapping."""
+
+
+class IndexSettings(TypedDict, total=False):
+    """Settings of `Index.build`; those of the corpus are explained at `CorpusConfig`, those of the analysis at `Analyzer`.
+
+    k1, b, norm: BM25, as in `Bm25Config`; they can be changed later, for a search.
+    """
+
+    text_column: str
+    id_column: str
+    source_column: str
+    passage_words: int
+    duplicates: Literal["exact", "words", "none"]
+    on_bad_row: Literal["fail", "skip"]
+    k1: float
+    b: float
+    norm: Norm
+    stop_words: str | Sequence[str]
+    stemmer: str
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """The best documents of each query, best first: ids, scores and positions in the corpus, a list per query.
+
+    A query has fewer than k hits if fewer documents share a term with it.
+    """
+
+    ids: list[list[str]]
+    scores: list[FloatArray]
+    positions: list[IntArray]
+    _corpus: Corpus = field(repr=False)
+
+    def __len__(self) -> int:
+        """Number of queries."""
+        return len(self.ids)
+
+    def texts(self) -> list[list[str]]:
+        """Return the texts of the documents, a list per query."""
+        flat = _texts(self._corpus, _joined(self.positions))
+        ends = np.cumsum([0, *map(len, self.positions)]).tolist()
+        return [flat[start:end] for start, end in pairwise(ends)]
+
+
+@dataclass(frozen=True, eq=False)
+class UnionHits:
+    """The documents of all queries together, by best rank, then position; arrays with an element per document.
+
+    ranks: int32, best rank over all queries, from 0. queries: int32, number of the first query that gave it. scores: float32, of it.
+    """
+
+    ids: list[str]
+    scores: FloatArray
+    ranks: Int32Array
+    queries: Int32Array
+    positions: IntArray
+    _corpus: Corpus = field(repr=False)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.ids)
+
+    def texts(self) -> list[str]:
+        """Return the texts of the documents."""
+        return _texts(self._corpus, self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedHit:
+    """A document retrieved by a query. terms: shared terms with what each adds to the score, largest first."""
+
+    rank: int
+    score: float
+    position: int
+    id: str
+    source: str
+    text: str
+    terms: tuple[tuple[str, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """A BM25 index with its documents, memory-mapped: safe to share between threads and processes.
+
+    >>> index = cramlm.Index.build({"d1": "a red ship", "d2": "a green hill"}, out="index")
+    >>> index.search(["red ships"], k=10).ids
+    [['d1']]
+    """
+
+    path: Path
+    corpus: Corpus
+    bm25: Bm25Index
+    scoring: Scoring
+
+    @staticmethod
+    def build(
+        source: Source, out: str | Path, *, workers: int | None = None, emit: Emit = silent, **settings: Unpack[IndexSettings]
+    ) -> Index:
+        """Build an index in the folder `out`, unless it is up to date, and open it.
+
+        source: one path, or a list of paths, of files, folders or globs (also URLs), as for `cramlm index`: documents over 300 words are
+        cut into passages, with ids like d1#0, and repeated passages are dropped. Or texts: a list, with ids "0", "1", ..., or a mapping
+        from ids to texts; they stay whole, also repeated ones, and are copied to `out`. A list of strings is read as paths if all of them
+        look like paths. workers: processes; None = one per core.
+
+        Raises:
+            UsageError: a path is missing, a setting is invalid, or the strings are partly paths. DataError: a bad row, or no text.
+            EnvironmentFault: the disk cannot be written, or a package is missing.
+        """
+        folder = Path(out)
+        scoring = Scoring(settings.get("k1", BM25.k1), settings.get("b", BM25.b), settings.get("norm", BM25.norm))
+        analyzer = Analyzer.of(settings.get("stop_words", "none"), settings.get("stemmer", "none"))
+        columns: dict[str, Any] = {name: value for name, value in settings.items() if name in CorpusConfig.model_fields}
+        if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
+            raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")
+        if (texts := _texts_of(source)) is not None:
+            _save_texts(folder / TEXTS, texts)
+            files: tuple[str, ...] = (str(folder / TEXTS),)
+            columns = {"passage_words": 0, "duplicates": "none"} | columns
+        else:
+            files = (str(source),) if isinstance(source, str | Path) else tuple(map(str, source))
+        try:
+            config = CorpusConfig(files=files, **columns)
+        except ValidationError as error:
+            raise UsageError(explain_validation_error(error)) from error
+        return build_catalog(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit)
+
+    @staticmethod
+    def open(path: str | Path) -> Index:
+        """Open the index in a folder.
+
+        Raises:
+            ArtifactError: the folder was not written by `cramlm index`, or is damaged, or of another version. EnvironmentFault: its stemmer
+            is missing.
+        """
+        folder = Path(path)
+        try:
+            with environment_faults(folder):
+                content = (folder / CATALOG).read_bytes() if (folder / CATALOG).is_file() else b""
+            catalog = json.loads(content)
+            corpus, index = folder / catalog["corpus"], folder / catalog["index"]
+            scoring = Scoring(**catalog.get("scoring", {}))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError(
+                f"{folder}: not an index folder (no readable {CATALOG}); build it with `cramlm index FILES --out {folder}`"
+            ) from error
+        return Index(folder, Corpus.open(corpus), Bm25Index.open(index), scoring)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.corpus)
+
+    def search(self, queries: str | Sequence[str], k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> Hits:
+        """Return the best k documents for every query by BM25. scoring: None = with the index's own k1, b and norm.
+
+        Raises:
+            UsageError: k or threads is below 1, or a query is too long.
+        """
+        _check_k(k)
+        found = self.bm25.search(_list(queries), limit=k, scoring=scoring or self.scoring, threads=threads)
+        ends = found.offsets.tolist()
+        ids = self._ids(found.position)
+        parts = [slice(start, end) for start, end in pairwise(ends)]
+        return Hits(
+            [ids[part] for part in parts], [found.score[part] for part in parts], [found.position[part] for part in parts], self.corpus
+        )
+
+    def union(self, queries: str | Sequence[str], k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> UnionHits:
+        """Return the union of the best k documents of every query. Memory: 12 bytes per document of the corpus.
+
+        Raises:
+            UsageError: as `search`.
+        """
+        _check_k(k)
+        compiled = self.bm25.compile(_list(queries))
+        first_text = dict(zip(compiled.owner[::-1].tolist(), range(len(compiled.owner) - 1, -1, -1), strict=True))
+        hits = self.bm25.search_distinct(compiled, limit=k, scoring=scoring or self.scoring, threads=threads)
+        ranking = best_of_hits(len(self), ((first_text[number], positions, scores) for number, positions, scores in hits))
+        return UnionHits(self._ids(ranking.position), ranking.score, ranking.rank, ranking.query, ranking.position, self.corpus)
+
+    def explain(self, query: str, k: int = 10) -> list[ExplainedHit]:
+        """Return the best k documents for a query with the terms that they share."""
+        hits = self.search(query, k)
+        explained = []
+        for rank, (position, score) in enumerate(zip(hits.positions[0].tolist(), hits.scores[0].tolist(), strict=True)):
+            document = self.corpus.document(position)
+            terms = tuple(self.bm25.explain(query, position, scoring=self.scoring))
+            explained.append(ExplainedHit(rank, score, position, document.id, document.source, document.text, terms))
+        return explained
+
+    def _ids(self, positions: IntArray) -> list[str]:
+        """Return the id of each document; every one is decoded once."""
+        distinct, inverse = np.unique(positions, return_inverse=True)
+        ids = np.array(self.corpus.ids(distinct.tolist()), object)
+        return ids[inverse].tolist() if len(ids) else []
+
+
+def build_catalog(
+    config: CorpusConfig,
+    folder: Path,
+    *,
+    scoring: Scoring = BM25,
+    analyzer: Analyzer = PLAIN,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    emit: Emit = silent,
+) -> Index:
+    """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused."""
+    corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
+    index = build_index(corpus, folder, analyzer=analyzer, workers=workers or available_cores(), executor=executor, emit=emit)
+    catalog: dict[str, Any] = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
+    if scoring != BM25:
+        catalog["scoring"] = asdict(scoring)
+    publish_file(folder / CATALOG, (json.dumps(catalog, indent=1) + "\n").encode())
+    return Index(folder, corpus, index, scoring)
+
+
+def _texts_of(source: Source) -> Mapping[str, str] | None:
+    """Return the texts with their ids if `source` is not paths.
+
+    Raises:
+        UsageError: there is nothing, or strings are partly paths.
+    """
+    if isinstance(source, Mapping):
+        texts = dict(source)
+    elif isinstance(source, str | Path):
+        return None
+    else:
+        paths = [isinstance(each, Path) or (isinstance(each, str) and looks_like_path(each)) for each in source]
+        if source and all(paths):
+            return None
+        if any(paths):
+            text, path = source[paths.index(False)], source[paths.index(True)]
+            raise UsageError(f"{brief(str(path))} is a path, {brief(str(text))} is a text; pass only paths, or a mapping from ids to texts")
+        texts = {str(number): str(each) if isinstance(each, str) else each for number, each in enumerate(source)}  # type: ignore[misc]
+    for name, text in texts.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise UsageError(f"text {brief(name)} is not a string but {type(text).__name__}; pass strings, with strings as ids")
+    if not texts:
+        raise UsageError("no texts to index; pass at least one")
+    return texts
+
+
+def _save_texts(path: Path, texts: Mapping[str, str]) -> None:
+    """Write texts as JSON lines, unless the file has them: its time is part of what tells whether the index is up to date."""
+    content = "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()).encode()
+    with environment_faults(path):
+        if path.is_file() and path.read_bytes() == content:
+            return
+    publish_file(path, content)
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise UsageError(f"k is {k}, the number of documents per query; pass 1 or more")
+
+
+def _list(queries: str | Sequence[str]) -> list[str]:
+    return [queries] if isinstance(queries, str) else list(queries)
+
+
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    return np.concatenate([np.empty(0, np.int64), *arrays])
+
+
+def _texts(corpus: Corpus, positions: IntArray) -> list[str]:
+    """Return the text of each document; every one is decoded once."""
+    distinct, inverse = np.unique(positions, return_inverse=True)
+    texts = [corpus.text(position) for position in distinct.tolist()]
+    return [texts[number] for number in inverse.tolist()]

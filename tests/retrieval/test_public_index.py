@@ -1,0 +1,313 @@
+"""The public index: `cramlm.Index`, the commands `index`, `search` and `select` without labels, runs and relevance judgements."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retrieval_fixtures import invented_texts, reference_search
+
+import cramlm
+from commands import Result
+from commands import cramlm as command
+from cramlm.errors import ArtifactError, CramError, DataError, UsageError
+from cramlm.retrieval.bm25.analysis import Analyzer, analyze
+from cramlm.retrieval.bm25.search import Scoring
+from cramlm.retrieval.index import IndexSettings
+from cramlm.retrieval.selection import SelectionTable
+from cramlm.retrieval.trec import MEASURES, measure, read_qrels, run_lines
+
+TEXTS = invented_texts(200, seed=3)
+QUERIES = invented_texts(6, seed=4, words=(2, 6))
+DOCUMENTS = {"ship": "The red ship leaves the harbour.", "hill": "A green hill above the harbour", "none": "!!!"}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> cramlm.Index:
+    return cramlm.Index.build(TEXTS, tmp_path_factory.mktemp("texts"), workers=1)
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def error(result: Result, code: int) -> str:
+    """Return the one line of a failed command."""
+    assert result.returncode == code, result.stderr
+    (line,) = result.stderr.strip().splitlines()
+    return line.removeprefix("cramlm: error: ")
+
+
+def test_hits_equal_the_formula_and_texts_are_those_of_the_ids(index: cramlm.Index) -> None:
+    hits = index.search([*QUERIES, "xylophone"], k=7)
+    assert len(hits) == len(QUERIES) + 1
+    for query, ids, scores, texts in zip(QUERIES, hits.ids, hits.scores, hits.texts(), strict=False):
+        expected = reference_search(TEXTS, query, 7)
+        assert ids == [str(position) for position, _ in expected]
+        assert scores.tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
+        assert texts == [TEXTS[int(name)] for name in ids]
+    assert (hits.ids[-1], hits.texts()[-1], len(hits.scores[-1])) == ([], [], 0)
+    assert index.search(QUERIES[0], k=7).ids == hits.ids[:1]
+
+
+def test_the_union_keeps_the_best_rank_of_each_document_and_the_first_query_that_gave_it(index: cramlm.Index) -> None:
+    queries = [*QUERIES, "xylophone", QUERIES[0]]
+    hits, union = index.search(queries, k=9), index.union(queries, k=9)
+    best: dict[str, tuple[int, int]] = {}
+    for number, ids in enumerate(hits.ids):
+        for rank, name in enumerate(ids):
+            best[name] = min(best.get(name, (rank, number)), (rank, number))
+    expected = sorted((rank, int(name), number) for name, (rank, number) in best.items())
+    assert list(zip(union.ranks.tolist(), map(int, union.ids), union.queries.tolist(), strict=True)) == expected
+    assert union.texts() == [TEXTS[int(name)] for name in union.ids]
+    assert len(union) == len(union.scores) == len(expected)
+
+
+def test_texts_in_memory_stay_whole_and_keep_their_ids(tmp_path: Path) -> None:
+    long = " ".join(f"word{number}" for number in range(1000))
+    index = cramlm.Index.build({"a": long, "b": long, "c": " "}, tmp_path)
+    assert index.search(["word999"]).ids == [["a", "b"]]
+    again = cramlm.Index.build({"a": long, "b": long, "c": " "}, tmp_path)
+    assert again.bm25.path == index.bm25.path
+    assert cramlm.Index.build({"a": "other"}, tmp_path).search(["other"]).ids == [["a"]]
+
+
+def test_paths_and_texts_are_distinguished(tmp_path: Path) -> None:
+    files = [write_lines(tmp_path / f"{name}.jsonl", {"id": 1, "text": f"{name} text"}) for name in ("one", "two")]
+    for source in (files, [str(file) for file in files], str(tmp_path / "*.jsonl"), tmp_path):
+        index = cramlm.Index.build(source, tmp_path / "index")
+        assert index.search(["two"]).ids == [["two.jsonl/1"]]
+    assert cramlm.Index.build(["two texts", "one"], tmp_path / "texts").search(["two"]).ids == [["0"]]
+    with pytest.raises(UsageError, match=r"'missing.jsonl' is a path, 'some text' is a text"):
+        cramlm.Index.build(["missing.jsonl", "some text"], tmp_path / "index")
+    with pytest.raises(UsageError, match=r"missing.jsonl: no such file"):
+        cramlm.Index.build(["missing.jsonl"], tmp_path / "index")
+    for nothing in ([], {}):
+        with pytest.raises(UsageError, match="no texts to index"):
+            cramlm.Index.build(nothing, tmp_path / "index")
+    with pytest.raises(UsageError, match=r"text '0' is not a string but int"):
+        cramlm.Index.build([5], tmp_path / "index")  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=r"no setting 'k2' of an index; it has .*k1"):
+        cramlm.Index.build(["a"], tmp_path / "index", k2=1)  # type: ignore[call-arg]
+
+
+SETTINGS: list[IndexSettings] = [
+    {"k1": 0.9, "b": 0.4},
+    {"stop_words": "english"},
+    {"stop_words": [TEXTS[0].split()[0]], "k1": 2.0},
+    {"norm": "lucene"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_an_index_keeps_its_settings_and_analyzes_queries_with_them(tmp_path: Path, settings: IndexSettings) -> None:
+    cramlm.Index.build(TEXTS, tmp_path, **settings)
+    index = cramlm.Index.open(tmp_path)
+    analyzer = Analyzer.of(settings.get("stop_words", "none"))
+    assert index.bm25.analyzer == analyzer
+    scoring = Scoring(settings.get("k1", 1.2), settings.get("b", 0.75), settings.get("norm", "exact"))
+    assert index.scoring == scoring
+    kept = [" ".join(analyze(text, analyzer)) for text in TEXTS]
+    hits = index.search(QUERIES, k=20)
+    if scoring.norm == "exact":  # the reference has no other
+        for query, ids, scores in zip(QUERIES, hits.ids, hits.scores, strict=True):
+            expected = reference_search(kept, " ".join(analyze(query, analyzer)), 20, k1=scoring.k1, b=scoring.b)
+            assert ids == [str(position) for position, _ in expected]
+            assert scores.tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+def test_a_stemmed_index_finds_inflected_words(tmp_path: Path) -> None:
+    pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
+    cramlm.Index.build({"d": "retrieving generous connections"}, tmp_path, stemmer="english", stop_words="english")
+    index = cramlm.Index.open(tmp_path)
+    assert index.search(["connected retrieval", "the connecting"]).ids == [["d"], ["d"]]
+    assert [term for term, _ in index.explain("connect")[0].terms] == ["connect"]
+
+
+def test_indexes_of_other_settings_share_the_corpus_and_not_the_segments(tmp_path: Path) -> None:
+    plain = cramlm.Index.build(TEXTS, tmp_path)
+    stopped = cramlm.Index.build(TEXTS, tmp_path, stop_words="english")
+    rescored = cramlm.Index.build(TEXTS, tmp_path, k1=0.9)
+    assert plain.corpus.path == stopped.corpus.path
+    assert plain.bm25.path == rescored.bm25.path != stopped.bm25.path
+
+
+def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    index = cramlm.Index.build(TEXTS, tmp_path)
+    manifest = json.loads((index.bm25.path / "manifest.json").read_bytes())
+    (index.bm25.path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}), "utf-8")
+    assert "manifest.json" in error(command("search", tmp_path, "word"), 5)
+    (tmp_path / "catalog.json").write_text('{"corpus": 5}', "utf-8")
+    with pytest.raises(ArtifactError, match="not an index folder"):
+        cramlm.Index.open(tmp_path)
+
+
+def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:
+    for search in (index.search, index.union):
+        with pytest.raises(UsageError, match="k is 0"):
+            search(QUERIES, 0)
+    assert "'--top-k'" in error(command("search", index.path, "word", "--k", "0"), 2)
+
+
+def test_the_index_needs_neither_torch_nor_labels(tmp_path: Path) -> None:
+    code = "import sys, cramlm\nindex = cramlm.Index.build(['a red ship'], sys.argv[1])\n"
+    code += "assert index.search(['ship']).ids == [['0']]\nassert not {'torch', 'transformers', 'sklearn'} & set(sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------------ command line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with corpus.jsonl, its index, queries and judgements."""
+    folder = tmp_path_factory.mktemp("search")
+    corpus = write_lines(folder / "corpus.jsonl", *({"docno": name, "body": text} for name, text in DOCUMENTS.items()))
+    columns = ("--text-column", "body", "--id-column", "docno", "--workers", "1")
+    settings = ("--stop-words", "english", "--k1", "0.9", "--b", "0.4", "--passage-words", "0", "--duplicates", "none")
+    result = command("index", corpus, "--out", folder / "index", *columns, *settings)
+    assert result.returncode == 0, result.stderr
+    write_lines(folder / "queries.jsonl", {"_id": "q1", "text": "the red harbour"}, {"_id": "q2", "text": "zebra"})
+    write_lines(folder / "queries.csv", "text,id", "the red harbour,q1", "zebra,q2")
+    write_lines(folder / "queries.txt", "the red harbour", "zebra")
+    write_lines(folder / "qrels.txt", "q1 0 hill 1", "q1 0 ship 0", "q2 0 ship 2", "q3 0 ship 1")
+    write_lines(folder / "qrels.tsv", "query-id\tcorpus-id\tscore", "q1\thill\t1", "q1\tship\t0", "q2\tship\t2", "q3\tship\t1")
+    return folder
+
+
+def test_search_writes_a_trec_run_for_every_format_of_queries(folder: Path) -> None:
+    index = cramlm.Index.open(folder / "index")
+    assert index.scoring == Scoring(0.9, 0.4)
+    hits = index.search(["the red harbour"], k=5)
+    assert hits.ids == [["ship", "hill"]]
+    expected = [
+        f"q1 Q0 {name} {rank} {score:.9g} cramlm" for rank, (name, score) in enumerate(zip(hits.ids[0], hits.scores[0], strict=True), 1)
+    ]
+    for file, options in (("queries.jsonl", ["--id-column", "_id"]), ("queries.csv", [])):
+        result = command("search", folder / "index", "--queries", folder / file, "--run", folder / "out.trec", "--k", "5", *options)
+        assert result.returncode == 0, result.stderr
+        assert (folder / "out.trec").read_text().splitlines() == expected
+        assert "2 hits of 2 queries" in result.stdout
+        assert command("search", folder / "index", "--queries", folder / file, *options).stdout.splitlines() == expected
+    numbered = command("search", folder / "index", "--queries", folder / "queries.txt").stdout
+    assert numbered.splitlines() == [line.replace("q1", "1", 1) for line in expected]
+    as_json = command("search", folder / "index", "--queries", folder / "queries.txt", "--top-k", "1", "--json").stdout
+    assert [json.loads(line)["ids"] for line in as_json.splitlines()] == [["ship"], []]
+    other = command("search", folder / "index", "red harbour", "--json", "--k1", "3", "--b", "0").stdout
+    assert float(json.loads(other.splitlines()[0])["score"]) == pytest.approx(
+        index.search("red harbour", scoring=Scoring(3, 0)).scores[0][0]
+    )
+
+
+@pytest.mark.parametrize("qrels", ["qrels.txt", "qrels.tsv"])
+def test_search_prints_the_measures_of_ir_measures(folder: Path, qrels: str) -> None:
+    pytest.importorskip("ir_measures", reason="ir-measures is missing: pip install 'cramlm[search]'")
+    arguments = ("search", folder / "index", "--queries", folder / "queries.csv", "--qrels", folder / qrels)
+    result = command(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    # q1: the relevant document is second, q2: nothing is found; q3 is not among the queries
+    ndcg = 1 / np.log2(3)
+    assert json.loads(result.stdout) == {"queries": 2, "nDCG@10": pytest.approx(ndcg / 2), "R@100": 0.5, "RR": 0.25}
+    assert command(*arguments).stdout.splitlines() == [f"nDCG@10  {ndcg / 2:.4f}", "R@100    0.5000", "RR       0.2500"]
+    other = write_lines(folder / "other.txt", "q1 0 elsewhere 1")
+    assert "no hit is a judged document" in command(*arguments[:-1], other).stderr
+    unknown = write_lines(folder / "unknown.txt", "q9 0 ship 1")
+    assert "for other queries, like 'q9', not for 'q1'" in error(command(*arguments[:-1], unknown), 2)
+
+
+def test_measures_without_their_package_are_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    message = error(command("search", folder / "index", "--queries", folder / "queries.csv", "--qrels", folder / "qrels.txt"), 4)
+    assert "pip install 'cramlm[search]'" in message
+
+
+def test_a_stemmer_without_its_package_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    message = error(command("index", folder / "corpus.jsonl", "--out", folder / "stemmed", "--stemmer", "porter"), 4)
+    assert message == "stemming needs the package PyStemmer: pip install 'cramlm[search]'"
+
+
+BAD_QUERIES = {
+    "empty.jsonl": ([], "empty.jsonl: no rows"),
+    "column.csv": (["body", "red"], "column.csv:1: no column 'text'; found 'body'"),
+    "row.jsonl": ([{"text": "red"}, {"body": "red"}], "row.jsonl:2: no column 'text'"),
+    "twice.csv": (["text,id", "red,7", "green,8", "blue,7"], "twice.csv:4: id '7' is already used in line 2"),
+    "blank.txt": (["red", " ", "green"], "blank.txt:2: 'text' is blank"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_QUERIES)
+def test_bad_queries_are_refused_with_file_and_line(folder: Path, tmp_path: Path, name: str) -> None:
+    rows, message = BAD_QUERIES[name]
+    assert message in error(command("search", folder / "index", "--queries", write_lines(tmp_path / name, *rows)), 3)
+
+
+def test_a_column_of_ids_that_was_named_must_be_in_the_queries(folder: Path) -> None:
+    message = error(command("search", folder / "index", "--queries", folder / "queries.csv", "--id-column", "qid"), 3)
+    assert message.startswith(f"{folder / 'queries.csv'}:1: no column 'qid'; found 'text', 'id'")
+    assert message.endswith("pass --id-column")
+
+
+BAD_QRELS = {
+    "q1 0 ship": "2: 3 columns, expected 4: QUERY 0 DOCUMENT GRADE",
+    "q1 0 ship high": "2: the grade 'high' is not a whole number",
+    "q1 0 hill 0": "2: query 'q1' judges document 'hill' twice",
+}
+
+
+@pytest.mark.parametrize("line", BAD_QRELS)
+def test_a_damaged_judgement_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = write_lines(tmp_path / "qrels.txt", "q1 0 hill 1", line)
+    with pytest.raises(DataError) as caught:
+        read_qrels(path)
+    assert str(caught.value).startswith(f"{path}:{BAD_QRELS[line]}")
+    with pytest.raises(DataError, match="no judgements"):
+        read_qrels(write_lines(tmp_path / "empty.txt", ""))
+    (tmp_path / "latin.txt").write_bytes(b"q1 0 caf\xe9 1\n")
+    with pytest.raises(DataError, match=r"latin.txt:1: not UTF-8"):
+        read_qrels(tmp_path / "latin.txt")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a query", "--queries", "queries.csv"], ["a query", "--run", "out.trec"], ["a query", "--qrels", "x"]]
+)
+def test_search_takes_one_query_or_a_file(folder: Path, arguments: list[str]) -> None:
+    assert "--queries" in error(command("search", folder / "index", *arguments), 2)
+
+
+def test_an_id_with_white_space_cannot_be_in_a_run(tmp_path: Path) -> None:
+    index = cramlm.Index.build({"red ship": "red"}, tmp_path)
+    with pytest.raises(DataError, match="'red ship': a TREC run cannot hold ids with white space"):
+        list(run_lines(index.search(["red"]), ["q1"]))
+
+
+def test_measures_need_judged_queries(index: cramlm.Index) -> None:
+    pytest.importorskip("ir_measures", reason="ir-measures is missing: pip install 'cramlm[search]'")
+    hits = index.search(QUERIES[:2], k=5)
+    with pytest.raises(CramError, match="other queries"):
+        measure(hits, ["a", "b"], {"c": {"0": 1}})
+    perfect = measure(hits, ["a", "b"], {"a": {hits.ids[0][0]: 1}})
+    assert perfect == dict.fromkeys(MEASURES, 1.0)
+
+
+def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder: Path, tmp_path: Path) -> None:
+    arguments = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "--out", tmp_path / "out", "-k", "1")
+    result = command(*arguments)
+    assert result.returncode == 0, result.stderr
+    (row,) = SelectionTable.open(tmp_path / "out").rows()
+    best = cramlm.Index.open(folder / "index").search(["the red harbour"], k=1)
+    assert (row["id"], row["query"], row["text"]) == ("ship", 0, DOCUMENTS["ship"])
+    assert row["score"] == pytest.approx(float(best.scores[0][0]))
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    assert {name: manifest["key"]["config"][name] for name in ("k1", "b", "norm")} == {"k1": 0.9, "b": 0.4, "norm": "exact"}
+    assert " stop-" in manifest["key"]["analyzer"]
+    changed = command(*arguments, "--set", "retriever.k1=2.5")
+    assert "config.k1 0.9 -> 2.5" in changed.stderr
+    assert "--train" in error(command(*arguments[:3], *arguments[5:]), 2)
+    assert "--train" in error(command(*arguments, "--train", folder / "queries.csv"), 2)
