@@ -142,7 +142,8 @@ def running(process: Child | subprocess.Popen[str]) -> Iterator[Server]:
     reader.start()
     try:
         server.wait_for_line("listening on ")
-        server.listens_on(int(server.lines[0].rpartition(":")[2]))
+        address = next(line for line in server.lines if line.startswith("listening on "))
+        server.listens_on(int(address.rpartition(":")[2]))
         yield server
     finally:
         server.client.close()

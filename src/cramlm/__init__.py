@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cramlm.inference.predictor import Predictor
     from cramlm.pipeline.run import Run
     from cramlm.pipeline.run import run as fit
-    from cramlm.records import LabelsPrediction, NumberPrediction, Prediction
+    from cramlm.records import LabelsPrediction, NumberPrediction, Prediction, SelectivePrediction
     from cramlm.retrieval.index import Hits, Index
 
 __version__ = "0.1.0"
@@ -39,6 +39,7 @@ __all__ = [
     "Predictor",
     "Run",
     "RunConfig",
+    "SelectivePrediction",
     "fit",
     "recipes",
 ]
@@ -54,6 +55,7 @@ _MODULES = {
     "Predictor": ("cramlm.inference.predictor", "Predictor"),
     "Run": ("cramlm.pipeline.run", "Run"),
     "RunConfig": ("cramlm.config.run", "RunConfig"),
+    "SelectivePrediction": ("cramlm.records", "SelectivePrediction"),
     "fit": ("cramlm.pipeline.run", "run"),
 }
 

@@ -129,6 +129,35 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         probabilities: FloatArray = predictor.probabilities(checked_texts(X, "X"))[:, columns]
         return probabilities
 
+    def predict_or_abstain(self, X: Any, *, below: float) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:  # noqa: N803
+        """Return (labels, confidences), each (n,): the most probable class, or None if its confidence is lower than `below`.
+
+        The labels are an object array. Confidence is calibrated on the dev rows that `fit` splits off (evaluation/confidence.py).
+
+        Raises:
+            NotFittedError, InvalidInput: as `predict`. UsageError: if `below` is not in [0, 1].
+        """
+        from cramlm.inference.base import check_threshold
+
+        check_is_fitted(self, ("classes_", "run_"))
+        check_threshold(below)
+        predictor = self._predictor or self._open()
+        probabilities = predictor.probabilities(checked_texts(X, "X"))
+        confidences = predictor.calibrated().of(probabilities)
+        names = dict(zip(_names(self.classes_), self.classes_.tolist(), strict=True))
+        labels = np.array([names[predictor.labels[index]] for index in probabilities.argmax(axis=1)], dtype=object)
+        labels[confidences < below] = None
+        return labels, confidences
+
+    def threshold(self, *, accuracy: float) -> float:
+        """Return the lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
+
+        Raises:
+            NotFittedError: before `fit`. UsageError: if no threshold reaches it.
+        """
+        check_is_fitted(self, ("classes_", "run_"))
+        return (self._predictor or self._open()).threshold(accuracy=accuracy)
+
     def save(self, path: str | Path) -> Path:
         """Copy the model to the folder `path` for `cramlm.Predictor.load`, and for transformers if it is an encoder.
 

@@ -146,6 +146,19 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectivePrediction:
+    """A prediction that may be withheld. label: the most probable label; None if the confidence is below the threshold.
+
+    confidence: calibrated probability that the most probable label is right (evaluation/confidence.py). probabilities: of every label, in
+    label order, with sum 1; the model's own, not calibrated.
+    """
+
+    label: str | None
+    confidence: float
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class LabelsPrediction:
     """The labels with a probability of at least 0.5, and the independent probability of every label."""
 

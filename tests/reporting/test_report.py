@@ -391,7 +391,7 @@ def test_a_browser_opens_the_page_without_errors_or_requests(browser: Any, repor
     shown, problems = open_page(browser, reported / "report.html")
     assert problems == []
     assert shown.title() == "tlm: run"
-    assert shown.locator("section").count() == 7
+    assert shown.locator("section").count() == 8
     assert shown.locator("details.rest").first.evaluate("details => { details.open = true; return details.textContent.length }") > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from cramlm.cli.options import AnswerOption, LabelColumn, PairColumn, Precision, SeparatorOption, TextColumn
+from cramlm.cli.options import (
+    AbstainAtAccuracyOption,
+    AbstainBelowOption,
+    AnswerOption,
+    LabelColumn,
+    PairColumn,
+    Precision,
+    SeparatorOption,
+    TextColumn,
+    abstain_threshold,
+)
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import UsageError
+from cramlm.records import AnyPrediction, SelectivePrediction
 
 
 def evaluate(
@@ -65,12 +77,17 @@ def predict(
         Precision, typer.Option(help="fp32: equal to Python and HTTP. auto: bf16 if the hardware supports it; labels as with fp32.")
     ] = "fp32",
     answer: AnswerOption = "combined",
+    abstain_below: AbstainBelowOption = None,
+    abstain_at_accuracy: AbstainAtAccuracyOption = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
     """Predict the labels of texts.
 
-    Writes a JSON line per text with label (or labels) and probabilities, or with a value, in input order.
+    Writes a JSON line per text with label (or labels) and probabilities, or with a value, in input order. With one of the --abstain
+    options a line also has the calibrated confidence, and the label is null if that is too low.
+
+    Example: cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
     """
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
@@ -80,10 +97,17 @@ def predict(
     folder = model_of(model)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
     predictor = load_predictor(folder, precision=precision, answer=answer)
+    texts = [example.text for example in examples]
     pairs = [example.text_pair for example in examples] if text_pair_column else None
+    predictions: Sequence[AnyPrediction | SelectivePrediction]
+    if abstain_below is None and abstain_at_accuracy is None:
+        predictions = predictor.predict(texts, pairs)
+    else:
+        below = abstain_threshold(predictor.calibrated(), abstain_below, abstain_at_accuracy)
+        predictions = predictor.predict_or_abstain(texts, pairs, below=below)
     lines = (
         json.dumps({"id": example.id, **asdict(prediction)}, ensure_ascii=False) + "\n"
-        for example, prediction in zip(examples, predictor.predict([example.text for example in examples], pairs), strict=True)
+        for example, prediction in zip(examples, predictions, strict=True)
     )
     if out is None:
         sys.stdout.writelines(lines)
@@ -106,10 +130,14 @@ def serve(
     max_wait: Annotated[float, typer.Option(help="Limit: seconds in the queue; beyond it a request gets status 429.")] = 2.0,
     read_timeout: Annotated[float, typer.Option(help="Limit: seconds for sending a request.")] = 10.0,
     answer: AnswerOption = "combined",
+    abstain_below: AbstainBelowOption = None,
+    abstain_at_accuracy: AbstainAtAccuracyOption = None,
 ) -> None:
     """Serve predictions over HTTP.
 
     Paths: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json.
+
+    Example: cramlm serve runs/mine --port 8000 --abstain-below 0.6
     """
     check_address_space_of_model(model, "serve")
     from cramlm.serving import serve as serve_model
@@ -124,9 +152,19 @@ def serve(
         wait_seconds=max_wait,
         read_seconds=read_timeout,
     )
-    address = Address(host, port, token)
+    if abstain_below is not None or abstain_at_accuracy is not None:
+        from cramlm.inference.predictor import confidence_at
+
+        abstain_below = abstain_threshold(confidence_at(model, answer), abstain_below, abstain_at_accuracy)
     code = serve_model(
-        model, address, answer=answer, threads=threads, window_seconds=batch_window_ms / 1000, limits=limits, announce=announce
+        model,
+        Address(host, port, token),
+        answer=answer,
+        abstain_below=abstain_below,
+        threads=threads,
+        window_seconds=batch_window_ms / 1000,
+        limits=limits,
+        announce=announce,
     )
     raise typer.Exit(code)
 

@@ -6,13 +6,17 @@ the default None.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cramlm.errors import UsageError
+
+if TYPE_CHECKING:
+    from cramlm.evaluation.confidence import Confidence
 
 
 def resolve_run(
@@ -144,6 +148,23 @@ def checked_kind(kind: str | None) -> Any:
     return checked(lambda: TaskConfig(train="", **({} if kind is None else {"kind": kind}))).kind
 
 
+def abstain_threshold(confidence: Confidence, below: float | None, at_accuracy: float | None) -> float:
+    """Return the threshold of the options --abstain-below and --abstain-at-accuracy, and print what it gave on dev to stderr.
+
+    Raises:
+        UsageError: if both are given, or the accuracy is not reached.
+    """
+    if below is not None and at_accuracy is not None:
+        raise UsageError("--abstain-below and --abstain-at-accuracy exclude each other; drop one")
+    threshold = confidence.threshold(accuracy=at_accuracy) if at_accuracy is not None else below
+    assert threshold is not None, "the caller checks that one is given"
+    texts, right = confidence.dev.at_threshold(threshold)
+    total = int(confidence.dev.texts[-1])
+    accuracy = f", {right / texts:.1%} of these labels are right" if texts else ""
+    print(f"no label below confidence {threshold:g}; on dev {texts:,} of {total:,} texts get one{accuracy}", file=sys.stderr)
+    return threshold
+
+
 def open_encoder(config: Any) -> Any:
     """Return the sentence encoder of dense retrieval. Imports torch."""
     from cramlm.model.sentences import open_sentence_encoder
@@ -186,6 +207,22 @@ Precision = Literal["auto", "fp32", "bf16"]
 AnswerOption = Annotated[
     Literal["combined", "encoder", "static", "tfidf"],
     typer.Option("--answer", help="Model of the folder that predicts: all of them combined, or one of them alone."),
+]
+AbstainBelowOption = Annotated[
+    float | None,
+    typer.Option(
+        "--abstain-below", min=0, max=1, metavar="CONFIDENCE", help="Give no label (null) to texts of lower confidence, like 0.6."
+    ),
+]
+AbstainAtAccuracyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--abstain-at-accuracy",
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="The same with the lowest threshold for which this share of the labels is right on dev, like 0.95.",
+    ),
 ]
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local.")]
 RecipeOption = Annotated[str | None, typer.Option(help="Method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]

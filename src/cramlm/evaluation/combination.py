@@ -1,9 +1,8 @@
 """The combination of a run's models: the calibrated log-probabilities of the encoder and of the linear models, averaged.
 
-Two numbers per model are calibrated on dev by minimizing the loss (negative log-likelihood): a scale of its log-probabilities (an inverse
-temperature, Guo et al. 2017) and the share of the log prior that is added back, because its own logit adjustment subtracted some. Weights
-are equal: fitted to the few hundred dev texts of a small task, they would be mostly noise. A model whose calibrated dev loss is far above
-the lowest is left out. The logit adjustment of the average is chosen on dev, like that of every model.
+Each model is calibrated on dev (calibration.py). Weights are equal: fitted to the few hundred dev texts of a small task, they would be
+mostly noise. A model whose calibrated dev loss is far above the lowest is left out. The logit adjustment of the average is chosen on dev,
+like that of every model.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from cramlm.evaluation.calibration import Calibration, calibrate, finite_vector
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import Adjustment, choose_adjustment
-from cramlm.records import FloatArray, IntArray, Task
+from cramlm.records import FloatArray, Task
 
 COMBINED: Final = "combined"
 """The name of the combination among the models of a run."""
@@ -27,21 +26,6 @@ COMBINATION_FILE: Final = "combination.json"
 FORMAT: Final = 1
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats per text is left out."""
-_SCALES: Final = (0.05, 20_000.0)
-_SMALLEST_PROBABILITY: Final = 1e-7  # float32 probabilities of 0 have no logarithm
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Calibration:
-    """scale: factor of the log-probabilities. shift: added to them, float32 (labels,). loss: on dev after calibration, nats per text."""
-
-    scale: float
-    shift: FloatArray
-    loss: float
-
-    def log_probabilities(self, probabilities: FloatArray) -> npt.NDArray[np.float64]:
-        """Calibrated log-probabilities of probabilities (n, labels)."""
-        return _log_softmax(self.scale * _logarithm(probabilities) + self.shift)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,9 +47,7 @@ class Combination:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` reads them."""
-        models = {
-            name: {"scale": each.scale, "shift": list(map(float, each.shift)), "dev_loss": each.loss} for name, each in self.models.items()
-        }
+        models = {name: each.as_dict() for name, each in self.models.items()}
         adjustment = list(map(float, self.adjustment))
         return {"format": FORMAT, "labels": list(self.labels), "models": models, "adjustment": adjustment, "tau": self.tau}
 
@@ -80,13 +62,10 @@ class Combination:
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
         labels = tuple(values["labels"])
-        models = {
-            name: Calibration(float(each["scale"]), _vector(each["shift"], len(labels)), float(each["dev_loss"]))
-            for name, each in values["models"].items()
-        }
-        if not models or not all(np.isfinite([each.scale, each.loss]).all() and each.scale > 0 for each in models.values()):
-            raise ValueError("models: expected at least one, with a positive scale")
-        return cls(labels, models, _vector(values["adjustment"], len(labels)), float(values["tau"]))
+        models = {name: Calibration.from_dict(each, labels=len(labels)) for name, each in values["models"].items()}
+        if not models:
+            raise ValueError("models: expected at least one")
+        return cls(labels, models, finite_vector(values["adjustment"], len(labels)), float(values["tau"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,50 +92,3 @@ def combine_on_dev(task: Task, probabilities: Mapping[str, FloatArray], *, metri
     adjustment = choose_adjustment(unadjusted.logits(probabilities), task, metric=metric)
     combination = Combination(task.labels, kept, adjustment.values, adjustment.tau)
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
-
-
-def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray[np.float64]) -> Calibration:
-    """Fit scale and share of the log prior to true label ids; ids of labels that the model does not have are left out.
-
-    The loss is convex in both numbers, so the result does not depend on where the search begins.
-    """
-    from scipy.optimize import minimize
-
-    seen = truth < probabilities.shape[1]
-    logarithms, rows, targets = _logarithm(probabilities[seen]), np.arange(int(seen.sum())), truth[seen]
-    if not len(rows):
-        return Calibration(1.0, np.zeros(len(log_prior), dtype=np.float32), 0.0)
-    # The search needs values near 1: those of a strongly regularized linear model differ by hundredths.
-    logarithms -= logarithms.mean(axis=1, keepdims=True)
-    unit = float(logarithms.std()) or 1.0
-    logarithms /= unit
-
-    def loss_and_gradient(parameters: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        scale, share = parameters
-        log_predicted = _log_softmax(scale * logarithms + share * log_prior)
-        excess = np.exp(log_predicted)
-        excess[rows, targets] -= 1
-        gradient = np.array([(excess * logarithms).sum(), (excess @ log_prior).sum()]) / len(rows)
-        return float(-log_predicted[rows, targets].mean()), gradient
-
-    bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
-    best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
-    scale, share = map(float, best.x)
-    return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
-
-
-def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:
-    return np.log(np.maximum(probabilities.astype(np.float64), _SMALLEST_PROBABILITY))
-
-
-def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normalized: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return normalized
-
-
-def _vector(values: Any, length: int) -> FloatArray:
-    vector: FloatArray = np.array(values, dtype=np.float32)
-    if vector.shape != (length,) or not np.isfinite(vector).all():
-        raise ValueError(f"expected {length} finite numbers")
-    return vector

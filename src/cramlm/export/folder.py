@@ -9,6 +9,7 @@ Of an encoder, a plain Hugging Face folder:
 Of a linear model, which needs neither torch nor transformers:
     linear.json, linear.safetensors, tokenizer.json    the model (linear/model.py)
 Of both:
+    confidence.json     calibration of the confidence, of each model of a classification (evaluation/confidence.py)
     README.md           model card (card.py)
     provenance.json     inputs and results as plain data: the caller's `provenance`, versions, sizes
 
@@ -23,15 +24,15 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
 from cramlm.errors import ArtifactError
+from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
-from cramlm.inference.combined import CombinedModels
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
 from cramlm.model.model import Model, PackedBatch
@@ -42,12 +43,19 @@ from cramlm.storage.artifacts import Artifact, stage
 from cramlm.training.sequences import pack
 
 KIND: Final = "export"
-CODE_FORMAT: Final = 3  # raise it when the same model would give another folder
+CODE_FORMAT: Final = 4  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE: Final = 1e-5
 MOST_PROBES: Final = 32
 _MLM_POSITIONS: Final = 128
 _ENCODER_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "tokenizers", "torch", "transformers")
 _LINEAR_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "scikit-learn", "scipy", "tokenizers")
+
+
+class FolderPart(Protocol):
+    """Something that lies in the folder of a model beside it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the part."""
 
 
 def publish_encoder(
@@ -58,14 +66,14 @@ def publish_encoder(
     provenance: Mapping[str, Any],
     key: Mapping[str, Any],
     probe_texts: Sequence[str],
-    combined: CombinedModels | None = None,
+    beside: Sequence[FolderPart] = (),
     emit: Emit = silent,
 ) -> Artifact:
     """Publish the folder at `out`, or keep the one that is there for this `key`.
 
-    combined: the combination with linear models, written to `combination/`. mlm: True if the vocabulary head was trained; then `mlm/` is
-    written, unless the model has a prompt. provenance: plain JSON values, stored as they are; the card shows the keys that `model_card`
-    lists. probe_texts: texts like those to be classified.
+    beside: what is written into the same folder: the combination with linear models, the confidence. mlm: True if the vocabulary head was
+    trained; then `mlm/` is written, unless the model has a prompt. provenance: plain JSON values, stored as they are; the card shows the
+    keys that `model_card` lists. probe_texts: texts like those to be classified.
 
     Raises:
         ArtifactError: if the loaded folder gives other logits than the model (nothing is published); or if `out` holds something damaged
@@ -82,8 +90,8 @@ def publish_encoder(
         save(model, tokenizer, folder, labels=labels, max_length=loaded.max_length)
         if mlm:
             save_mlm(model, tokenizer, folder / "mlm", max_length=loaded.max_length)
-        if combined is not None:
-            combined.save(folder)
+        for part in beside:
+            part.save(folder)
         facts = {
             "parameters": _stored_parameters(model),
             "vocab_size": model.vocab_size,
@@ -102,9 +110,15 @@ def publish_encoder(
 
 
 def publish_linear(
-    out: Path, model: LinearModel, *, provenance: Mapping[str, Any], key: Mapping[str, Any], emit: Emit = silent
+    out: Path,
+    model: LinearModel,
+    *,
+    provenance: Mapping[str, Any],
+    key: Mapping[str, Any],
+    confidence: ConfidenceFile | None = None,
+    emit: Emit = silent,
 ) -> Artifact:
-    """Publish the folder at `out`, or keep the one that is there for this `key`.
+    """Publish the folder at `out`, or keep the one that is there for this `key`. confidence: of a classification.
 
     Raises:
         ArtifactError: if the loaded folder gives other logits than the model (nothing is published).
@@ -113,6 +127,8 @@ def publish_linear(
     def write(folder: Path) -> None:
         emit(Event("start", KIND))
         model.save(folder)
+        if confidence is not None:
+            confidence.save(folder)
         facts = {
             "model": "static" if model.vectors is not None else "tfidf",
             "labels": list(model.labels),

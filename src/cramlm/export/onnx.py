@@ -2,6 +2,7 @@
 
     model.onnx          input_ids, attention_mask (batch, length) int64 -> logits (batch, labels) float32; batch and length are free
     tokenizer.json, tokenizer_config.json, config.json      copies
+    combination/, confidence.json     as in the model's folder
     onnx.json           labels, max_length, weights (fp32 or int8), the result of the check, versions
 
 The graph is traced from the encoder with one sequence per row. Before the folder is published `OnnxPredictor` loads it: its logits for
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
+from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
@@ -105,6 +107,8 @@ def export_onnx(
             shutil.copyfile(folder / file, temporary / file)
         if has_combination(folder):
             CombinedModels.load(folder).save(temporary)
+        if (confidence := ConfidenceFile.load(folder)) is not None:
+            confidence.save(temporary)
         write_graph(loaded, temporary / GRAPH_FILE)
         facts: dict[str, Any] = {
             "labels": list(loaded.labels),
@@ -136,7 +140,8 @@ def export_onnx(
         emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {message}"))
 
     refuse_foreign(target, kind=KIND)
-    beside = [file.relative_to(folder).as_posix() for file in sorted((folder / COMBINATION_FOLDER).rglob("*")) if file.is_file()]
+    beside = [CONFIDENCE_FILE] * (folder / CONFIDENCE_FILE).is_file()
+    beside += [file.relative_to(folder).as_posix() for file in sorted((folder / COMBINATION_FOLDER).rglob("*")) if file.is_file()]
     files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors", *beside)}
     key = {"code_format": CODE_FORMAT, "int8": int8, "model": hash_json(files), "texts": hash_json([[e.text, e.text_pair] for e in probes])}
     return stage(target, kind=KIND, key=key, write=write, emit=emit)

@@ -8,19 +8,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cramlm.errors import DataError, UsageError
-from cramlm.records import AnyPrediction, Example, FloatArray, TaskKind
+from cramlm.records import AnyPrediction, Example, FloatArray, SelectivePrediction, TaskKind
 
 if TYPE_CHECKING:
+    from cramlm.evaluation.confidence import Confidence
     from cramlm.evaluation.kinds import AnyScores
 
 STREAM_BATCH = 1024
 
 
 class BasePredictor(ABC):
-    """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words."""
+    """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words.
+
+    confidence: of its predictions; None if its folder has no confidence.json.
+    """
 
     labels: tuple[str, ...]
     kind: TaskKind
+    confidence: Confidence | None = None
 
     @abstractmethod
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
@@ -44,6 +49,48 @@ class BasePredictor(ABC):
         from cramlm.evaluation.kinds import KINDS
 
         return KINDS[self.kind].predictions(self.outputs(texts, pairs), self.labels)
+
+    def predict_or_abstain(
+        self, texts: Sequence[str], pairs: Sequence[str | None] | None = None, *, below: float
+    ) -> list[SelectivePrediction]:
+        """As `predict`, with the confidence of each prediction, and no label (None) if it is lower than `below`.
+
+        Raises:
+            UsageError, DataError: as `predict`. UsageError: as `threshold`, or if `below` is not in [0, 1].
+        """
+        confidence = self.calibrated()
+        check_threshold(below)
+        rows = self.outputs(texts, pairs)
+        best = rows.argmax(axis=1).tolist()
+        return [
+            SelectivePrediction(self.labels[index] if value >= below else None, value, dict(zip(self.labels, row.tolist(), strict=True)))
+            for index, value, row in zip(best, confidence.of(rows).tolist(), rows, strict=True)
+        ]
+
+    def threshold(self, *, accuracy: float) -> float:
+        """The lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
+
+        Raises:
+            UsageError: if no threshold reaches it, the model has no calibrated confidence, or its texts do not have one label each.
+        """
+        if not 0 < accuracy <= 1:
+            raise UsageError(f"accuracy is {accuracy:g}; pass a share above 0 and at most 1, like 0.95")
+        return self.calibrated().threshold(accuracy=accuracy)
+
+    def calibrated(self) -> Confidence:
+        """Return `confidence`.
+
+        Raises:
+            UsageError: if there is none, or if the texts do not have one label each. ArtifactError: if it has other labels.
+        """
+        if self.kind != "classification":
+            from cramlm.evaluation.kinds import require_single_label
+
+            instead = "use the probability of each label" if self.kind == "multi-label" else "use the number, which has no confidence"
+            require_single_label(self.kind, "abstaining", instead)
+        from cramlm.evaluation.confidence import usable_confidence
+
+        return usable_confidence(self.confidence, self.labels)
 
     def predict_iter(
         self, texts: Iterable[str], pairs: Iterable[str | None] | None = None, *, batch: int = STREAM_BATCH
@@ -124,6 +171,12 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> Non
         raise UsageError(f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (None where there is none)")
     _check_strings("text", texts)
     _check_strings("pair", [pair for pair in pairs or () if pair is not None])
+
+
+def check_threshold(below: float) -> None:
+    """Raises UsageError if a threshold of the confidence is not in [0, 1]."""
+    if not 0 <= below <= 1:
+        raise UsageError(f"the threshold of the confidence is {below:g}; pass a number from 0 (never abstain) to 1")
 
 
 def refuse_one_string(texts: object, pairs: object) -> None:

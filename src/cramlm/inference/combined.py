@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
+from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination
+from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
@@ -103,17 +104,19 @@ class CombinedPredictor(BasePredictor):
 
     kind: TaskKind = "classification"
 
-    def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: str, exact: EncoderPredictor | None = None) -> None:
-        """exact: the encoder in fp32, for texts whose label could differ from that of fp32; None if such labels may differ.
+    def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: Path, exact: EncoderPredictor | None = None) -> None:
+        """origin: the folder of the encoder. exact: the encoder in fp32, for texts whose label could differ from that of fp32; None if such
+        labels may differ.
 
         Raises:
-            ArtifactError: if the encoder of the folder `origin` has other labels than the combination.
+            ArtifactError: if the encoder has other labels than the combination.
         """
         if tuple(encoder.labels) != models.combination.labels:
             raise ArtifactError(f"{origin}: {COMBINATION_FILE} has other labels than the encoder; export the model again")
         self.encoder, self.models, self.exact = encoder, models, exact
         self.labels: tuple[str, ...] = encoder.labels
         self.max_length = encoder.max_length
+        self.confidence = load_confidence(origin, COMBINED)
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         if not self.models.needs_encoder:
@@ -147,6 +150,17 @@ def has_combination(folder: Path) -> bool:
     return (folder / COMBINATION_FOLDER / COMBINATION_FILE).is_file()
 
 
+def confidence_in(folder: Path, answer: AnswerBy) -> Confidence | None:
+    """Read the confidence of the model that predicts; None if the folder has none.
+
+    Raises:
+        ArtifactError: if the file is damaged.
+    """
+    if is_linear(folder):
+        return load_confidence(folder)
+    return load_confidence(folder, ENCODER if answer == "combined" and not has_combination(folder) else answer)
+
+
 def load_linear(folder: Path, answer: AnswerBy) -> LinearPredictor:
     """Read the linear model of a folder: its only one, or the one named `answer` beside its encoder.
 
@@ -169,4 +183,6 @@ def _load_part(folder: Path, name: str) -> LinearPredictor:
 
     part = f"{COMBINATION_FOLDER}/{name}"
     check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
-    return LinearPredictor.load(folder / part)
+    predictor = LinearPredictor.load(folder / part)
+    predictor.confidence = load_confidence(folder, name)
+    return predictor

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cramlm.evaluation.confidence import load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, check_texts
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
@@ -36,7 +37,9 @@ class LinearPredictor(BasePredictor):
         """
         refuse_pickles(Path(folder))
         check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE))
-        return cls(LinearModel.load(Path(folder)))
+        predictor = cls(LinearModel.load(Path(folder)))
+        predictor.confidence = load_confidence(Path(folder))
+        return predictor
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         return KINDS[self.kind].outputs(self.logits(texts, pairs))

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
+from cramlm.evaluation.confidence import load_confidence
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.artifacts import check_files, raise_if_refused
@@ -84,7 +85,9 @@ class OnnxPredictor(EncoderPredictor):
         tokenizer.encode_special_tokens = True  # `[MASK]` in a text is ordinary text
         tokenizer.enable_truncation(settings.max_length, strategy="longest_first")
         tokenizer.no_padding()
-        return cls(session, tokenizer, settings)
+        predictor = cls(session, tokenizer, settings)
+        predictor.confidence = load_confidence(folder, "encoder")
+        return predictor
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         """As `BasePredictor.outputs`. Raises DivergedError if a logit is not finite."""

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.evaluation.combination import ENCODER
+from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
-from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, has_combination, load_linear
+from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, confidence_in, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
@@ -76,7 +78,9 @@ class Predictor(EncoderPredictor):
         check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, PROMPT_FILE, VECTORS_FILE))
         loaded = load_classifier(Path(folder))
         loaded.model.to(device)
-        return cls(loaded, precision=precision)
+        predictor = cls(loaded, precision=precision)
+        predictor.confidence = load_confidence(Path(folder), ENCODER)
+        return predictor
 
     @property
     def exact(self) -> Predictor | None:
@@ -138,9 +142,9 @@ def load_predictor(
     combines = answer == "combined" and has_combination(folder)
     if (folder / GRAPH_FILE).is_file():
         graph = OnnxPredictor.load(folder)
-        return CombinedPredictor(graph, CombinedModels.load(folder), origin=str(folder)) if combines else graph
+        return CombinedPredictor(graph, CombinedModels.load(folder), origin=folder) if combines else graph
     encoder = Predictor.load_encoder(folder, precision=precision, device=device)
-    return CombinedPredictor(encoder, CombinedModels.load(folder), origin=str(folder), exact=encoder.exact) if combines else encoder
+    return CombinedPredictor(encoder, CombinedModels.load(folder), origin=folder, exact=encoder.exact) if combines else encoder
 
 
 def model_of(path: Path) -> Path:
@@ -153,6 +157,18 @@ def model_of(path: Path) -> Path:
         if (folder / CONFIG_FILE).is_file() or is_linear(folder):
             return folder
     raise ArtifactError(f"{path}: holds no exported model; pass the folder of a finished run, or of a model")
+
+
+def confidence_at(path: Path, answer: AnswerBy) -> Confidence:
+    """Return the confidence of the model that predicts at `path`, a run or a model.
+
+    Raises:
+        UsageError: if it has none, or its texts do not have one label each. ArtifactError: if there is no model, or it is damaged.
+    """
+    folder = model_of(path)
+    refuse_other_kinds(folder, "abstaining", "use cramlm predict without it")
+    confidence = confidence_in(folder, answer)
+    return usable_confidence(confidence, () if confidence is None else confidence.labels)
 
 
 def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:

@@ -16,6 +16,7 @@ from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.pipeline.run_folder import EVENTS, RECORD, StageRecord, read_record
 from cramlm.records import Example, Task
 from cramlm.retrieval.selection import SelectionTable
@@ -36,6 +37,7 @@ class RunRecord:
     task: None before the run has read it. stages: published stages of `config` by folder name. stale: names of published stages of other
     settings. planned: phases with their steps. fits: fit.json of each linear model by its name. passages: rows of the selection, at most
     MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> lines of predictions-<split>.jsonl.
+    confidence: of each model; None before the evaluation, and unless each text has one label.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class RunRecord:
     phases: Mapping[str, Json]
     scores: Json | None
     predictions: Mapping[str, tuple[Json, ...]]
+    confidence: ConfidenceFile | None
     provenance: Json | None
 
     @property
@@ -171,6 +174,7 @@ def read_run(path: Path) -> RunRecord:
             for split in ("dev", "test")
             if "evaluation" in stages and (file := path / "evaluation" / f"predictions-{split}.jsonl").is_file()
         },
+        confidence=ConfidenceFile.load(path / "evaluation") if "evaluation" in stages else None,
         provenance=of("export", "provenance.json"),
     )
 

@@ -27,6 +27,8 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import TaskCheck, check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
+from cramlm.evaluation.combination import COMBINED, ENCODER
+from cramlm.evaluation.confidence import FEWEST_TEXTS, Confidence, CoverageCurve
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.records import Example, Task
 from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
@@ -59,6 +61,7 @@ _MAX_MISTAKES = 200
 _MAX_ROWS = 200
 _PASSAGES = 12
 _CONFIDENCE_BINS = 10
+_WANTED_ACCURACIES = (0.8, 0.9, 0.95, 0.98, 0.99)
 _HISTOGRAM_BINS = 20
 _PASSAGE_WORDS = 1_000_000  # so that passages are not split again
 _MAX_TERMS = 12
@@ -222,6 +225,28 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedAccuracy:
+    """A threshold of the confidence. threshold: None if no threshold reaches the accuracy on dev. dev, test: (texts with a label, right
+    labels); (0, 0) without such texts.
+    """
+
+    accuracy: float
+    threshold: float | None
+    dev: tuple[int, int]
+    test: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageOfModel:
+    """Accuracy over coverage of one model. texts: number of dev and test texts."""
+
+    model: str
+    chart: Markup
+    rows: Sequence[WantedAccuracy]
+    texts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class InputFile:
     """A file that the run read. sha256: its first 16 digits."""
 
@@ -254,6 +279,7 @@ def sections_of(run: RunRecord, neighbours: Neighbours | None) -> list[Section]:
         sections.append(Section("errors", "Errors", None))
     else:
         sections.append(Section("errors", f"Errors on {run.split}", _errors(run, run.split, neighbours)))
+    sections.append(Section("confidence", "Confidence", _confidence(run)))
     return [*sections, Section("provenance", "Provenance", _provenance(run))]
 
 
@@ -587,6 +613,42 @@ def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | No
         )
         for number, (line, text) in enumerate(zip(shown, texts, strict=True))
     ]
+
+
+def _confidence(run: RunRecord) -> CoverageOfModel | None:
+    """Return the curve of the model that predicts by default; None before the evaluation, and unless each text has one label."""
+    if run.confidence is None:
+        return None
+    own = ENCODER if run.config.model == "encoder" else run.config.model
+    name = COMBINED if COMBINED in run.confidence.models else own
+    confidence = run.confidence.models[name]
+    dev, test = confidence.dev, confidence.test
+    rows = [_wanted_accuracy(confidence, accuracy) for accuracy in _WANTED_ACCURACIES]
+    lines = [Line("dev", _points(dev), "one"), *([] if test is None else [Line("test", _points(test), "two")])]
+    reached = "; ".join(
+        f"{100 * row.accuracy:.0f} % for {100 * row.dev[0] / int(dev.texts[-1]):.0f} % of the texts"
+        for row in rows
+        if row.threshold is not None
+    )
+    description = f"Share of right labels over the share of texts with a label, most confident first. On dev: {reached or 'none reached'}."
+    chart = line_chart("Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{value:.0f} %")
+    counts = int(dev.texts[-1]), 0 if test is None else int(test.texts[-1])
+    return CoverageOfModel(run.config.name if name == ENCODER else name, chart, rows, counts)
+
+
+def _points(curve: CoverageCurve) -> list[tuple[float, float]]:
+    """Return (coverage, accuracy) in percent, without the first few texts, of which the accuracy says little."""
+    enough = curve.texts >= min(FEWEST_TEXTS, int(curve.texts[-1]))
+    return list(zip((100 * curve.coverage[enough]).tolist(), (100 * curve.accuracy[enough]).tolist(), strict=True))
+
+
+def _wanted_accuracy(confidence: Confidence, accuracy: float) -> WantedAccuracy:
+    index = confidence.dev.at_accuracy(accuracy)
+    if index is None:
+        return WantedAccuracy(accuracy, None, (0, 0), (0, 0))
+    threshold = float(confidence.dev.thresholds[index])
+    test = (0, 0) if confidence.test is None else confidence.test.at_threshold(threshold)
+    return WantedAccuracy(accuracy, threshold, (int(confidence.dev.texts[index]), int(confidence.dev.right[index])), test)
 
 
 def _provenance(run: RunRecord) -> Provenance:

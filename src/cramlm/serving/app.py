@@ -49,11 +49,21 @@ class PredictRequest(BaseModel):
 class TextPrediction(BaseModel):
     """The prediction for one text."""
 
-    label: Annotated[str, Field(description="The most probable label.", examples=["sport"])]
+    label: Annotated[
+        str | None,
+        Field(
+            description="The most probable label; null if the server abstains (--abstain-below) because its confidence is lower.",
+            examples=["sport"],
+        ),
+    ]
     probabilities: Annotated[
         dict[str, float], Field(description="Probability of every label; they sum to 1.", examples=[{"sport": 0.9, "news": 0.1}])
     ]
     truncated: Annotated[bool, Field(description="True if the text is longer than the model's input, so that its end was cut off.")]
+    confidence: Annotated[
+        float | None,
+        Field(description="Calibrated probability that the most probable label is right; absent unless the server may abstain."),
+    ] = None
 
 
 class PredictResponse(BaseModel):
@@ -157,10 +167,17 @@ def _predictions(model: ServedModel, outputs: ModelOutputs) -> list[dict[str, An
     """Return the predictions in the form of `Prediction`, with the numbers of `Predictor.predict`."""
     best = outputs.probabilities.argmax(axis=1).tolist()
     cut = (outputs.lengths > model.max_length).tolist()
-    return [
+    predictions: list[dict[str, Any]] = [
         {"label": model.labels[index], "probabilities": dict(zip(model.labels, row, strict=True)), "truncated": truncated}
         for index, row, truncated in zip(best, outputs.probabilities.tolist(), cut, strict=True)
     ]
+    if model.abstention is not None:
+        confidences = model.abstention.confidence.of(outputs.probabilities).tolist()
+        for prediction, confidence in zip(predictions, confidences, strict=True):
+            prediction["confidence"] = confidence
+            if confidence < model.abstention.below:
+                prediction["label"] = None
+    return predictions
 
 
 class _StrictRequest(Request):

@@ -15,15 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cramlm.evaluation.confidence import Confidence, usable_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.combined import AnswerBy, CombinedModels, has_combination, load_linear
+from cramlm.inference.combined import AnswerBy, CombinedModels, confidence_in, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
@@ -52,16 +53,25 @@ class ModelOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Abstention:
+    """Predictions whose confidence is lower than `below` get no label."""
+
+    confidence: Confidence
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A loaded model, computed by PyTorch, onnxruntime (without PyTorch in the process) or NumPy (a linear model).
 
     labels: in the order of the logits. max_length: tokens of its input, `UNCUT` if it has no limit. compute: (texts, pairs) -> outputs;
-    raises DivergedError if a logit is not finite.
+    raises DivergedError if a logit is not finite. abstention: None if every prediction has a label.
     """
 
     labels: tuple[str, ...]
     max_length: int
     compute: Callable[[Sequence[str], Sequence[str | None]], ModelOutputs]
+    abstention: Abstention | None = None
 
     @property
     def limit(self) -> str:
@@ -69,11 +79,13 @@ class ServedModel:
         return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
 
 
-def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combined") -> ServedModel:
+def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combined", abstain_below: float | None = None) -> ServedModel:
     """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
 
+    abstain_below: the lowest confidence of a prediction with a label; None: every prediction has one.
+
     Raises:
-        ArtifactError, EnvironmentFault, UsageError: as `load_predictor`.
+        ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
     if is_linear(folder) or answer in ("static", "tfidf"):
         model = of_linear(load_linear(folder, answer))
@@ -81,6 +93,8 @@ def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combine
         model = _load_encoder(folder, threads)
         if answer == "combined" and has_combination(folder):
             model = of_combined(model, CombinedModels.load(folder))
+    if abstain_below is not None:
+        model = replace(model, abstention=Abstention(usable_confidence(confidence_in(folder, answer), model.labels), abstain_below))
     model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
     return model
 

@@ -29,10 +29,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.inference.combined import AnswerBy
 from cramlm.inference.predictor import model_of, refuse_other_kinds
 from cramlm.serving.app import build_app
-from cramlm.serving.batching import Batcher, ServedModel, load_model
+from cramlm.serving.batching import Batcher, ServedModel
 from cramlm.serving.limits import Address, Limits
 from cramlm.serving.middleware import Metrics, error_response
 
@@ -45,13 +44,12 @@ def run_server(
     path: Path,
     address: Address,
     *,
-    answer: AnswerBy,
-    threads: int | None,
+    load: Callable[[Path], ServedModel],
     window_seconds: float,
     limits: Limits,
     announce: Callable[[str], None],
 ) -> int:
-    """Load and serve the model of `path`; see `cramlm.serving.serve`."""
+    """Serve the model of `path`; see `cramlm.serving.serve`. load: called with its folder, in the thread that computes."""
     folder = model_of(path)
     refuse_other_kinds(folder, "cramlm serve", "use cramlm predict")
     metrics = Metrics()
@@ -60,9 +58,7 @@ def run_server(
     def loaded(model: ServedModel) -> None:
         announce(f"ready after {time.monotonic() - started:.1f} s: {len(model.labels)} labels, {model.limit}")
 
-    batcher = Batcher(
-        lambda: load_model(folder, threads, answer=answer), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded
-    )
+    batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():

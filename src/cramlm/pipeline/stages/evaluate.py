@@ -18,6 +18,7 @@ from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination, CombinationFit, combine_on_dev
 from cramlm.evaluation.comparison import compare_on_dev
+from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.evaluate import example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
@@ -30,7 +31,7 @@ from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
 from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_pretrained
-from cramlm.records import Event, Example, FloatArray, Task
+from cramlm.records import Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact
 
@@ -61,10 +62,12 @@ def evaluate_encoder(
         if linear_models and run.task.kind == "classification":
             fit = _combine(run, outputs)
             combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
+            outputs = {**outputs, COMBINED: combined}
             models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
             candidates[COMBINED] = fit.adjustment.predictions
             write_json(target / COMBINATION_FILE, fit.combination.as_dict())
         models |= score_linear_models(run.task, linear_models, linear_outputs, target)
+        save_confidence(run.task, outputs, target)
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         training = {report["name"]: report for report in trained.reports}
         flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
@@ -84,7 +87,7 @@ def evaluate_encoder(
         )
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
-    return run.build(Stage("evaluation", 4, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 5, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
@@ -133,11 +136,12 @@ def export_encoder(
         "threads": plan.threads,
     }
     key = {
-        "format": 3,
+        "format": 4,
         "model": trained.fingerprint,
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
     }
+    combined = _combined_models(evaluation, linear_models, tokenizer=text.tokenizer)
     return publish_encoder(
         run.folder / "export",
         LoadedModel(trained.model, text.tokenizer, run.task.labels, trained.max_length),
@@ -145,7 +149,7 @@ def export_encoder(
         provenance=provenance,
         key=key,
         probe_texts=[example.text for example in run.task.dev[:32]],
-        combined=_combined_models(evaluation, linear_models, tokenizer=text.tokenizer),
+        beside=[part for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
         emit=run.emit,
     )
 
@@ -195,6 +199,7 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], *, t
         scores = score_linear_models(run.task, linear_models, outputs, target, own=run.config.model)
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
+        save_confidence(run.task, outputs, target)
         verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
         models = {named[name]: entry for name, entry in scores.items()}
         result = {
@@ -210,7 +215,7 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], *, t
         run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {own}; test scored once"))
 
     inputs = {"task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
-    return run.build(Stage("evaluation", 3, _settings(run.config), inputs, write))
+    return run.build(Stage("evaluation", 4, _settings(run.config), inputs, write))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -227,8 +232,16 @@ def export_linear(
     """Publish the folder of the run's linear model with model card and provenance."""
     fit = json.loads((fitted.path / FIT_FILE).read_bytes())
     provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
-    key = {"format": 1, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
-    return publish_linear(run.folder / "export", LinearModel.load(fitted.path), provenance=provenance, key=key, emit=run.emit)
+    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
+    confidence = ConfidenceFile.load(evaluation.path)
+    return publish_linear(
+        run.folder / "export",
+        LinearModel.load(fitted.path),
+        provenance=provenance,
+        key=key,
+        confidence=None if confidence is None else confidence.only(run.config.model),
+        emit=run.emit,
+    )
 
 
 def _provenance(
@@ -274,6 +287,25 @@ def score_linear_models(
         own_scores = score_outputs(task, outputs[name], target, name=None if name == own else name)
         scores[name] = {**own_scores, "fit": {key: fit[key] for key in FIT_FACTS}}
     return scores
+
+
+def save_confidence(task: Task, outputs: Mapping[str, Outputs], target: Path) -> None:
+    """Write the confidence of each model to `target`; nothing unless each text has one label."""
+    if task.kind != "classification":
+        return
+    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
+    truth = {"dev": _label_ids(task.dev, task.labels), "test": _label_ids(task.test, task.labels)}
+    models = {}
+    for name, splits in outputs.items():
+        test = (splits["test"], truth["test"]) if "test" in splits else None
+        models[name] = fit_confidence(task.labels, (splits["dev"], truth["dev"]), test, log_prior=log_prior)
+    ConfidenceFile(task.labels, models).save(target)
+
+
+def _label_ids(examples: Sequence[Example], labels: Sequence[str]) -> IntArray:
+    """Label ids, (n,); of a label that is not in `labels`, their number."""
+    ids = {label: number for number, label in enumerate(labels)}
+    return np.array([ids.get(str(example.label), len(labels)) for example in examples], dtype=np.int64)
 
 
 def score_outputs(task: Task, outputs: Outputs, target: Path, *, name: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Calibration of a model's probabilities on labelled texts that it was not trained on.
+
+Two numbers are fitted by minimizing the loss (negative log-likelihood): a scale of the log-probabilities (an inverse temperature, Guo et
+al. 2017, "On Calibration of Modern Neural Networks") and the share of the log prior that is added back, because the model's own logit
+adjustment subtracted some. Importing this module loads NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.records import FloatArray, IntArray
+
+_SCALES: Final = (0.05, 20_000.0)
+_SMALLEST_PROBABILITY: Final = 1e-7  # float32 probabilities of 0 have no logarithm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """scale: factor of the log-probabilities. shift: added to them, float32 (labels,). loss: on dev after calibration, nats per text."""
+
+    scale: float
+    shift: FloatArray
+    loss: float
+
+    def log_probabilities(self, probabilities: FloatArray) -> npt.NDArray[np.float64]:
+        """Calibrated log-probabilities of probabilities (n, labels)."""
+        return _log_softmax(self.scale * _logarithm(probabilities) + self.shift)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` reads them."""
+        return {"scale": self.scale, "shift": list(map(float, self.shift)), "dev_loss": self.loss}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, labels: int) -> Calibration:
+        """Read what `as_dict` returned.
+
+        Raises:
+            ValueError: if a number or the length is wrong. KeyError, TypeError: if a field is missing or has another type.
+        """
+        calibration = cls(float(values["scale"]), finite_vector(values["shift"], labels), float(values["dev_loss"]))
+        if not np.isfinite([calibration.scale, calibration.loss]).all() or calibration.scale <= 0:
+            raise ValueError("expected a positive scale and a finite loss")
+        return calibration
+
+
+def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray[np.float64], *, uniform_texts: int = 0) -> Calibration:
+    """Fit scale and share of the log prior to true label ids; ids of labels that the model does not have are left out.
+
+    The loss is convex in both numbers, so the result does not depend on where the search begins. uniform_texts: number of additional texts
+    for which every label is equally true; one keeps the scale finite if all predictions are right (after Platt 1999).
+    """
+    from scipy.optimize import minimize
+
+    seen = truth < probabilities.shape[1]
+    logarithms, rows, targets = _logarithm(probabilities[seen]), np.arange(int(seen.sum())), truth[seen]
+    if not len(rows):
+        return Calibration(1.0, np.zeros(len(log_prior), dtype=np.float32), 0.0)
+    # The search needs values near 1: those of a strongly regularized linear model differ by hundredths.
+    logarithms -= logarithms.mean(axis=1, keepdims=True)
+    unit = float(logarithms.std()) or 1.0
+    logarithms /= unit
+    smoothing = uniform_texts / (len(rows) + uniform_texts)
+
+    def loss_and_gradient(parameters: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        scale, share = parameters
+        log_predicted = _log_softmax(scale * logarithms + share * log_prior)
+        excess = np.exp(log_predicted)
+        excess[rows, targets] -= 1 - smoothing
+        excess -= smoothing / len(log_prior)
+        gradient = np.array([(excess * logarithms).sum(), (excess @ log_prior).sum()]) / len(rows)
+        return float(-(1 - smoothing) * log_predicted[rows, targets].mean() - smoothing * log_predicted.mean()), gradient
+
+    bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
+    best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+    scale, share = map(float, best.x)
+    return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
+
+
+def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:
+    return np.log(np.maximum(probabilities.astype(np.float64), _SMALLEST_PROBABILITY))
+
+
+def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    normalized: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return normalized
+
+
+def finite_vector(values: Any, length: int) -> FloatArray:
+    """Return float32 (length,).
+
+    Raises:
+        ValueError: if there are not `length` finite numbers.
+    """
+    vector: FloatArray = np.array(values, dtype=np.float32)
+    if vector.shape != (length,) or not np.isfinite(vector).all():
+        raise ValueError(f"expected {length} finite numbers")
+    return vector
