@@ -97,7 +97,7 @@ def test_workers_end_if_the_caller_fails() -> None:
 
 SCRIPT = """
 import sys
-from test_workers import WORK
+from test_executors import WORK
 from cramlm.io.executors import run_tasks
 tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
 run_tasks(WORK, tasks, workers=2, on_event=lambda number, event: print(event.data["pid"], flush=True))
