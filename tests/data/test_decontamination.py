@@ -30,34 +30,8 @@ def test_thirteen_shared_words_are_an_overlap_and_twelve_are_not() -> None:
     assert overlaps(documents, LONG) == [Overlap(1, "test:1", " ".join(words[2:15]), "shares 13 words")]
 
 
-def test_a_short_text_overlaps_only_whole_and_on_word_boundaries() -> None:
-    documents = [f"I think {SHORT.lower()}!", f"{SHORT}ness", "The plot never quite comes", f"x{SHORT}", SHORT]
-    found = overlaps(documents, SHORT)
-    assert [(overlap.position, overlap.reason) for overlap in found] == [(0, "contains the whole text"), (4, "contains the whole text")]
-
-
-def test_texts_under_four_words_are_too_common_to_be_evidence() -> None:
-    assert overlaps(["it is not so bad", "not so bad"], "Not so bad", "", "bad") == []
-    assert len(overlaps(["it is not so bad"], "is not so bad")) == 1
-
-
-def test_each_half_of_a_pair_is_searched_separately() -> None:
-    pair = [Example("dev:1", "one two three four", "five six seven eight", "x")]
-    documents = ["one two three four", "FIVE six seven eight", "three four five six"]
-    assert [overlap.position for overlap in HeldOut(pair).find(enumerate(map(str.encode, documents)))] == [0, 1]
-
-
-def test_text_in_scripts_without_spaces_is_found() -> None:
-    text = "昨日の午後、東京で大きな会議が開かれました"
-    assert [overlap.position for overlap in overlaps(["関係のない文章です。" * 3, f"新聞によると{text}。"], text)] == [1]
-
-
 USA = "ประเทศสหรัฐอเมริกา"  # the Thai name of the United States: 18 code points, 16 grapheme clusters
 THAI = f"เมื่อวานนี้ประธานาธิบดีของ{USA}เดินทางไปเยือนญี่ปุ่นและเกาหลีใต้"
-
-
-def test_the_name_of_a_country_in_thai_is_no_overlap() -> None:
-    assert overlaps([f"เขาเรียนหนังสืออยู่ที่{USA}มาสามปีแล้ว"], THAI) == []
 
 
 @pytest.mark.parametrize(
@@ -82,25 +56,41 @@ def test_a_short_text_without_spaces_is_searched_from_four_words_on(text: str, i
     assert len(overlaps([f"x {text} x"], text)) == is_searched
 
 
-def test_a_text_of_several_scripts_counts_the_words_of_each() -> None:
-    text = "GPU加速 of 大规模 models is 非常重要的 today"  # 5 words, 10 characters of Han: 10 words
-    assert [found.position for found in overlaps([text[:-6], text.upper() + "!"], text)] == [1]
-    longer = f"{text} and tomorrow 一切照旧"  # 14 words
-    assert [found.reason for found in overlaps([longer[:-1] + "X"], longer)] == ["shares 13 words"]
+SEVERAL_SCRIPTS = "GPU加速 of 大规模 models is 非常重要的 today"  # 5 words, 10 characters of Han: 10 words
+MEETING = "昨日の午後、東京で大きな会議が開かれました"
+CASES: dict[str, tuple[list[str], tuple[str, ...], list[int]]] = {
+    "a short text is found whole and on word boundaries": (
+        [f"I think {SHORT.lower()}!", f"{SHORT}ness", "The plot never quite comes", f"x{SHORT}", SHORT],
+        (SHORT,),
+        [0, 4],
+    ),
+    "under four words are too common": (["it is not so bad", "not so bad"], ("Not so bad", "", "bad"), []),
+    "four words are enough": (["it is not so bad"], ("is not so bad",), [0]),
+    "a script without spaces": (["関係のない文章です。" * 3, f"新聞によると{MEETING}。"], (MEETING,), [1]),
+    "the name of a country in Thai": ([f"เขาเรียนหนังสืออยู่ที่{USA}มาสามปีแล้ว"], (THAI,), []),
+    "several scripts": ([SEVERAL_SCRIPTS[:-6], SEVERAL_SCRIPTS.upper() + "!"], (SEVERAL_SCRIPTS,), [1]),
+    "14 words of several scripts": ([f"{SEVERAL_SCRIPTS} and tomorrow 一切照X"], (f"{SEVERAL_SCRIPTS} and tomorrow 一切照旧",), [0]),
+    "not from one document into the next": (["the plot never", "quite comes together"], (SHORT,), []),
+    "no held-out text": ([LONG], (), []),
+    "no document": ([], (LONG,), []),
+}
 
 
-def test_a_match_does_not_run_from_one_document_into_the_next() -> None:
-    assert overlaps(["the plot never", "quite comes together"], SHORT) == []
+@pytest.mark.parametrize("case", CASES)
+def test_documents_that_hold_a_held_out_text_are_found(case: str) -> None:
+    documents, texts, expected = CASES[case]
+    assert [overlap.position for overlap in overlaps(documents, *texts)] == expected
+
+
+def test_each_half_of_a_pair_is_searched_separately() -> None:
+    pair = [Example("dev:1", "one two three four", "five six seven eight", "x")]
+    documents = ["one two three four", "FIVE six seven eight", "three four five six"]
+    assert [overlap.position for overlap in HeldOut(pair).find(enumerate(map(str.encode, documents)))] == [0, 1]
 
 
 def test_the_first_match_in_a_document_is_reported_with_its_first_example() -> None:
     found = overlaps([f"{SHORT}. {LONG}"], LONG, SHORT, SHORT)
     assert [(overlap.split_example_id, overlap.reason) for overlap in found] == [("test:2", "contains the whole text")]
-
-
-def test_without_held_out_text_there_is_no_overlap() -> None:
-    assert overlaps([LONG]) == []
-    assert overlaps([], LONG) == []
 
 
 def length(words: Sequence[str]) -> float:

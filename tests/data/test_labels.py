@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import write_labelled
 
 from cramlm.config.run import OnBadRow, TaskConfig, load_config
 from cramlm.data.decontamination import check_task
@@ -21,8 +21,7 @@ from cramlm.records import Scale, TaskKind
 
 
 def jsonl(path: Path, labels: list[Any]) -> str:
-    path.write_text("".join(json.dumps({"text": f"text {number}", "label": label}) + "\n" for number, label in enumerate(labels)))
-    return str(path)
+    return write_labelled(path, ((f"text {number}", label) for number, label in enumerate(labels)))
 
 
 def labels_of(path: str | Path, kind: TaskKind, separator: str = "|", on_bad_row: OnBadRow = "fail") -> list[str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import write_labelled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,17 +20,12 @@ from cramlm.records import Event, Example, Scale, Task, silent
 ROWS = [(f"text number {n}", "ab"[n % 2]) for n in range(20)]
 
 
-def write(path: Path, rows: list[tuple[Any, Any]]) -> str:
-    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows), "utf-8")
-    return str(path)
-
-
 def read(tmp_path: Path, train: list[tuple[Any, Any]], **options: Any) -> tuple[Task, list[Event]]:
     events: list[Event] = []
     for split in ("dev", "test"):
         if isinstance(options.get(split), list):
-            options[split] = write(tmp_path / f"{split}.jsonl", options[split])
-    config = TaskConfig(train=write(tmp_path / "train.jsonl", train), **options)
+            options[split] = write_labelled(tmp_path / f"{split}.jsonl", options[split])
+    config = TaskConfig(train=write_labelled(tmp_path / "train.jsonl", train), **options)
     return read_task(config, seed=options.get("seed", 13), emit=events.append), events
 
 
@@ -160,31 +156,17 @@ def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:
 
 
 def test_texts_to_predict_keep_order_and_need_no_label(tmp_path: Path) -> None:
+    unlabelled = RowFormat(label_column=None)
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    assert [(e.id, e.text, e.label) for e in read_examples(str(tmp_path / "a.txt"), RowFormat(label_column=None))] == [
-        ("1", "one", None),
-        ("2", "two", None),
-    ]
+    assert [(e.id, e.text, e.label) for e in read_examples(str(tmp_path / "a.txt"), unlabelled)] == [("1", "one", None), ("2", "two", None)]
     (tmp_path / "b.txt").write_text("one\n\ntwo\n")
     with pytest.raises(DataError, match=r"b.txt:2: 'text' is blank"):
-        read_examples(str(tmp_path / "b.txt"), RowFormat(label_column=None))
-    with pytest.raises(DataError, match="no rows left"):
-        read_examples(write(tmp_path / "c.jsonl", [(" ", "a")]), RowFormat(label_column=None), on_bad_row="skip")
-    with pytest.raises(DataError, match=r"d.jsonl: no rows; pass a file with data"):
-        read_examples(write(tmp_path / "d.jsonl", []), RowFormat(label_column=None), on_bad_row="skip")
+        read_examples(str(tmp_path / "b.txt"), unlabelled)
+    for rows, message in (([(" ", "a")], "no rows left"), ([], r"c.jsonl: no rows; pass a file with data")):
+        with pytest.raises(DataError, match=message):
+            read_examples(write_labelled(tmp_path / "c.jsonl", rows), unlabelled, on_bad_row="skip")
     with pytest.raises(UsageError, match="a text file has no column"):
         read_examples(str(tmp_path / "a.txt"), RowFormat())
-
-
-SHARED = Path(__file__).parents[3] / "shared/data/tasks"
-
-
-@pytest.mark.shared_data
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tasks are not here")
-def test_the_shared_tasks_have_the_promised_numbers_of_rows() -> None:
-    folder = SHARED / "citation_intent"
-    task = read_task(TaskConfig(**{split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}), seed=1)
-    assert (len(task.train), len(task.dev), len(task.test), len(task.labels)) == (1688, 114, 139, 6)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from data_fixtures import write_labelled
+
 from commands import cramlm
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
@@ -29,16 +31,11 @@ TRAIN = [
 TEST = [("The summit at dawn", "sea"), (LONG, "hill"), ("in deep water", "deep")]
 
 
-def write(path: Path, rows: list[tuple[str, str]]) -> str:
-    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows), "utf-8")
-    return str(path)
-
-
 def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
-    train = write(tmp_path / "train.jsonl", TRAIN)
+    train = write_labelled(tmp_path / "train.jsonl", TRAIN)
     with Path(train).open("a", encoding="utf-8") as file:
         file.write('{"text": "no label here"}\n')
-    test = write(tmp_path / "test.jsonl", TEST)
+    test = write_labelled(tmp_path / "test.jsonl", TEST)
     findings = list(check_files(read_labelled(train, RowFormat()), [read_labelled(test, RowFormat())]))
     found = {(finding.rule, finding.severity, finding.location.removeprefix(f"{tmp_path}/")) for finding in findings}
     assert found == {
@@ -62,7 +59,7 @@ def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
 
 def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp_path: Path) -> None:
     train, test = (
-        read_labelled(write(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))
+        read_labelled(write_labelled(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))
     )
     texts = ["Заметки о погоде и о дороге", f"so it is: {LONG}, they said"]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts), "utf-8")
@@ -93,12 +90,12 @@ def test_scripts_are_those_of_the_letters() -> None:
 
 
 def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None:
-    train = write(tmp_path / "train.jsonl", TRAIN)
+    train = write_labelled(tmp_path / "train.jsonl", TRAIN)
     result = cramlm("check", train, "--json")
     events = json.loads(result.stdout)
     assert (result.returncode, events["problems"]) == (3, 1)
     assert events["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
-    clean = write(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
+    clean = write_labelled(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
     shown = cramlm("check", clean)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "0 problems, 0 notices in 1 file" in shown.stdout

@@ -1,0 +1,20 @@
+"""What the tests of the data package share: files of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write a line per row; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def write_labelled(path: Path, rows: Iterable[tuple[Any, Any]]) -> str:
+    """Write rows of (text, label); return the path as a config has it."""
+    return str(write_jsonl(path, ({"text": text, "label": label} for text, label in rows)))
