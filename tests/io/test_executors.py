@@ -56,8 +56,8 @@ def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_error_of_the_first_failed_task_is_raised(workers: int, tmp_path: Path) -> None:
     tasks = [
-        {"do": "square", "value": 1, "sleep": 0.3},
-        {"do": "refuse", "value": 1, "sleep": 0.3},
+        {"do": "square", "value": 1, "sleep": 0.2},
+        {"do": "refuse", "value": 1, "sleep": 0.2},
         {"do": "refuse", "value": 2},
         *({"do": "mark", "value": str(tmp_path / f"{n}"), "sleep": 0.1} for n in range(30)),
     ]
@@ -66,19 +66,19 @@ def test_the_error_of_the_first_failed_task_is_raised(workers: int, tmp_path: Pa
     assert len(list(tmp_path.iterdir())) < 30  # what comes after it is not begun, or stopped
 
 
-def test_output_of_workers_is_kept_out_of_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_tasks(WORK, [{"do": "print"}] * 2, workers=2, on_event=silent) == ["printed"] * 2
-    assert capfd.readouterr().out == ""
-
-
-def test_an_internal_error_in_a_worker_has_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"):
-        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "break"}], workers=2, on_event=silent)
-
-
-def test_a_killed_worker_is_an_environment_fault() -> None:
-    with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*out of memory"):
-        run_tasks(WORK, [{"do": "square", "value": 1}, {"do": "die"}], workers=2, on_event=silent)
+@pytest.mark.parametrize(
+    ("do", "error", "message"),
+    [
+        ("break", RuntimeError, r"(?s)Traceback.*ZeroDivisionError"),
+        ("die", EnvironmentFault, r"ended by signal 9.*out of memory"),
+    ],
+)
+def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environment_fault(
+    do: str, error: type[Exception], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(error, match=message):
+        run_tasks(WORK, [{"do": "print"}, {"do": do}], workers=2, on_event=silent)
+    assert capfd.readouterr().out == ""  # output of workers is kept out of stdout
 
 
 def test_workers_end_if_the_caller_fails() -> None:

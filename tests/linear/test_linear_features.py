@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
-import unicodedata
 from typing import Any
 
 import numpy as np
@@ -105,13 +103,3 @@ def test_rows_of_several_parts_side_by_side_have_length_1() -> None:
     one = parts[0].transform(texts)
     np.testing.assert_allclose(matrix[:, : one.shape[1]].toarray(), one.toarray() / np.sqrt(2), rtol=1e-5)
     assert join([one]) is one
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_words_keep_their_combining_marks_in_every_form(form: str) -> None:
-    text = normalize(unicodedata.normalize(form, "ọ̀rọ̀ Yorùbá ni: हिन्दी में ए"))  # type: ignore[arg-type]
-    assert re.findall(word_pattern(), text) == ["ọ̀rọ̀", "Yorùbá", "ni", "हिन्दी", "में", "ए"]
-
-
-def test_words_may_be_one_character_long_and_joiners_do_not_cut_them() -> None:
-    assert re.findall(word_pattern(), "a b می‌خواهم x2, 7!") == ["a", "b", "می‌خواهم", "x2", "7"]

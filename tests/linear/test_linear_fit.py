@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_fixtures import COMMON, example, number_task, several_labels_task, topic_task, topics
+from linear_fixtures import example, number_task, several_labels_task, topic_task, topics
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
@@ -47,7 +47,11 @@ def without_seconds(fitted: LinearFit) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", [topic_task(), topic_task(sea=60, hill=6), several_labels_task(), number_task()], ids=str)
 def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported(task: Task) -> None:
-    fitted = fit(task)
+    events: list[Event] = []
+    fitted = fit(task, emit=events.append)
+    assert [event.kind for event in events] == ["start", "progress", "progress", "progress", "progress", "done"]
+    assert f"best on dev: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
+    assert len(json.loads(json.dumps(fitted.as_dict(), allow_nan=False))["tried"]) == len(fitted.tried)
     assert fitted.score == max(tried.score for tried in fitted.tried)
     assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
     assert score(fitted, task, task.test).metrics[fitted.metric] > 0.7
@@ -111,14 +115,6 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
         assert all(one < other for one, other in itertools.pairwise(scores[:-1]))
 
 
-def test_a_sample_keeps_the_share_of_every_label_and_at_least_one_text_of_each() -> None:
-    strata = np.array([0] * 100 + [1] * 50 + [2])
-    chosen = fit_module._share_of(strata, 0.2, seed=1)
-    assert np.bincount(strata[chosen]).tolist() == [20, 10, 1]
-    assert np.array_equal(chosen, np.sort(chosen))
-    assert len(fit_module._share_of(strata, 1.0, seed=1)) == 151
-
-
 def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:
     task = topic_task(sea=80, hill=4)
     adjusted = [each for each in fit(task, c=(1.0,)).tried if each.setting.class_weights == "uniform"]
@@ -152,37 +148,12 @@ def test_a_dev_label_that_training_lacks_is_a_miss_and_no_error() -> None:
     assert scores.macro_f1 == pytest.approx(fitted.score)
 
 
-def test_pairs_are_read_as_one_text() -> None:
-    def paired(rows: tuple[Example, ...]) -> tuple[Example, ...]:
-        halves = [row.text.split(" ", 3) for row in rows]
-        return tuple(Example(row.id, " ".join(words[:3]), words[3], row.label) for row, words in zip(rows, halves, strict=True))
-
-    task = topic_task()
-    pairs = replace(task, train=paired(task.train), dev=paired(task.dev), test=paired(task.test))
-    one, two = fit(task, variants=("tokens",)), fit(pairs, variants=("tokens",))
-    assert without_seconds(one)["tried"] == without_seconds(two)["tried"]
-
-
 def test_texts_without_a_single_term_leave_a_model_of_the_labels_frequencies() -> None:
     train = tuple(example(number, "!", "a" if number < 6 else "b") for number in range(8))
     fitted = fit(Task(train, train, (), ("a", "b"), False), variants=("words",), metric="accuracy")
     assert fitted.model.tfidf.width == 0
     assert fitted.score == 0.75
     assert (fitted.model.logits(["anything", ""]).argmax(axis=1) == 0).all()
-
-
-def test_markup_counts_among_tokens_and_not_among_words() -> None:
-    def rows(seed: int) -> tuple[Example, ...]:
-        generator = random.Random(seed)
-        return tuple(
-            example(number, " ".join([*generator.choices(COMMON, k=6), "<<" if label == "open" else "[["]), label)
-            for number in range(40)
-            for label in (["open", "square"][number % 2],)
-        )
-
-    task = Task(rows(1), rows(2), rows(3), ("open", "square"), False)
-    assert fit(task, variants=("tokens",)).score > 0.9
-    assert fit(task, variants=("words",)).score < 0.8
 
 
 @pytest.mark.parametrize("variant", ["words", "tokens", "characters", "union"])
@@ -208,22 +179,6 @@ def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monke
     assert 30 < fitted.train_texts < 60
     (warning,) = (event.message for event in events if event.kind == "warning")
     assert "of 120 training texts" in warning
-
-
-def test_events_count_variants_and_end_with_the_choice() -> None:
-    events: list[Event] = []
-    fitted = fit(topic_task(), emit=events.append)
-    assert {event.stage for event in events} == {"baseline"}
-    assert [event.kind for event in events] == ["start", "progress", "progress", "progress", "progress", "done"]
-    assert f"best on dev: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
-
-
-def test_results_become_plain_json() -> None:
-    fitted = fit(topic_task())
-    values = json.loads(json.dumps(fitted.as_dict(), allow_nan=False))
-    assert len(values["tried"]) == len(fitted.tried) == 4 * 2 * 2
-    assert values["score"] == fitted.score
-    assert values["features"] == fitted.model.tfidf.width
 
 
 def test_the_grid_of_the_config_reaches_from_a_tenth_to_300() -> None:

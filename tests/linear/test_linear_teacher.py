@@ -13,7 +13,7 @@ from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.solvers import SOLVERS, Scheme, Setting
-from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, sharpened
+from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import FloatArray, Task
 
@@ -100,12 +100,6 @@ def test_every_fold_holds_its_share_of_every_label() -> None:
         assert np.bincount(fold[labels == label], minlength=FOLDS).tolist() == [size] * FOLDS
 
 
-def test_the_same_seed_gives_the_same_soft_labels() -> None:
-    one, two = (soft(rows_of(("sea", "hill"), 6), ["ship"], seed=5) for _ in range(2))
-    assert np.array_equal(one.training_texts, two.training_texts)
-    assert np.array_equal(one.passages, two.passages)
-
-
 def test_sharpness_is_that_of_texts_out_of_fold() -> None:
     rows, turned = rows_of(("sea", "hill"), 30), np.random.default_rng(1).random(60) < 0.25
     wrong = [(text, {"sea": "hill", "hill": "sea"}[label] if turn else label) for (text, label), turn in zip(rows, turned, strict=True)]
@@ -133,13 +127,10 @@ def test_a_text_whose_label_no_other_text_has_gets_a_row_of_zeros(scheme: Scheme
     assert found.training_texts[20].tolist() == [0, 0, 0]
     np.testing.assert_allclose(found.training_texts[:20].sum(axis=1), 1, rtol=1e-5)
     assert found.passages[0].argmax() == 1, "the label stays one of the model's"
+    twice = soft([*rows[:20], ("euro <bank>", "money"), ("<euro> bank", "money")], [], scheme=scheme).training_texts  # in one fold
+    assert twice[20:].tolist() == [[0, 0, 0], [0, 0, 0]]
     gold = np.array([task_of(rows).labels.index(label) for _, label in rows])
     assert (found.training_texts[np.arange(20), gold[:20]] > 0.01).all()
-
-
-def test_equal_texts_of_one_label_alone_get_rows_of_zeros() -> None:
-    found = soft([*rows_of(("hill", "sea"), 10), ("euro <bank>", "money"), ("<euro> bank", "money")], []).training_texts
-    assert found[20:].tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_two_texts_with_two_labels_have_no_out_of_fold_prediction() -> None:
@@ -147,11 +138,6 @@ def test_two_texts_with_two_labels_have_no_out_of_fold_prediction() -> None:
     assert found.training_texts.tolist() == [[0, 0], [0, 0]]
     assert found.power == 1.0
     assert np.isfinite(found.passages).all()
-
-
-def test_a_row_of_zeros_stays_one_and_others_are_normalized() -> None:
-    found = sharpened(np.array([[0.0, 0.0], [0.8, 0.2]], dtype=np.float32), 2.0)
-    np.testing.assert_allclose(found, [[0, 0], [0.64 / 0.68, 0.04 / 0.68]], rtol=1e-5)
 
 
 def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
@@ -204,6 +190,10 @@ def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> No
     np.testing.assert_allclose(found.mean(axis=0), [0.3, 0.5, 0.2], atol=0.15)
     assert found[-1, 1] > 0.99, "what is clear stays clear"
     assert np.array_equal(aligned(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
+    few = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
+    np.testing.assert_allclose(aligned(few, np.array([10, 10])), few, atol=0.01)
+    without_text = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))  # a label without a training text
+    np.testing.assert_allclose(without_text, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)
 
 
 def test_alignment_is_a_setting_and_does_not_change_training_texts() -> None:
@@ -212,13 +202,3 @@ def test_alignment_is_a_setting_and_does_not_change_training_texts() -> None:
     plain, moved = (soft(rows, passages, align=align) for align in (False, True))
     assert moved.passages.mean(axis=0)[0] > plain.passages.mean(axis=0)[0]
     assert np.array_equal(plain.training_texts, moved.training_texts)
-
-
-def test_a_few_passages_keep_their_soft_labels() -> None:
-    found = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
-    np.testing.assert_allclose(aligned(found, np.array([10, 10])), found, atol=0.01)
-
-
-def test_a_label_without_a_training_text_has_probability_0_for_every_passage() -> None:
-    found = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))
-    np.testing.assert_allclose(found, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)

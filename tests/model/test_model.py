@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import model_fixtures
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from cramlm.cli.runs import machine_lines
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.kernels.torch import Dropout
-from cramlm.model.model import Model, ModelSpec, build_model, has_bf16, resolve_precision
+from cramlm.model.model import Model, ModelSpec, Precision, build_model, has_bf16, resolve_precision
 from cramlm.model.tokenizer import Tokenizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -45,16 +47,6 @@ def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokeni
             )
 
 
-def test_shapes_of_the_models_outputs(shape: str, tokenizer: Tokenizer) -> None:
-    model = built(shape)
-    batch = model_fixtures.packed(tokenizer.sequences(model_fixtures.sentences(9), max_length=30, cut="truncate"), per_row=2)
-    hidden = model.hidden(batch)
-    assert hidden.shape == (batch.token_ids.numel(), model.encoder_config.hidden)
-    assert model.task_logits(hidden, batch).shape == (len(batch.first), 3)
-    assert model.mlm_logits(hidden, torch.tensor([1, 2])).shape == (2, 400)
-    assert model.mlm_logits(hidden, torch.zeros(0, dtype=torch.int64)).shape == (0, 400)
-
-
 def test_weights_are_a_function_of_the_seed_and_do_not_use_the_global_generator(shape: str) -> None:
     state = torch.get_rng_state()
     first, second, other = built(shape), built(shape), built(shape, seed=6)
@@ -62,14 +54,6 @@ def test_weights_are_a_function_of_the_seed_and_do_not_use_the_global_generator(
     for (name, one), two, three in zip(first.named_parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two), name
         assert one.dim() == 1 or not torch.equal(one, three), name
-
-
-def test_parts_that_two_models_share_start_equal() -> None:
-    encoder, head = model_fixtures.SHAPES["modernbert-mean"]
-    two = build_model(ModelSpec(encoder, head, vocab_size=400, labels=2), seed=1)
-    nine = build_model(ModelSpec(encoder, head, vocab_size=400, labels=9), seed=1)
-    for (name, one), other in zip(two.encoder.named_parameters(), nine.encoder.parameters(), strict=True):
-        assert torch.equal(one, other), name
 
 
 def test_initial_weights_have_the_configured_standard_deviation() -> None:
@@ -160,21 +144,11 @@ def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cpu(capabilities: dict[str, bool]) -> None:
-    assert has_bf16(CPU) == any(capabilities.values())
-    assert resolve_precision("auto", CPU) == ("bf16" if any(capabilities.values()) else "fp32")
-    assert resolve_precision("auto", CUDA) == "bf16"
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_explicit_precision_is_used(precision: str, capabilities: dict[str, bool]) -> None:
-    assert resolve_precision(precision, CPU) == resolve_precision(precision, CUDA) == precision  # type: ignore[arg-type]
-
-
-def test_doctor_reports_the_use_of_a_gpu(capabilities: dict[str, bool]) -> None:
-    lines = dict(machine_lines())
+    lines = dict(machine_lines())  # of `cramlm doctor`
     assert lines["device"] == "CPU; Some GPU is used for dense retrieval only"
     assert lines["bf16"].startswith("supported" if any(capabilities.values()) else "not supported")
-
-
-def test_without_a_gpu_doctor_reports_none() -> None:
-    assert torch.cuda.is_available() or dict(machine_lines())["device"] == "CPU"
+    assert has_bf16(CPU) == any(capabilities.values())
+    for explicit in get_args(Precision):
+        assert resolve_precision(explicit, CPU) == resolve_precision(explicit, CUDA) == explicit
+    assert resolve_precision("auto", CPU) == ("bf16" if any(capabilities.values()) else "fp32")
+    assert resolve_precision("auto", CUDA) == "bf16"

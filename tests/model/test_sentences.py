@@ -80,12 +80,14 @@ def test_the_fingerprint_depends_on_content_and_settings_and_loads_nothing(folde
     assert SentenceEncoder(tmp_path, max_length=24, pooling="mean").fingerprint != one.fingerprint
 
 
-def test_a_folder_that_was_trained_with_another_pooling_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_trained_with_another_pooling_or_is_missing_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
     with pytest.raises(UsageError, match=r"retriever\.pooling = 'cls'"):
         SentenceEncoder(tmp_path, max_length=24, pooling="mean")
     SentenceEncoder(tmp_path, max_length=24, pooling="cls")
+    with pytest.raises(UsageError, match="no such folder"):
+        SentenceEncoder(tmp_path / "nowhere", max_length=24, pooling="mean")
 
 
 @pytest.mark.parametrize("damage", ["no weights", "pickled weights", "code", "truncated"])
@@ -103,8 +105,3 @@ def test_a_folder_that_cannot_or_must_not_be_read_is_refused(tmp_path: Path, dam
             weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ArtifactError, match=str(tmp_path)):
         SentenceEncoder(tmp_path, max_length=24, pooling="mean").encode(["a"])
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
-        SentenceEncoder(tmp_path / "nowhere", max_length=24, pooling="mean")

@@ -57,17 +57,33 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
     assert spent >= seconds - 2 * 4096 / speed.joint - 3 * 1600 / speed.finetune - 2 * SIZES.dev_tokens / speed.finetune
 
 
-def test_explicit_numbers_are_kept() -> None:
+def test_explicit_numbers_and_terms_are_kept_and_passes_become_steps() -> None:
     by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3}
     fixed = joint_phase().model_copy(update=by_hand)
     planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
     assert planned == fixed
+    for terms in ((Classify(),), (Classify(label_smoothing=0.2),), (Classify(), Distil(on="task", weight=0.3))):
+        phase = finetune_phase().model_copy(update={"passes": 2.0, "batch_size": 50, "terms": terms})
+        (planned,) = plan_phases([phase], sizes=SIZES, speed=SPEED, amount=None, rows=128)
+        assert (planned.steps, planned.terms) == (160, terms)
 
 
-def test_passes_become_steps() -> None:
-    phase = finetune_phase().model_copy(update={"passes": 2.0, "batch_size": 50})
-    (planned,) = plan_phases([phase], sizes=SIZES, speed=SPEED, amount=None, rows=128)
-    assert planned.steps == 160
+@pytest.mark.parametrize(
+    ("phases", "amount", "message"),
+    [([joint_phase()], None, "--budget"), ([joint_phase(), finetune_phase()], 4.0, r"phase '(joint|finetune)'.*longer --budget")],
+    ids=["no budget", "too small"],
+)
+def test_phases_that_cannot_be_planned_are_refused(phases: list[PhaseConfig], amount: float | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_phases(phases, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
+
+
+def test_fewer_labels_get_more_passes_within_bounds_and_dropout_if_they_are_many() -> None:
+    assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
+    few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
+    (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
+    joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
+    assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
 
 
 def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
@@ -84,27 +100,6 @@ def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
         assert planned.max_tokens == int(1_000_000 / passes)
 
 
-def test_a_phase_over_text_without_steps_or_budget_is_refused() -> None:
-    with pytest.raises(UsageError, match="--budget"):
-        plan_phases([joint_phase()], sizes=SIZES, speed=SPEED, amount=None, rows=128)
-
-
-def test_a_budget_that_is_too_small_is_refused_naming_the_phase() -> None:
-    with pytest.raises(UsageError, match=r"phase '(joint|finetune)'.*longer --budget"):
-        plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=4, rows=128)
-
-
-def test_dropout_is_only_for_many_passes_over_the_labels() -> None:
-    few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
-    (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
-    joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
-    assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
-
-
-def test_fewer_labels_get_more_passes_within_bounds() -> None:
-    assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
-
-
 @pytest.mark.parametrize(("examples", "share"), [(4_000, 0.3), (8_000, 0.4), (100_000, 0.6)])
 def test_many_labels_get_a_larger_share_of_the_budget(examples: int, share: float) -> None:
     many = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=1)
@@ -118,12 +113,9 @@ def test_every_retriever_is_limited_to_the_text_of_one_and_a_half_passes(retriev
     planned = plan_selection(retriever, amount=270, tokens_per_unit=10_000)
     assert (planned.max_tokens, planned.max_documents) == (1_800_000, None)
     assert plan_selection(retriever, amount=1, tokens_per_unit=10_000).max_tokens == MIN_TOKENS
-
-
-@pytest.mark.parametrize("bound", [{"max_documents": 5}, {"max_tokens": 7_000}])
-def test_an_explicit_limit_is_kept(bound: dict[str, int]) -> None:
-    for retriever in (Bm25Config(**bound), RandomConfig(**bound)):
-        assert plan_selection(retriever, amount=270, tokens_per_unit=10_000) == retriever
+    for explicit in ({"max_documents": 5}, {"max_tokens": 7_000}):
+        bounded = retriever.model_copy(update=explicit)
+        assert plan_selection(bounded, amount=270, tokens_per_unit=10_000) == bounded
 
 
 def test_without_a_budget_only_a_selection_of_the_whole_corpus_is_limited() -> None:
@@ -180,11 +172,3 @@ def test_the_second_phase_compensates_the_time_of_the_first(slowdown: float) -> 
     assert ended <= 1.01 * seconds
     if slowdown >= 1.2:  # labels passed over often enough may leave time unused, but not here
         assert ended >= 0.9 * seconds
-
-
-@pytest.mark.parametrize("texts", [100, 4000])
-def test_the_planner_does_not_change_terms(texts: int) -> None:
-    sizes = replace(SIZES, train_examples=texts, train_tokens=50 * texts)
-    for terms in ((Classify(),), (Classify(label_smoothing=0.2),), (Classify(), Distil(on="task", weight=0.3))):
-        (planned,) = plan_phases([finetune_phase().model_copy(update={"terms": terms})], sizes=sizes, speed=SPEED, amount=600.0, rows=128)
-        assert planned.terms == terms

@@ -11,9 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from retrieval_fixtures import TextCorpus, index_texts, invented_texts, reference_search, results, terms_of
 
-from cramlm.config.run import CorpusConfig
-from cramlm.data.corpus import build_corpus
-from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25 import segment as segment_module
@@ -53,15 +50,6 @@ def test_results_equal_brute_force(texts: list[str], queries: list[str], limit: 
         assert_same(hits, reference_search(texts, query, limit, k1=k1, b=b))
 
 
-HAN = (
-    "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心多天而能好都然没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长"
-    "知民样现分将外但身些与高意进把法此实回二理美点月明其种声全工己话儿者向情部正名定女问力机给等几很业最间新什打便位因重被走电四第门相次东政海口使教西再平真听世气信北少关并内加化由却代军产入先山五太水万市"
-    "眼体别处总才场师书比住员九笑性通目华报立马命张活难神数件安表原车白应路期叫死常提感金何更反合放做系计或司利受光王果亲界及今京务制解各任至清物台象记边共风战干接它许八特觉望直服毛林题建南度统色字请交爱让"
-    "认算论百吃义科怎元社术结六功指思非流每青管夫连远资队跟带花快条院变联言权往展该领传近留红治决周保达办运武半候七必城父强步完革深区即求品士转量空甚众技轻程告江语英基派满式李息写呢识极令黄德收脸钱党倒未持"
-    "取设始版双历越史商千片容研像找友孩站广改议形委早房音火际则首单据导影失拿网香似斯专石若兵弟谁校读志飞观争究包组造落视济喜离虽坏"
-)
-
-
 def assert_equal_to_bm25s(texts: list[str], asked: list[str], store: Path) -> None:
     """Equal scores to 1e-5 and equal sets of the best 50, up to ties at the end, on the terms of our analyzer."""
     with warnings.catch_warnings():
@@ -78,25 +66,10 @@ def assert_equal_to_bm25s(texts: list[str], asked: list[str], store: Path) -> No
         assert all(scores[position] == pytest.approx(hits[-1][1], rel=1e-5) for position in unlike)
 
 
-@pytest.mark.parametrize("alphabet", ["", HAN], ids=["words", "without spaces"])
+@pytest.mark.parametrize("alphabet", ["", "".join(map(chr, range(0x4E00, 0x4E00 + 500)))], ids=["words", "without spaces"])
 def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, alphabet: str) -> None:
-    texts = invented_texts(10_000, seed=1, alphabet=alphabet)
-    assert_equal_to_bm25s(texts, invented_texts(500, seed=2, words=(1, 150), alphabet=alphabet), tmp_path)
-
-
-@pytest.mark.shared_data
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not here")
-def test_scores_and_sets_equal_those_of_bm25s_on_real_english(tmp_path: Path) -> None:
-    corpus = build_corpus(CorpusConfig(files=(str(SHARED / "corpus/general-0001.jsonl.zst"),)), tmp_path)
-    texts = [corpus.text(position) for position in range(10_000)]
-    task = read_examples(str(SHARED / "tasks/chemprot/train.jsonl"), RowFormat())
-    assert_equal_to_bm25s(texts, [example.text for example in task[:500]], tmp_path)
-
-
-def test_terms_count_as_often_as_the_query_repeats_them(tmp_path: Path) -> None:
-    index = index_texts(["red blue", "blue green", "red"], tmp_path)
-    once, thrice = results(index, ["red", "red RED red"], limit=2)
-    assert [score * 3 for _, score in once] == pytest.approx([score for _, score in thrice])
+    texts = invented_texts(6000, seed=1, alphabet=alphabet)
+    assert_equal_to_bm25s(texts, invented_texts(150, seed=2, words=(1, 150), alphabet=alphabet), tmp_path)
 
 
 @pytest.mark.parametrize("frequency", [1, 14, 15, 16, 254, 255, 256, 70_000])
@@ -110,10 +83,6 @@ def test_a_query_without_a_known_term_returns_nothing_and_says_so(tmp_path: Path
     hits = index_texts(["red blue", "green"], tmp_path).search([query, "red"], limit=2)
     assert hits.status == ["empty", "answered"]
     assert hits.offsets.tolist() == [0, 0, 1]
-
-
-def test_only_documents_that_share_a_term_are_returned(tmp_path: Path) -> None:
-    assert [position for position, _ in results(index_texts(["red", "blue", "red blue", ""], tmp_path), ["red"], limit=4)[0]] == [0, 2]
 
 
 def test_a_query_of_50_000_words_equals_the_reference(tmp_path: Path) -> None:
@@ -133,25 +102,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Bm25Inde
     return texts, index_texts(texts, tmp_path_factory.mktemp("large"))
 
 
-def test_the_order_of_the_queries_does_not_matter(large: tuple[list[str], Bm25Index]) -> None:
-    _, index = large
-    queries = invented_texts(100, seed=4, vocabulary=500)
-    forward = results(index, queries, limit=30)
-    assert results(index, queries[::-1], limit=30) == forward[::-1]
-    assert results(index, [queries[7]], limit=30) == [forward[7]]
-    assert results(index, queries + queries, limit=30) == forward + forward
-
-
-def test_results_do_not_depend_on_threads_or_queries_per_scan(large: tuple[list[str], Bm25Index], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_order_threads_or_batches(large: tuple[list[str], Bm25Index], monkeypatch: pytest.MonkeyPatch) -> None:
     _, index = large
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     one = results(index, queries, limit=30)
-    assert results(index, queries, limit=30, threads=3) == one
+    assert results(index, queries[::-1], limit=30) == one[::-1]
+    assert results(index, queries + queries, limit=30, threads=3) == one + one
     monkeypatch.setattr(bm25, "CANDIDATE_BYTES", 1)  # the fewest queries per pass
     assert results(index, queries, limit=30, threads=2) == one
 
 
-@pytest.mark.parametrize("limit", [1, 50, 250, 5000])
+@pytest.mark.parametrize("limit", [50, 250, 5000])
 def test_documents_in_clumps_are_all_found(large: tuple[list[str], Bm25Index], limit: int) -> None:
     texts, index = large
     queries = [f"zebra{block} {texts[6000]} {texts[9000]}" for block in range(6)]
@@ -167,7 +128,7 @@ def test_thousands_of_equal_documents_are_ranked_by_position(tmp_path: Path) -> 
     assert [[position for position, _ in hits] for hits in found] == [list(range(10)), [9000, *range(9)], list(range(10))]
 
 
-@pytest.mark.parametrize("cuts", [[23_000], [1, 22_999], [5000, 4096, 0, 10_000, 3904], [9000, 14_000]])
+@pytest.mark.parametrize("cuts", [[23_000], [1, 22_999], [5000, 4096, 0, 10_000, 3904]])
 def test_parts_and_segments_do_not_matter(
     large: tuple[list[str], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]
 ) -> None:
@@ -236,29 +197,18 @@ def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[li
         assert sum(part for _, part in terms) == pytest.approx(score, rel=1e-6)
         assert [part for _, part in terms] == sorted((part for _, part in terms), reverse=True)
     assert index.explain("nowhere", 0) == []
-
-
-def test_explain_refuses_a_position_outside_of_the_index(large: tuple[list[str], Bm25Index]) -> None:
-    texts, index = large
     for outside in (-1, len(texts)):
         with pytest.raises(UsageError, match=f"position {outside:,} is not in an index of {len(texts):,} documents"):
             index.explain("zebra5", outside)
 
 
-@pytest.mark.parametrize("settings", [{"k1": -1}, {"b": 1.5}, {"k1": float("nan")}, {"norm": "exactly"}])
-def test_numbers_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="BM25 needs"):
-        Scoring(**settings)
-
-
-@pytest.mark.parametrize("settings", [{"limit": 0}, {"limit": 1, "threads": 0}])
-def test_a_limit_or_number_of_threads_below_one_is_refused(large: tuple[list[str], Bm25Index], settings: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="search needs"):
-        large[1].search(["ba"], **settings)
-
-
-def test_no_queries_give_no_hits(large: tuple[list[str], Bm25Index]) -> None:
-    hits = large[1].search([], limit=5)
-    assert hits.offsets.tolist() == [0]
-    assert hits.position.dtype == np.int64
-    assert hits.score.dtype == np.float32
+@pytest.mark.parametrize(
+    "settings", [{"k1": -1}, {"b": 1.5}, {"k1": float("nan")}, {"norm": "exactly"}, {"limit": 0}, {"threads": 0}], ids=str
+)
+def test_numbers_out_of_range_are_refused_and_no_queries_give_no_hits(large: tuple[list[str], Bm25Index], settings: dict[str, Any]) -> None:
+    _, index = large
+    search = {name: value for name, value in settings.items() if name in ("limit", "threads")}
+    with pytest.raises(UsageError, match="search needs" if search else "BM25 needs"):
+        index.search(["ba"], **{"limit": 1, **search}) if search else Scoring(**settings)
+    hits = index.search([], limit=5)
+    assert (hits.offsets.tolist(), hits.position.dtype, hits.score.dtype) == ([0], np.int64, np.float32)

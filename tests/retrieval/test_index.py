@@ -19,35 +19,27 @@ from cramlm.storage.artifacts import verify
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
 
 
-def test_an_index_is_built_once(tmp_path: Path) -> None:
+def test_an_index_is_built_once_and_elsewhere_with_the_same_bytes(tmp_path: Path) -> None:
     corpus, events = TextCorpus(TEXTS), list[Event]()
     first = build_index(corpus, tmp_path, emit=events.append)
     assert [event.kind for event in events if event.kind != "progress"] == ["start", "done"]
     events.clear()
     assert build_index(corpus, tmp_path, emit=events.append).path == first.path
     assert [event.kind for event in events] == ["up_to_date"]
+    again = build_index(corpus, tmp_path / "elsewhere")
+    assert (again.fingerprint, again.path.name) == (first.fingerprint, first.path.name)
 
 
-def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
-    one, two = index_texts(TEXTS, tmp_path / "one"), index_texts(TEXTS, tmp_path / "two")
-    assert one.fingerprint == two.fingerprint
-    assert one.path.name == two.path.name
-
-
-def test_statistics_count_documents_terms_postings_and_tokens(tmp_path: Path) -> None:
+def test_statistics_count_documents_terms_postings_and_tokens_and_a_corpus_may_be_without_a_term(tmp_path: Path) -> None:
     index = index_texts(["red red blue", "", "blue 文"], tmp_path)
     assert index.statistics == {"documents": 3, "postings": 4, "tokens": 5, "segments": 1}
     assert index.segments[0][1].terms == 3
     assert index.documents == 3
-
-
-def test_a_corpus_without_any_term_is_indexed_and_finds_nothing(tmp_path: Path) -> None:
-    index = index_texts(["!!!", "..."], tmp_path)
-    assert results(index, ["red", "!!!"], limit=3) == [[], []]
+    assert results(index_texts(["!!!", "..."], tmp_path), ["red", "!!!"], limit=3) == [[], []]
 
 
 @pytest.mark.parametrize("name", [*segment_module.TYPES, "statistics"])
-def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_missing_file_and_a_missing_segment_are_named(tmp_path: Path, name: str) -> None:
     file = f"{name}.json" if name == "statistics" else f"{name}.npy"
     index = index_texts(TEXTS, tmp_path)
     ((_, only),) = index.segments
@@ -64,19 +56,15 @@ def test_a_flipped_or_missing_byte_is_noticed_and_the_file_named(tmp_path: Path,
                 check()
         (only.path / file).write_bytes(content)
     assert Bm25Index.open(index.path).fingerprint == index.fingerprint
-
-
-def test_a_missing_segment_is_named(tmp_path: Path) -> None:
-    index = index_texts(TEXTS, tmp_path)
-    name = index.segments[0][1].path.name
-    shutil.rmtree(index.segments[0][1].path)
-    with pytest.raises(ArtifactError, match=name):
+    shutil.rmtree(only.path)
+    with pytest.raises(ArtifactError, match=only.path.name):
         Bm25Index.open(index.path)
 
 
-def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:
-    index = index_texts(invented_texts(8000, seed=2, words=(120, 140)), tmp_path)
+def test_a_large_file_is_mapped_takes_three_bytes_per_posting_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:
+    index = index_texts(invented_texts(8000, seed=2, words=(120, 140), vocabulary=8000), tmp_path)
     ((_, only),) = index.segments
+    assert sum(file.stat().st_size for file in only.path.glob("*.npy")) < 3 * index.statistics["postings"]
     large = only.path / "postings.npy"
     assert large.stat().st_size > 1 << 20
     assert not only.blocks.postings.flags.owndata
@@ -87,40 +75,24 @@ def test_a_large_file_is_mapped_and_damage_in_it_is_found_by_verify(tmp_path: Pa
         index.verify()
 
 
-def test_a_corpus_that_grew_keeps_its_segments_and_finds_what_a_new_index_finds(tmp_path: Path) -> None:
+def test_a_corpus_that_grew_keeps_its_segments_and_finds_what_a_new_index_finds_and_so_does_a_changed_one(tmp_path: Path) -> None:
     texts = invented_texts(900, seed=4)
     first = build_index(TextCorpus(texts[:600], cuts=[200, 400]), tmp_path)
     grown = build_index(TextCorpus(texts, cuts=[200, 400, 100, 200]), tmp_path)
     assert [entry.fingerprint for _, entry in grown.segments][:1] == [entry.fingerprint for _, entry in first.segments]
     assert [first for first, _ in grown.segments] == [0, 600]
-    alone = index_texts(texts, tmp_path / "alone")
-    assert results(grown, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
+    changed = build_index(TextCorpus(texts[50:], cuts=[150, 400, 100, 200]), tmp_path)  # in front: segments of its own
+    for index, own in ((grown, texts), (changed, texts[50:])):
+        alone = index_texts(own, tmp_path / "alone")
+        assert results(index, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
 
 
-def test_a_corpus_that_changed_in_front_gets_segments_of_its_own(tmp_path: Path) -> None:
-    texts = invented_texts(300, seed=4)
-    build_index(TextCorpus(texts, cuts=[100, 200]), tmp_path)
-    changed = build_index(TextCorpus(texts[50:], cuts=[50, 200]), tmp_path)
-    alone = index_texts(texts[50:], tmp_path / "alone")
-    assert results(changed, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
-
-
-def test_a_posting_costs_less_than_three_bytes_in_passages_of_ordinary_length(tmp_path: Path) -> None:
-    index = index_texts(invented_texts(20_000, seed=2, words=(120, 140), vocabulary=20_000), tmp_path)
-    size = sum(file.stat().st_size for _, part in index.segments for file in part.path.glob("*.npy"))
-    assert size < 3 * index.statistics["postings"]
-
-
-def test_an_index_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+def test_an_index_of_another_corpus_or_analyzer_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, other = TextCorpus(TEXTS), TextCorpus(["something else"])
     index = build_index(corpus, tmp_path)
     index.check_corpus(corpus)
     with pytest.raises(ArtifactError, match=f"{corpus.fingerprint[:16]}.*{other.fingerprint[:16]}"):
         index.check_corpus(other)
-
-
-def test_an_index_by_another_analyzer_is_refused_with_both_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = index_texts(TEXTS, tmp_path)
     monkeypatch.setattr(analysis_module, "ANALYZER", "words-of-tomorrow")
     with pytest.raises(ArtifactError, match=r"words-ngrams.*words-of-tomorrow"):
         Bm25Index.open(index.path)

@@ -127,10 +127,7 @@ def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, boun
 
     search_deeper(ask, config, world[0], emit=silent)
     assert depths == asked
-
-
-def test_a_given_top_k_is_kept(world: World) -> None:
-    assert len(propose(world, Bm25Config(top_k=7, max_documents=100), TEXTS[:1]).ranking) == 7
+    assert len(propose(world, Bm25Config(top_k=7, **bound), TEXTS[:1]).ranking) == 7  # a given top_k is kept
 
 
 def test_at_least_one_document_is_kept_for_every_bound(world: World) -> None:

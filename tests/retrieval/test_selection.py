@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ from selection_fixtures import lines, make_task, selected, write_corpus
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.errors import DataError, UsageError
 from cramlm.records import Emit, Event, Selection, Task, silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
-from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, QueryCounts
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import read_selection, select_documents
 from cramlm.storage.artifacts import verify
@@ -43,7 +43,8 @@ QUERIES = invented_texts(30, seed=12, words=(3, 10))
 
 def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     queries = [*QUERIES, QUERIES[3], "nowhere to be found"]
-    selection = select(world, make_task(queries), tmp_path / "out", Bm25Config(top_k=7))
+    events: list[Event] = []
+    selection = select(world, make_task(queries), tmp_path / "out", Bm25Config(top_k=7), emit=events.append)
     hits = world[1].search(queries, limit=7)
     expected: dict[int, tuple[int, int, float]] = {}
     for query in range(len(queries)):
@@ -55,6 +56,11 @@ def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: t
     assert selection.position.tolist() == order
     found = zip(selection.rank.tolist(), selection.query.tolist(), selection.score.tolist(), strict=True)
     assert list(found) == [expected[position] for position in order]
+    assert [event.message.split()[0] for event in events if event.kind == "warning"] == ["1"]  # text that retrieves nothing
+    read = read_selection(tmp_path / "out")
+    for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32), ("weight", np.float32)):
+        assert np.array_equal(getattr(selection, name), getattr(read, name))
+        assert getattr(read, name).dtype == dtype
 
 
 def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
@@ -111,46 +117,31 @@ def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_p
     assert (len(report["sources"]), report["other_sources"]) == (100, {"sources": 50, "passages": 50})
 
 
-def test_the_order_of_the_training_texts_and_the_threads_do_not_change_the_slice(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    one = select(world, make_task(QUERIES), tmp_path / "one", Bm25Config(top_k=9))
-    other = select(world, make_task(QUERIES[::-1]), tmp_path / "two", Bm25Config(top_k=9), threads=2)
-    assert one.position.tolist() == other.position.tolist()
-    assert one.rank.tolist() == other.rank.tolist()
-
-
 def test_both_halves_of_a_pair_are_searched_for(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     selection = select(world, make_task(["night"], pair="clever"), tmp_path / "out", Bm25Config(top_k=5))
     assert {401, 402} <= set(selection.position.tolist())
 
 
-def test_max_documents_keeps_the_best_ranked(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
-    part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_documents=40))
-    assert part.position.tolist() == whole.position[:40].tolist()
-    assert json.loads((tmp_path / "part" / "report.json").read_bytes())["documents"]["cut"] == len(whole) - 40
+def test_bounds_and_caps_keep_the_best_ranked_and_the_others_are_counted(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+    def part(name: str, **bounds: int) -> tuple[Selection, dict[str, Any]]:
+        selection = select(world, make_task(QUERIES), tmp_path / name, Bm25Config(top_k=9, **bounds))
+        return selection, json.loads((tmp_path / name / "report.json").read_bytes())
 
-
-def test_a_bound_of_tokens_keeps_the_longest_beginning_that_is_estimated_to_fit(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
-    part = select(world, make_task(QUERIES), tmp_path / "part", Bm25Config(top_k=9, max_tokens=2000))
-    assert part.position.tolist() == whole.position[: len(part)].tolist()
+    whole, _ = part("whole")
+    few, report = part("documents", max_documents=40)
+    assert few.position.tolist() == whole.position[:40].tolist()
+    assert report["documents"]["cut"] == len(whole) - 40
+    short, report = part("tokens", max_tokens=2000)
+    assert short.position.tolist() == whole.position[: len(short)].tolist()
     tokens = [len(world[0].text(position)) / CHARACTERS_PER_TOKEN for position in whole.position.tolist()]
-    assert sum(tokens[: len(part)]) <= 2000 < sum(tokens[: len(part) + 1])
-    report = json.loads((tmp_path / "part" / "report.json").read_bytes())
-    assert report["tokens"] == {"estimated": round(sum(tokens[: len(part)])), "characters_per_token": CHARACTERS_PER_TOKEN}
-
-
-def test_a_cap_per_query_keeps_the_best_of_each_and_counts_the_others(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    whole = select(world, make_task(QUERIES), tmp_path / "whole", Bm25Config(top_k=9))
-    capped = select(world, make_task(QUERIES), tmp_path / "capped", Bm25Config(top_k=9, per_query=2))
-    expected, seen = [], Counter[int]()
-    for position, query in zip(whole.position.tolist(), whole.query.tolist(), strict=True):
-        seen[query] += 1
-        if seen[query] <= 2:
-            expected.append(position)
-    assert capped.position.tolist() == expected
-    documents = json.loads((tmp_path / "capped" / "report.json").read_bytes())["documents"]
-    assert documents == {"found": len(whole), "dropped": 0, "capped": len(whole) - len(capped), "cut": 0, "selected": len(capped)}
+    assert sum(tokens[: len(short)]) <= 2000 < sum(tokens[: len(short) + 1])
+    assert report["tokens"] == {"estimated": round(sum(tokens[: len(short)])), "characters_per_token": CHARACTERS_PER_TOKEN}
+    capped, report = part("capped", per_query=2)
+    queries = whole.query.tolist()
+    kept = [place for place, query in enumerate(queries) if queries[:place].count(query) < 2]
+    assert capped.position.tolist() == whole.position[kept].tolist()
+    counts = {"found": len(whole), "dropped": 0, "capped": len(whole) - len(capped), "cut": 0, "selected": len(capped)}
+    assert report["documents"] == counts
 
 
 def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
@@ -173,14 +164,6 @@ def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Bm2
     assert report["queries"]["answered"] == 30
 
 
-def test_a_retriever_of_the_whole_corpus_needs_a_bound(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    for config in (RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))):
-        with pytest.raises(UsageError, match=r"random ranks the whole corpus.*max_tokens"):
-            select(world, make_task(QUERIES), tmp_path / "out", config)
-    bounded = UnionConfig(retrievers=(Bm25Config(top_k=2), RandomConfig(max_documents=5)))
-    assert len(select(world, make_task(QUERIES), tmp_path / "out", bounded)) > 5
-
-
 @pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(max_documents=402)])
 def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Bm25Index], tmp_path: Path, config: RetrieverConfig) -> None:
     selection = select(world, make_task([HELD_OUT, *QUERIES], dev=(HELD_OUT,)), tmp_path / "out", config)
@@ -199,32 +182,6 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpu
     assert json.loads((tmp_path / "out" / "report.json").read_bytes())["dropped"] == {dropped[0]["reason"]: 1}
 
 
-def test_a_task_in_another_language_is_an_error_and_leaves_no_folder(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="0 documents selected: none of the 2 training texts"):
-        select(world, make_task(["ничего общего", "совсем"]), tmp_path / "out", Bm25Config())
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_corpus_of_held_out_text_only_is_an_error(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, [HELD_OUT])
-    task = make_task(["owls"], dev=(HELD_OUT,))
-    with pytest.raises(DataError, match="all 1 hits contain text of the dev or test set"):
-        select_documents(RandomConfig(max_documents=100), corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
-
-
-def test_a_random_selection_depends_on_the_seed_and_has_no_repeats(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    one = select(world, make_task(["x"]), tmp_path / "one", RandomConfig(max_documents=50), seed=4)
-    again = select(world, make_task(["x"]), tmp_path / "again", RandomConfig(max_documents=50), seed=4)
-    other = select(world, make_task(["x"]), tmp_path / "other", RandomConfig(max_documents=50), seed=5)
-    assert one.position.tolist() == again.position.tolist() != other.position.tolist()
-    assert len(set(one.position.tolist())) == 50
-    assert one.rank.tolist() == list(range(50))
-    assert set(one.query.tolist()) == {-1}
-    assert not one.score.any()
-    shorter = select(world, make_task(["x"]), tmp_path / "shorter", RandomConfig(max_documents=20), seed=4)
-    assert shorter.position.tolist() == one.position[:20].tolist()
-
-
 def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     events: list[Event] = []
     task, out = make_task(QUERIES), tmp_path / "out"
@@ -237,43 +194,36 @@ def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[
     assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
 
 
-def test_texts_that_retrieve_nothing_are_counted_and_warned_of(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    events: list[Event] = []
-    select(world, make_task([*QUERIES, "nowhere", "Привет"]), tmp_path / "out", Bm25Config(top_k=3), emit=events.append)
-    assert [event.message.split()[0] for event in events if event.kind == "warning"] == ["2"]
+REFUSED: dict[str, tuple[RetrieverConfig, list[str], type[Exception], str]] = {
+    "a task in another language": (
+        Bm25Config(),
+        ["ничего общего", "совсем"],
+        DataError,
+        "0 documents selected: none of the 2 training texts",
+    ),
+    "no bound": (RandomConfig(), QUERIES, UsageError, r"random ranks the whole corpus.*max_tokens"),
+    "a member without a bound": (
+        UnionConfig(retrievers=(Bm25Config(), RandomConfig())),
+        QUERIES,
+        UsageError,
+        r"random ranks the whole corpus.*max_tokens",
+    ),
+}
 
 
-def test_an_index_of_another_corpus_is_refused(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, ["a corpus of its own"])
-    with pytest.raises(ArtifactError, match=f"{world[0].fingerprint[:16]}.*{corpus.fingerprint[:16]}"):
-        select_documents(
-            Bm25Config(), corpus, make_task(["corpus"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1, world[1])
-        )
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_selection_that_cannot_be_made_is_an_error_and_leaves_no_folder(
+    world: tuple[Corpus, Bm25Index], tmp_path: Path, case: str
+) -> None:
+    config, queries, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        select(world, make_task(queries), tmp_path / "out", config)
+    assert not (tmp_path / "out").exists()
 
 
-def test_bm25_without_an_index_is_refused(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_bm25_without_an_index_and_a_corpus_of_held_out_text_only_are_errors(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs an index"):
         select_documents(Bm25Config(), world[0], make_task(["owls"]), out=tmp_path / "out", context=RetrievalContext(world[0].store, 1))
-
-
-def test_a_selection_read_back_equals_the_one_made(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
-    made = select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
-    read = read_selection(tmp_path / "out")
-    for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32), ("weight", np.float32)):
-        assert np.array_equal(getattr(made, name), getattr(read, name))
-        assert getattr(read, name).dtype == dtype
-
-
-@pytest.mark.parametrize("name", ["selection.arrow", "dropped.jsonl", "report.json"])
-def test_a_damaged_selection_is_refused_and_the_file_named(world: tuple[Corpus, Bm25Index], tmp_path: Path, name: str) -> None:
-    select(world, make_task(QUERIES), tmp_path / "out", Bm25Config(top_k=3))
-    with (tmp_path / "out" / name).open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(ArtifactError, match=name):
-        read_selection(tmp_path / "out")
-
-
-def test_more_than_one_percent_of_failed_queries_is_an_error() -> None:
-    QueryCounts(texts=200, distinct=198, answered=198, empty=0, failed=2).check()
-    with pytest.raises(DataError, match="3 of 200 queries failed"):
-        QueryCounts(texts=200, distinct=197, answered=197, empty=0, failed=3).check()
+    corpus, config, task = write_corpus(tmp_path, [HELD_OUT]), RandomConfig(max_documents=100), make_task(["owls"], dev=(HELD_OUT,))
+    with pytest.raises(DataError, match="all 1 hits contain text of the dev or test set"):
+        select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))

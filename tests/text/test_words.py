@@ -1,3 +1,4 @@
+import re
 import unicodedata
 from hashlib import blake2b
 from itertools import pairwise
@@ -6,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.text.words import MeasuredText, _segment_any_script, count_words, cut_passages, duplicate_key, segment
+from cramlm.linear.features import normalize
+from cramlm.text.words import MeasuredText, _segment_any_script, count_words, cut_passages, duplicate_key, segment, word_pattern
 
 
 def words_key(text: str) -> bytes:
@@ -30,15 +32,7 @@ def test_grapheme_clusters_of_scripts_without_spaces_are_words() -> None:
 
 
 def test_two_characters_count_as_a_word_in_scripts_without_spaces() -> None:
-    assert count_words("one  two\nthree") == 3
-    assert count_words("東京速報です。") == 3
-    assert count_words("see 東京 now") == 3
-    assert count_words("   ") == 0
-
-
-def test_exact_duplicates_are_equal_after_nfc_and_with_white_space_collapsed() -> None:
-    assert duplicate_key("  one\ttwo\u00a0\n three ") == duplicate_key("one two three")
-    assert duplicate_key("café") == duplicate_key("cafe\u0301") != duplicate_key("cafe")
+    assert [count_words(text) for text in ("one  two\nthree", "東京速報です。", "see 東京 now", "   ")] == [3, 3, 3, 0]
 
 
 @given(
@@ -71,23 +65,25 @@ def test_different_texts_are_not_exact_duplicates(one: str, other: str) -> None:
     assert duplicate_key(one) != duplicate_key(other)
 
 
-def test_the_words_key_ignores_case_and_punctuation() -> None:
-    assert words_key("A test: one.") == words_key("a  TEST “one”!")
-    assert words_key("café") == words_key("cafe\u0301") != words_key("cafe")
-    assert words_key("therapist") != words_key("the rapist")
-    assert words_key("1.5") != words_key("15")
-    assert words_key("की") != words_key("कि")
-
-
-def test_texts_without_words_have_equal_words_keys_only_as_exact_duplicates() -> None:
-    assert words_key("😀") != words_key("😞")
-    assert words_key("...") != words_key("!!!")
-    assert words_key(" ? \n !") == words_key("? !")
-
-
 @pytest.mark.parametrize(
-    "block", [(0x80, 0x600), (0x1E00, 0x3100), (0xA640, 0xA7FF), (0xFB00, 0x10000), (0x1F300, 0x1F700), (0x1D400, 0x1D500)]
+    ("one", "other", "equal"),
+    [
+        ("A test: one.", "a  TEST “one”!", True),
+        ("café", "cafe\u0301", True),
+        ("café", "cafe", False),
+        ("therapist", "the rapist", False),
+        ("1.5", "15", False),
+        ("की", "कि", False),
+        (" ? \n !", "? !", True),  # without words: only exact duplicates
+        ("😀", "😞", False),
+        ("...", "!!!", False),
+    ],
 )
+def test_the_words_key_ignores_case_and_punctuation(one: str, other: str, equal: bool) -> None:
+    assert (words_key(one) == words_key(other)) == equal
+
+
+@pytest.mark.parametrize("block", [(0x80, 0x600), (0x1E00, 0x3100), (0xFB00, 0x10000), (0x1F300, 0x1F700)])
 def test_the_ascii_path_gives_the_same_words_for_single_characters(block: tuple[int, int]) -> None:
     # White space at the end changes nothing but the way that is taken: short of it, a foreign character is over a tenth of the text.
     for character in map(chr, range(*block)):
@@ -149,3 +145,15 @@ def test_the_ascii_path_gives_the_same_words_for_any_text(text: str) -> None:
     for one in (text, padded):
         words = _segment_any_script(one).decode("utf-8", "surrogatepass").split()
         assert segment(one) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ọ̀rọ̀ Yorùbá ni: हिन्दी में ए", ["ọ̀rọ̀", "Yorùbá", "ni", "हिन्दी", "में", "ए"]),
+        ("a b می‌خواهم x2, 7!", ["a", "b", "می‌خواهم", "x2", "7"]),  # a joiner does not cut a word
+    ],
+)
+def test_the_pattern_of_words_keeps_combining_marks_and_joiners(text: str, words: list[str]) -> None:
+    for form in ("NFC", "NFD"):
+        assert re.findall(word_pattern(), normalize(unicodedata.normalize(form, text))) == words

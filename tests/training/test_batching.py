@@ -60,20 +60,16 @@ def test_packing_keeps_every_sequence_whole_in_one_row_with_its_label_and_origin
     assert rows <= len(lengths)
 
 
-def test_packing_is_first_fit_decreasing() -> None:
+def test_packing_is_first_fit_decreasing_into_rows_of_a_multiple_of_eight() -> None:
     # by hand: 7 | 6 | 5 -> rows [7 1] [6 2] [5 3] of 8
     batch = pack_lengths([1, 2, 3, 5, 6, 7], 8)
     assert batch.token_ids.tolist() == [[15] * 7 + [10], [14] * 6 + [11] * 2, [13] * 5 + [12] * 3]
-
-
-def test_rows_are_cut_to_the_fullest_one_rounded_up_to_eight() -> None:
-    assert pack_lengths([9, 9, 9], 64).token_ids.shape == (1, 32)
-    assert pack_lengths([3], 64).token_ids.shape == (1, 8)
+    assert [pack_lengths(lengths, 64).token_ids.shape for lengths in ([9, 9, 9], [3])] == [(1, 32), (1, 8)]
 
 
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
 @pytest.mark.parametrize("weights", [None, [1 / (rank + 1) for rank in range(90)]])
-def test_a_batch_depends_on_the_step_and_not_on_earlier_calls(mixing: str, weights: list[float] | None) -> None:
+def test_a_batch_depends_on_seed_phase_and_step_and_not_on_earlier_calls(mixing: str, weights: list[float] | None) -> None:
     phase = make_phase(mixing=mixing)
     pools = make_pool(90, labelled=False, seed=1) if weights is None else weighted(weights), make_pool(40, labelled=True, seed=2)
     ordered, unordered = (Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL) for _ in range(2))
@@ -81,21 +77,14 @@ def test_a_batch_depends_on_the_step_and_not_on_earlier_calls(mixing: str, weigh
     for step in (11, 3, 7, 3, 0, 10):
         assert same(unordered.batch(step), in_order[step])
     assert not same(in_order[0], in_order[3])
-
-
-def test_another_seed_or_phase_gives_other_batches() -> None:
-    phase = make_phase()
-    pools = make_pool(90, labelled=False, seed=1), make_pool(40, labelled=True, seed=2)
-    variants = [(7, 0), (8, 0), (7, 1)]
-    batches = [Batches(phase, *pools, seed=seed, phase_index=index, special=SPECIAL).batch(0) for seed, index in variants]
-    assert not same(batches[0], batches[1])
-    assert not same(batches[0], batches[2])
+    for seed, index in ((8, 0), (7, 1)):
+        assert not same(Batches(phase, *pools, seed=seed, phase_index=index, special=SPECIAL).batch(0), in_order[0])
 
 
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
 def test_a_pool_is_sampled_evenly(mixing: str) -> None:
     batches = make_batches(make_phase(mixing=mixing, batch_unit="sequences", batch_size=9), task=40)
-    task_batches = [batch for batch in (batches.batch(step) for step in range(1000)) if not batch.external.all()][:40]
+    task_batches = [batch for batch in (batches.batch(step) for step in range(120)) if not batch.external.all()][:40]
     seen = Counter(
         sequence for batch in task_batches for sequence, external in zip(sequences_of(batch), batch.external, strict=True) if not external
     )
@@ -103,14 +92,6 @@ def test_a_pool_is_sampled_evenly(mixing: str) -> None:
     pool = make_pool(40, labelled=True, seed=2)
     # 40 steps of k sequences are k whole epochs, though single steps straddle two.
     assert seen == Counter({tuple(pool.sequence(index).tolist()): per_step for index in range(40)})
-
-
-def test_every_epoch_has_its_own_order() -> None:
-    batches = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=40), task=40)
-    orders = [Counter(sequences_of(batches.batch(step))) for step in range(2)]
-    assert orders[0] == orders[1]
-    half = make_batches(make_phase(external=0, text_weight=0.0, batch_unit="sequences", batch_size=20), task=40)
-    assert Counter(sequences_of(half.batch(0))) != Counter(sequences_of(half.batch(2)))
 
 
 def test_interleaved_cycles_have_exactly_the_ratio_in_whole_batches_external_first() -> None:
@@ -121,6 +102,7 @@ def test_interleaved_cycles_have_exactly_the_ratio_in_whole_batches_external_fir
         assert external.all() or not external.any()
         kinds.append("E" if external.all() else "T")
     assert "".join(kinds) == "EEETT" * 3
+    assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
 
 
 @pytest.mark.parametrize(("external", "task"), [(1, 1), (4, 1), (1, 3)])
@@ -134,11 +116,8 @@ def test_blended_batches_hold_both_origins_in_the_ratio_of_tokens(external: int,
             tokens[is_external] += int(lengths[batch.external == is_external].sum())
     assert tokens[True] / tokens[False] == pytest.approx(external / task, rel=0.06)
     assert sum(tokens.values()) / 20 == pytest.approx(2000, rel=0.03)
-
-
-def test_every_batch_has_a_task_sequence_even_at_an_extreme_ratio() -> None:
-    batches = make_batches(make_phase(external=999, task=1))
-    assert all((~batches.batch(step).external).sum() == 1 for step in range(5))
+    rare = make_batches(make_phase(external=999 * external, task=task))
+    assert all((~rare.batch(step).external).sum() == 1 for step in range(5))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 32])
@@ -158,10 +137,6 @@ def test_labels_are_on_task_text_and_masks_only_on_text_with_a_term() -> None:
     labels_only = make_batches(make_phase(external=0, text_weight=0.0)).batch(0)
     assert len(labels_only.masked) == 0
     assert SPECIAL.mask not in labels_only.token_ids
-
-
-def test_tokens_per_step_of_interleaved_batches_are_the_mean_over_a_cycle() -> None:
-    assert make_batches(make_phase(mixing="interleaved", external=3, task=1)).tokens_per_step == pytest.approx(256, rel=0.05)
 
 
 def test_a_phase_that_samples_from_an_empty_pool_names_it() -> None:
@@ -193,16 +168,10 @@ def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(wei
 
 def test_over_many_epochs_sequences_are_sampled_in_proportion_to_their_weights() -> None:
     weights = [3.0, 1.0, 0.5, 0.25, 0.25]
-    counts = counts_in_epochs(weighted(weights), 600).mean(axis=0)
-    np.testing.assert_allclose(counts, weights, atol=0.08)
+    counts = counts_in_epochs(weighted(weights), 300).mean(axis=0)
+    np.testing.assert_allclose(counts, weights, atol=0.1)
     orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).indices(range(e * 5, e * 5 + 5))) for e in range(20)}
     assert len(orders) > 10  # every epoch has an order of its own
-
-
-def test_weights_change_the_mean_length_of_sampled_sequences() -> None:
-    pool = weighted([1.0] * 9 + [91.0])
-    lengths = np.diff(pool.offsets)
-    assert pool.mean_length == pytest.approx((lengths[:9].sum() + 91 * lengths[9]) / 100)
 
 
 def test_keys_differ_by_every_argument_and_are_pinned() -> None:

@@ -9,7 +9,7 @@ from training_fixtures import FINGERPRINT, assert_same_bits
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Event, silent
-from cramlm.training.checkpoints import Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
+from cramlm.training.checkpoints import Progress, load_newest, restore_weights, save_checkpoint
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.bias": torch.tensor([1.0, -2.0])}
 MOMENTS = {"adamw/a.weight/exp_avg": torch.ones(2, 3), "adamw/a.weight/step": torch.tensor(5.0)}
@@ -42,8 +42,10 @@ def test_the_newest_and_the_one_before_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000020", "step-00009999"]
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("weights.safetensors", "flip"), ("optimizer.safetensors", "cut"), ("state.json", "remove"), ("manifest.json", "flip")],
+)
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, file: str, damage: str) -> None:
     save(tmp_path, 10)
     path = save(tmp_path, 20) / file
@@ -74,12 +76,6 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_fields_that_differ(t
     assert caught.value.exit_code == 5
 
 
-def test_a_fingerprint_with_tuples_equals_itself_after_json(tmp_path: Path) -> None:
-    fingerprint = {"files": ("a", "b"), 3: 1}
-    save_checkpoint(tmp_path, Progress(step=1), weights=WEIGHTS, moments={}, best={}, fingerprint=fingerprint)
-    assert load_newest(tmp_path, fingerprint=fingerprint, emit=silent, stage="phase") is not None
-
-
 def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cramlm.training.checkpoints.asdict", lambda _: {"step": 3, "epoch": 1})
     save(tmp_path, 3)
@@ -95,12 +91,6 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase")
     assert checkpoint is not None
     assert names(tmp_path) == ["step-00000010"]
-
-
-def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        save_checkpoint(tmp_path, Progress(step=1, best_score=float("nan")), weights=WEIGHTS, moments={}, best={}, fingerprint={})
-    assert not checkpoint_path(tmp_path, 1).exists()
 
 
 @pytest.mark.parametrize(

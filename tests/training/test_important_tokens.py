@@ -175,10 +175,3 @@ def test_scored_masks_are_the_best_tokens_above_zero_and_the_control_hides_as_ma
     other = mask(batch, control, np.random.default_rng(0), SPECIAL, token_values=scores)
     assert np.bincount(owner[other.masked]).tolist() == np.bincount(owner[masked.masked]).tolist()
     assert not np.array_equal(other.masked, masked.masked)
-
-
-def test_invalid_settings_of_selective_masking_name_the_remedy() -> None:
-    with pytest.raises(ValueError, match="external text is sampled, but no term is on it"):
-        make_phase(terms=[{"kind": "important_tokens"}])
-    with pytest.raises(ValueError, match="name the phase that scores"):
-        make_phase(masking={"kind": "scored"})

@@ -12,7 +12,7 @@ from torch.nn import functional
 from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_model, make_phase, make_pool
 
 from cramlm.config.run import HeadConfig, PhaseConfig
-from cramlm.model.kernels.torch import Dropout, weighted_cross_entropy
+from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, ModelSpec, PackedBatch, Precision, build_model
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
@@ -68,21 +68,20 @@ def test_with_the_mean_scale_an_interleaved_external_batch_is_plain_mlm_and_a_ta
     assert float(task.total.detach()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_phase_without_mlm_never_touches_the_vocabulary_head() -> None:
-    phase = make_phase(external=0, text_weight=0.0)
-    model, _, result = computed(phase)
+@pytest.mark.parametrize(
+    ("changes", "terms", "untouched", "trained"),
+    [
+        ({"external": 0, "text_weight": 0.0}, {"classify_task"}, "mlm_head", "classifier"),
+        ({"label_weight": 0.0}, {"mlm_external", "mlm_task"}, "classifier", "mlm_head"),
+    ],
+    ids=["labels only", "text only"],
+)
+def test_a_head_without_a_term_gets_no_gradient(changes: dict[str, Any], terms: set[str], untouched: str, trained: str) -> None:
+    model, _, result = computed(make_phase(**changes))
     result.total.backward()
-    assert set(result.means) == {"classify_task"}
-    assert all(parameter.grad is None for parameter in model.mlm_head.parameters())
-    assert all(parameter.grad is not None for parameter in model.classifier.parameters())
-
-
-def test_a_phase_without_labels_never_touches_the_classifier() -> None:
-    phase = make_phase(label_weight=0.0)
-    model, _, result = computed(phase)
-    result.total.backward()
-    assert set(result.means) == {"mlm_external", "mlm_task"}
-    assert all(parameter.grad is None for parameter in model.classifier.parameters())
+    assert set(result.means) == terms
+    assert all(parameter.grad is None for parameter in getattr(model, untouched).parameters())
+    assert all(parameter.grad is not None for parameter in getattr(model, trained).parameters())
 
 
 def test_sequences_without_a_label_count_in_no_mean() -> None:
@@ -114,23 +113,6 @@ def test_label_smoothing_is_torchs() -> None:
     assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
-def test_dropout_is_a_function_of_its_seed_and_off_when_unset() -> None:
-    model, batch = make_model(), first_batch(make_phase())
-
-    def total(dropout: Dropout | None) -> float:
-        return float(objective_of(make_phase()).losses(model, batch, dropout=dropout).total.detach())
-
-    assert total(Dropout(0.3, 1)) == total(Dropout(0.3, 1))
-    assert total(Dropout(0.3, 1)) != total(Dropout(0.3, 2))
-    assert total(Dropout(0.0, 1)) == total(None) != total(Dropout(0.3, 1))
-
-
-def test_vocabulary_loss_of_even_logits_is_the_log_of_the_vocabulary() -> None:
-    total, each = weighted_cross_entropy(torch.zeros(3, 50), torch.tensor([0, 7, 49]), torch.tensor([1.0, 2.0, 0.5]))
-    assert each.tolist() == pytest.approx([math.log(50)] * 3)
-    assert float(total) == pytest.approx(3.5 * math.log(50))
-
-
 @pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12), (torch.bfloat16, 8e-3)])
 def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
     kind: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
@@ -151,15 +133,11 @@ def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
     torch.testing.assert_close(gradient.to(weights.dtype), expected_gradient, rtol=tolerance, atol=tolerance)
 
 
-def test_vocabulary_loss_stays_finite_and_exact_where_a_probability_underflows() -> None:
-    logits = torch.tensor([[0.0, 500.0, -300.0]])
-    _, each = weighted_cross_entropy(logits, torch.tensor([2]), torch.ones(1))
-    assert each.tolist() == [800.0]
-
-
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_vocabulary_loss_of_logits_that_are_not_finite_is_not_finite(kind: torch.dtype, bad: float) -> None:
+def test_vocabulary_loss_is_finite_if_and_only_if_the_logits_are(kind: torch.dtype, bad: float) -> None:
+    _, each = weighted_cross_entropy(torch.tensor([[0.0, 500.0, -300.0]]), torch.tensor([2]), torch.ones(1))
+    assert each.tolist() == [800.0]  # a probability that underflows
     logits = torch.zeros(2, 40, dtype=kind)
     logits[1, 7] = bad
     _, each = weighted_cross_entropy(logits, torch.tensor([3, 3]), torch.ones(2))
@@ -231,6 +209,8 @@ def test_parts_have_the_losses_and_the_gradient_of_the_whole_batch_in_bf16() -> 
     whole, expected = gradients_in_parts(1, make_phase(), precision="bf16")
     parts, summed = gradients_in_parts(3, make_phase(), precision="bf16")
     assert parts.as_numbers() == pytest.approx(whole.as_numbers(), rel=2e-2)
+    batch = make_batches(make_phase()).batch(0)
+    assert len(in_parts(batch, 1000)) == len(batch.token_ids)  # no more parts than rows
     assert summed.keys() == expected.keys()
     for name, gradient in summed.items():
         torch.testing.assert_close(gradient, expected[name], rtol=2e-2, atol=2e-2 * float(expected[name].abs().max()))
@@ -244,12 +224,6 @@ def test_the_same_number_of_parts_gives_the_same_bits_with_dropout_too(rates: di
     assert once.as_numbers() == again.as_numbers()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert gradients_in_parts(2, phase, precision="bf16", seed=4)[0].as_numbers() != once.as_numbers()
-
-
-def test_a_batch_has_no_more_parts_than_rows() -> None:
-    batch = make_batches(make_phase()).batch(0)
-    assert len(in_parts(batch, 1000)) == len(batch.token_ids)
-    assert sum(int((part.sequence >= 0).sum()) for part in in_parts(batch, 1000)) == batch.tokens
 
 
 @pytest.mark.parametrize("rates", [{"dropout": 0.3}, {"attention_dropout": 0.3}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +24,12 @@ from training_fixtures import (
 )
 
 from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
-from cramlm.config.terms import Term
 from cramlm.errors import Stopped
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.sequences import TokenPool, shard
-from cramlm.training.terms.base import _IMPLEMENTATIONS
 from cramlm.training.terms.replaced_tokens import replace_tokens, sample_tokens
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -272,34 +270,6 @@ def test_a_term_is_learned(objective: str, tmp_path: Path) -> None:
     assert np.mean([step[term] for step in steps[-5:]]) < 0.97 * np.mean([step[term] for step in steps[:5]])
 
 
-def test_invalid_terms_name_the_remedy() -> None:
-    with pytest.raises(ValueError, match="set the share below 1"):
-        make_phase(text="causal")
-    with pytest.raises(ValueError, match="set share = 1"):
-        make_phase(terms=[{"kind": "causal", "share": 0.5}], task=0)
-    with pytest.raises(ValueError, match="change the same tokens"):
-        make_phase(terms=[{"kind": "mlm"}, {"kind": "span_infilling"}], task=0)
-    with pytest.raises(ValueError, match="two terms 'mlm' on external text"):
-        make_phase(terms=[{"kind": "mlm"}, {"kind": "mlm", "weight": 2.0}], task=0)
-    with pytest.raises(ValueError, match="no term is on it; add one, or set task = 0"):
-        make_phase(terms=[{"kind": "mlm"}])
-    with pytest.raises(ValueError, match="is on task text, of which none is sampled"):
-        make_phase(terms=[{"kind": "mlm"}, {"kind": "classify"}], task=0)
-    with pytest.raises(ValueError, match="32 or more"):
-        make_phase(text="span_infilling", max_length=8)
-    with pytest.raises(ValueError, match=r"set head\.generator, like 64"):
-        RunConfig(task=TaskConfig(train="train.csv"), phases=(make_phase(external=0, text="replaced_tokens"),))
-    with pytest.raises(ValueError, match=r"multiple of .* = 64"):
-        RunConfig(task=TaskConfig(train="train.csv"), head=HeadConfig(generator=100), phases=(make_phase(external=0),))
-
-
-def test_every_term_of_the_settings_has_one_implementation_in_a_file_of_its_name() -> None:
-    kinds = {term.model_fields["kind"].default for term in get_args(get_args(Term)[0])}
-    assert {kind: implementation.__module__ for kind, implementation in _IMPLEMENTATIONS.items()} == {
-        kind: f"cramlm.training.terms.{kind}" for kind in kinds
-    }
-
-
 def test_shuffled_tokens_stay_in_their_text_and_labels_are_where_it_changed() -> None:
     shuffled = batches_of(phase_of("shuffled_tokens")).batch(0)
     plain = batches_of(make_phase(label_weight=0.0, terms=[{"kind": "distil"}, {"kind": "distil", "on": "task"}])).batch(0)
@@ -313,3 +283,30 @@ def test_shuffled_tokens_stay_in_their_text_and_labels_are_where_it_changed() ->
     assert np.array_equal(labels == 1, before != after)
     assert 0.1 < shuffled.mlm_labels.mean() <= 0.3 + 1 / 16
     assert len(shuffled.masked) == shuffled.tokens - 2 * len(shuffled.first)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"text": "causal"}, "set the share below 1"),
+    ({"terms": [{"kind": "causal", "share": 0.5}], "task": 0}, "set share = 1"),
+    ({"terms": [{"kind": "mlm"}, {"kind": "span_infilling"}], "task": 0}, "change the same tokens"),
+    ({"terms": [{"kind": "mlm"}, {"kind": "mlm", "weight": 2.0}], "task": 0}, "two terms 'mlm' on external text"),
+    ({"terms": [{"kind": "mlm"}]}, "no term is on it; add one, or set task = 0"),
+    ({"terms": [{"kind": "mlm"}, {"kind": "classify"}], "task": 0}, "is on task text, of which none is sampled"),
+    ({"terms": [{"kind": "important_tokens"}]}, "external text is sampled, but no term is on it"),
+    ({"masking": {"kind": "scored"}}, "name the phase that scores"),
+    ({"text": "span_infilling", "max_length": 8}, "32 or more"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_invalid_terms_name_the_remedy(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_phase(**changes)
+
+
+def test_an_invalid_generator_names_the_remedy() -> None:
+    task = TaskConfig(train="train.csv")
+    with pytest.raises(ValueError, match=r"set head\.generator, like 64"):
+        RunConfig(task=task, phases=(make_phase(external=0, text="replaced_tokens"),))
+    with pytest.raises(ValueError, match=r"multiple of .* = 64"):
+        RunConfig(task=task, head=HeadConfig(generator=100), phases=(make_phase(external=0),))
