@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import bad_inputs
@@ -43,77 +43,62 @@ def scratch() -> Iterator[Path]:
         yield folder
 
 
-def assert_holds(figure: Figure) -> None:
+def opens_export(call: syscalls.Call) -> bool:
+    name = Path(call.path).name
+    return call.name == "openat" and (name.startswith(".export.tmp-") or name == "mlm")
+
+
+MakeFigure = Callable[[workloads.World, Path], Figure]
+FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
+    "R1 after kill -9 before a change to a file the same command gives the same bytes": (
+        lambda world, scratch: crashes.kills(world, scratch, most=1),
+        [watched],
+    ),
+    "R1 after kill -9 at a random moment the same command gives the same bytes": (
+        lambda world, scratch: crashes.random_kills(world, scratch, times=2),
+        [],
+    ),
+    "R2 a failed call on a file exits with 4 and leaves no partial result": (
+        lambda world, scratch: io_errors.failures(world, scratch, workloads=("index", "select", "finish"), most=4),
+        [watched],
+    ),
+    "R2 an export folder that cannot be listed is a disk error": (
+        lambda world, scratch: io_errors.failures(world, scratch, workloads=("finish",), most=100, concerning=opens_export),
+        [watched, pytest.mark.slow],
+    ),
+    "R3 after a power loss every result is old or new": (
+        lambda world, scratch: power_loss.losses(world, scratch, most=30, rerun_every=30),
+        [watched],
+    ),
+    "R4 verify and opening detect damage in every kind of folder": (lambda world, scratch: damage.damages(world, every=None, most=200), []),
+    "R4 verify of a store detects a missing part or segment": (lambda world, scratch: damage.store_damages(world), []),
+    "R5 every command reports bad input in one line with its location and exit code": (
+        lambda world, scratch: bad_inputs.bad_inputs(world, scratch, most=30),
+        [],
+    ),
+    "R6 runs are equal and index and selection do not depend on the number of processes": (
+        lambda world, scratch: determinism.repeats(world, scratch, runs=2),
+        [pytest.mark.slow],
+    ),
+    "R7 64 clients with a fifth of invalid requests get correct predictions or one line": (
+        lambda world, scratch: server_load.clients(world, scratch, seconds=1),
+        [],
+    ),
+    "R8 a run stopped by SIGTERM at any moment continues": (lambda world, scratch: crashes.stops(world, scratch, times=1), []),
+    "R8 a server stopped while loading or later exits with 0": (lambda world, scratch: server_load.stops(world, scratch, times=2), []),
+    "R9 of two index builders one builds at whatever moment the other starts": (
+        lambda world, scratch: crashes.races(world, scratch, times=3),
+        [watched],
+    ),
+    "R11 hostile folders and archives execute nothing and write nowhere else": (hostile.hostile, [watched]),
+}
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=marks) for name, (make, marks) in FIGURES.items()])
+def test_the_guarantee_holds(world: workloads.World, scratch: Path, make: MakeFigure) -> None:
+    figure = make(world, scratch)
     assert figure.trials
     assert not figure.failures, "\n".join(figure.failures[:10])
-
-
-@watched
-def test_after_kill_9_before_a_change_to_a_file_the_same_command_gives_the_same_bytes(world: workloads.World, scratch: Path) -> None:
-    assert_holds(crashes.kills(world, scratch, most=1))
-
-
-def test_after_kill_9_at_a_random_moment_the_same_command_gives_the_same_bytes(world: workloads.World, scratch: Path) -> None:
-    assert_holds(crashes.random_kills(world, scratch, times=3))
-
-
-@watched
-def test_a_failed_call_on_a_file_exits_with_4_and_leaves_no_partial_result(world: workloads.World, scratch: Path) -> None:
-    assert_holds(io_errors.failures(world, scratch, workloads=("index", "select", "finish"), most=4))
-
-
-@pytest.mark.slow
-@watched
-def test_an_export_folder_that_cannot_be_listed_is_a_disk_error(world: workloads.World, scratch: Path) -> None:
-    def opens_folder(call: syscalls.Call) -> bool:
-        name = Path(call.path).name
-        return call.name == "openat" and (name.startswith(".export.tmp-") or name == "mlm")
-
-    assert_holds(io_errors.failures(world, scratch, workloads=("finish",), most=100, concerning=opens_folder))
-
-
-@watched
-def test_after_a_power_loss_every_result_is_old_or_new(world: workloads.World, scratch: Path) -> None:
-    assert_holds(power_loss.losses(world, scratch, most=30, rerun_every=30))
-
-
-@watched
-def test_of_two_index_builders_one_builds_at_whatever_moment_the_other_starts(world: workloads.World, scratch: Path) -> None:
-    assert_holds(crashes.races(world, scratch, times=3))
-
-
-def test_a_run_stopped_by_sigterm_at_any_moment_continues(world: workloads.World, scratch: Path) -> None:
-    assert_holds(crashes.stops(world, scratch, times=1))
-
-
-def test_64_clients_with_a_fifth_of_invalid_requests_get_correct_predictions_or_one_line(world: workloads.World, scratch: Path) -> None:
-    assert_holds(server_load.clients(world, scratch, seconds=1))
-
-
-def test_a_server_stopped_while_loading_or_later_exits_with_0(world: workloads.World, scratch: Path) -> None:
-    assert_holds(server_load.stops(world, scratch, times=2))
-
-
-def test_verify_and_opening_detect_damage_in_every_kind_of_folder(world: workloads.World) -> None:
-    assert_holds(damage.damages(world, every=None, most=300))
-
-
-def test_verify_of_a_store_detects_a_missing_part_or_segment(world: workloads.World) -> None:
-    assert_holds(damage.store_damages(world))
-
-
-def test_every_command_reports_bad_input_in_one_line_with_its_location_and_exit_code(world: workloads.World, scratch: Path) -> None:
-    assert_holds(bad_inputs.bad_inputs(world, scratch, most=40))
-
-
-@pytest.mark.slow
-def test_runs_are_equal_and_index_and_selection_do_not_depend_on_the_number_of_processes(world: workloads.World, scratch: Path) -> None:
-    assert_holds(determinism.repeats(world, scratch, runs=2))
-
-
-@watched
-def test_hostile_folders_and_archives_execute_nothing_and_write_nowhere_else(world: workloads.World, scratch: Path) -> None:
-    assert_holds(hostile.hostile(world, scratch))
 
 
 @given(fuzzing.rows, st.integers(0, 2**62))

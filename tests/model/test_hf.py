@@ -78,7 +78,7 @@ def our_logits(model: Model, tokenizer: Tokenizer, texts: list[str], *, max_leng
         return model.task_logits(model.hidden(batch), batch).numpy()
 
 
-def test_transformers_gives_our_logits_for_200_texts(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_transformers_gives_our_logits_for_100_texts(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
     import transformers
 
     hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=64)
@@ -88,7 +88,7 @@ def test_transformers_gives_our_logits_for_200_texts(model: Model, tokenizer: To
     assert type(native).__name__ == f"{family}ForSequenceClassification"
     assert native.dtype == torch.float32
     assert native.config.id2label == dict(enumerate(LABELS))
-    texts = model_fixtures.sentences(200 - len(TORTURE), seed=8, longest=60) + TORTURE
+    texts = model_fixtures.sentences(100 - len(TORTURE), seed=8, longest=60) + TORTURE
     inputs = native_tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     assert set(inputs) == {"input_ids", "attention_mask"}
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_dropout_gives_the_mean_and_variance_of_transformers_bert_in_training(to
     native = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="eager", **rates).train()
     tokens = tokenizer.sequences(["the river flows slowly under the old stone bridge"], max_length=40, cut="truncate")
     batch, ids = model_fixtures.packed(tokens, per_row=1, padding=0), torch.from_numpy(tokens[0].astype(np.int64))[None]
-    passes = 1500
+    passes = 800
     with torch.no_grad():
         ours = torch.stack([model.hidden(batch, dropout=Dropout(rate, seed, attention_rate=attention_rate)) for seed in range(passes)])
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def test_dropout_gives_the_mean_and_variance_of_transformers_bert_in_training(to
     deviation = theirs.var(0).sqrt()
     assert deviation.min() > 0.01
     assert ((ours.mean(0) - theirs.mean(0)).abs() / deviation).max() < 6 * (2 / passes) ** 0.5  # standard errors of a difference
-    assert float(ours.var(0).sum() / theirs.var(0).sum()) == pytest.approx(1, abs=0.03)
+    assert float(ours.var(0).sum() / theirs.var(0).sum()) == pytest.approx(1, abs=0.04)
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "bpe_tokenizer"])
@@ -165,18 +165,38 @@ def test_transformers_tokenizer_gives_our_ids_for_every_script_and_literal_speci
 
 
 def test_a_saved_classifier_loads_with_equal_weights_labels_and_predictions(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=48)
-    loaded = hf.load_classifier(tmp_path)
-    assert loaded.labels == LABELS
-    assert loaded.max_length == 48
-    assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
-    assert loaded.model.encoder_config == model.encoder_config
-    assert loaded.model.head_config == model.head_config
+    for name in ("one", "two"):
+        hf.save_classifier(model, tokenizer, tmp_path / name, labels=LABELS, max_length=48)
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in (tmp_path / "one").iterdir()} == names
+    ids = json.loads((tmp_path / "one" / "config.json").read_text("utf-8"))["label2id"]
+    assert ids == {label: index for index, label in enumerate(LABELS)}
+    loaded = hf.load_classifier(tmp_path / "one")
+    assert (loaded.labels, loaded.max_length, loaded.tokenizer.fingerprint) == (LABELS, 48, tokenizer.fingerprint)
+    assert (loaded.model.encoder_config, loaded.model.head_config) == (model.encoder_config, model.head_config)
     parameters = dict(loaded.model.named_parameters())
     for name, parameter in model.named_parameters():
         assert name.startswith("mlm_head.") or torch.equal(parameter, parameters[name]), name
     texts = model_fixtures.sentences(20, seed=12)
     np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
+
+
+def test_a_folder_that_transformers_saved_again_or_with_the_names_of_5_0_loads(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    import transformers
+
+    hf.save_classifier(model, tokenizer, tmp_path / "ours", labels=LABELS, max_length=64)
+    transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    tensors = load_file(tmp_path / "ours" / hf.WEIGHTS_FILE)
+    for name in list(tensors):
+        tensors[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+    save_file(tensors, tmp_path / "ours" / hf.WEIGHTS_FILE)
+    texts = model_fixtures.sentences(10, seed=13)
+    for folder in ("theirs", "ours"):
+        loaded = hf.load_classifier(tmp_path / folder)
+        np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
 
 
 def test_a_saved_language_model_loads_with_a_new_classifier(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -187,44 +207,6 @@ def test_a_saved_language_model_loads_with_a_new_classifier(model: Model, tokeni
     parameters, initial = dict(model.named_parameters()), dict(new.named_parameters())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, initial[name] if name.startswith("classifier.") else parameters[name]), name
-
-
-def test_a_folder_that_transformers_saved_again_loads(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    import transformers
-
-    hf.save_classifier(model, tokenizer, tmp_path / "ours", labels=LABELS, max_length=64)
-    transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    loaded = hf.load_classifier(tmp_path / "theirs")
-    texts = model_fixtures.sentences(10, seed=13)
-    np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
-
-
-def test_the_layer_norm_names_of_transformers_5_0_load(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    hf.save_classifier(model, tokenizer, tmp_path, labels=LABELS, max_length=64)
-    tensors = load_file(tmp_path / hf.WEIGHTS_FILE)
-    for name in list(tensors):
-        tensors[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
-    save_file(tensors, tmp_path / hf.WEIGHTS_FILE)
-    loaded = hf.load_classifier(tmp_path)
-    texts = model_fixtures.sentences(10, seed=13)
-    np.testing.assert_array_equal(our_logits(loaded.model, loaded.tokenizer, texts), our_logits(model, tokenizer, texts))
-
-
-def test_the_same_model_is_saved_as_the_same_bytes(model: Model, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        hf.save_classifier(model, tokenizer, tmp_path / folder, labels=LABELS, max_length=64)
-    for file in (tmp_path / "one").iterdir():
-        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert {file.name for file in (tmp_path / "one").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert json.loads((tmp_path / "one" / "config.json").read_text("utf-8"))["label2id"] == {
-        label: index for index, label in enumerate(LABELS)
-    }
 
 
 def test_loading_does_not_import_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import make_task, selected, write_corpus
 
-from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
 from cramlm.records import FloatArray, silent
 from cramlm.retrieval import dense
-from cramlm.retrieval.dense import DenseRetriever, embed_part, nearest, pack, unpack
+from cramlm.retrieval.dense import DenseRetriever, nearest, unpack
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import verify
@@ -61,17 +57,6 @@ def test_nearest_equals_a_full_sort_for_any_block_size(monkeypatch: pytest.Monke
             np.testing.assert_array_equal(unpack(keys)[1], (queries @ vectors.T)[query, places])
 
 
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.integers(0, 2**31))
-def test_packed_scores_sort_by_score_then_position_and_unpack(scores: list[float], first: int) -> None:
-    row = np.array([scores], np.float32) + 0.0  # -0.0 and 0.0 are one score
-    keys = pack(row, first)[0]
-    order = sorted(range(len(scores)), key=lambda place: (-row[0, place], place))
-    assert np.argsort(keys, kind="stable")[::-1].tolist() == order
-    positions, unpacked = unpack(keys)
-    assert positions.tolist() == list(range(first, first + len(scores)))
-    np.testing.assert_array_equal(unpacked, row[0])
-
-
 def test_the_union_is_that_of_a_full_comparison(corpus: Corpus, tmp_path: Path) -> None:
     texts = [*TEXTS, TEXTS[2], "  "]
     proposal = DenseRetriever(CONFIG, LetterEncoder(), tmp_path).propose(corpus, texts, emit=silent)
@@ -98,16 +83,6 @@ def test_the_corpus_is_encoded_once_for_all_tasks_and_again_for_another_prefix(c
     DenseRetriever(CONFIG.model_copy(update={"passage_prefix": "zz "}), encoder, tmp_path).propose(corpus, TEXTS[:3], emit=silent)
     assert encoder.texts == 2 * 150 + 12 + 3 + 3
     assert verify(tmp_path) == 2 * len(corpus.parts)
-
-
-def test_a_search_waits_for_vectors_that_another_process_computes(corpus: Corpus, tmp_path: Path) -> None:
-    (part,) = corpus.parts
-    expected = np.array(embed_part(corpus, part, LetterEncoder(), tmp_path, prefix="", emit=silent))
-    (folder,) = (path for path in (tmp_path / "embeddings").iterdir() if path.is_dir())
-    shutil.rmtree(folder)
-    other = ReleasedWhenWaitedFor(folder)
-    np.testing.assert_array_equal(embed_part(corpus, part, LetterEncoder(), tmp_path, prefix="", emit=other), expected)
-    assert f"waiting: {folder}: being built by another process" in other.notes[0]
 
 
 def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:

@@ -128,17 +128,6 @@ def test_a_distributed_search_finds_what_one_search_finds(
     assert queries.owner.tolist() == index.compile(QUERIES).owner.tolist()
 
 
-def test_processes_find_what_one_search_finds(
-    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "FEW_SEGMENTS", 0)
-    events: list[Event] = []
-    _, found = run_search(publish(cut(5), tmp_path), Processes(2), events.append)
-    assert plain(found) == expected(index)
-    assert {event.kind for event in events} == {"progress"}
-    assert all(event.done <= event.total for event in events if event.total)
-
-
 def test_searches_at_the_same_time_do_each_group_once(index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path) -> None:
     search = publish(cut(5), tmp_path)
     jobs = [threading.Thread(target=run_search, args=(search, Processes())) for _ in range(3)]
@@ -151,13 +140,17 @@ def test_searches_at_the_same_time_do_each_group_once(index: Bm25Index, cut: Cal
 
 
 def test_a_killed_worker_is_named_and_the_same_call_again_completes(
-    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path
+    index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(distributed, "FEW_SEGMENTS", 0)
     search, executor = publish(cut(5), tmp_path), Deadly(Processes(2), tmp_path)
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9.*finished tasks are kept"):
         run_search(search, executor)
-    _, found = run_search(search, executor)
+    events: list[Event] = []
+    _, found = run_search(search, executor, events.append)
     assert plain(found) == expected(index)
+    assert {event.kind for event in events} == {"progress"}
+    assert all(event.done <= event.total for event in events if event.total)
 
 
 def flip_last_byte(file: Path) -> None:

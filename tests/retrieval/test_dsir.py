@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import shutil
 import unicodedata
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
-from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import Event, silent
-from cramlm.retrieval.dsir import DsirRetriever, corpus_ngrams, resample
+from cramlm.retrieval.dsir import DsirRetriever, resample
 from cramlm.retrieval.ranking import Ranking
 from cramlm.storage.artifacts import verify
 from cramlm.text.ngrams import count, divergence, hash_texts
@@ -133,15 +131,6 @@ def test_another_version_of_unicode_hashes_the_corpus_again(corpus: Corpus, tmp_
         monkeypatch.setattr(unicodedata, "unidata_version", version)
         propose(corpus, DsirConfig(max_documents=3), tmp_path)
     assert len(list((tmp_path / "ngrams").glob("*/manifest.json"))) == 2
-
-
-def test_ngrams_that_another_process_hashes_are_waited_for(corpus: Corpus, tmp_path: Path) -> None:
-    expected = [counts.tolist() for _, counts in corpus_ngrams(corpus, tmp_path)]
-    (folder,) = (path for path in (tmp_path / "ngrams").iterdir() if path.is_dir())
-    shutil.rmtree(folder)
-    other = ReleasedWhenWaitedFor(folder)
-    assert [counts.tolist() for _, counts in corpus_ngrams(corpus, tmp_path, emit=other)] == expected
-    assert f"waiting: {folder}: being built by another process" in other.notes[0]
 
 
 def test_training_texts_without_a_character_are_an_error(corpus: Corpus, tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ def test_every_query_gets_its_documents_best_first_and_equal_queries_are_sent_on
     assert search(server, queries, pauses) == {0: ["a", "d"], 1: ["c"], 2: ["d", "c"], 3: ["a", "d"], 4: ["b"], 5: []}
     assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 2]
     assert pauses == []
+    header, body = requests(server, "_msearch")[0][:2]
+    assert header == {"search_type": "dfs_query_then_fetch"}  # the statistics of all shards
+    assert (body["size"], body["_source"]) == (10, False)
+    server.product = "OpenSearch"
+    assert search(server, ["river"], pauses) == {0: ["b"]}
 
 
 def test_scores_come_with_the_documents_and_repeated_terms_count(server: SearchServer) -> None:
@@ -69,13 +74,6 @@ def test_scores_come_with_the_documents_and_repeated_terms_count(server: SearchS
     idf, norm = math.log1p(4.5 / 1.5), 1.2 * (0.25 + 0.75 * 7 / (26 / 5))
     assert once.score.tolist() == pytest.approx([idf * 2 / (2 + norm) + idf * 1 / (1 + norm)], rel=0.2)
     assert twice.score.tolist() == pytest.approx([2 * once.score[0]])
-
-
-def test_statistics_are_those_of_all_shards_and_hits_come_without_texts(server: SearchServer, pauses: list[float]) -> None:
-    search(server, ["river"], pauses, limit=7)
-    ((header, body),) = requests(server, "_msearch")
-    assert header == {"search_type": "dfs_query_then_fetch"}
-    assert (body["size"], body["_source"]) == (7, False)
 
 
 def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer, pauses: list[float]) -> None:
@@ -124,11 +122,27 @@ def test_only_failed_queries_are_repeated(server: SearchServer, pauses: list[flo
     assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 1]
 
 
-@pytest.mark.parametrize("partial", [{"timed_out": True}, {"_shards": {"total": 2, "successful": 1, "failed": 1}}], ids=["time", "shard"])
-def test_a_partial_response_is_a_failure(server: SearchServer, pauses: list[float], partial: dict[str, Any]) -> None:
-    server.spoil = lambda question, answer: answer | partial if "river" in str(question.get("query")) else answer
-    answers = search(server, ["river", "aspirin"], pauses)
-    assert answers == {0: "only some of the shards responded, tried 4 times", 1: ["c"]}
+UNREADABLE = {"_index": "articles", "error": {"reason": "immense"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"timed_out": True}, "only some of the shards responded, tried 4 times"),
+        ({"_shards": {"total": 2, "successful": 1, "failed": 1}}, "only some of the shards responded, tried 4 times"),
+        (UNREADABLE, "failed (no status: None: immense), tried 4 times"),
+    ],
+    ids=["time", "shard", "text that the server cannot analyse"],
+)
+def test_a_partial_or_unreadable_response_is_a_failure(
+    server: SearchServer, pauses: list[float], answer: dict[str, Any], message: str
+) -> None:
+    def spoil(question: Any, right: dict[str, Any]) -> dict[str, Any]:
+        asked = question if answer is UNREADABLE else question.get("query")
+        return right if "river" not in str(asked) else answer if answer is UNREADABLE else right | answer
+
+    server.spoil = spoil
+    assert search(server, ["river", "aspirin"], pauses) == {0: message, 1: ["c"]}
     assert pauses == [0.5, 1.0, 2.0]
 
 
@@ -137,11 +151,6 @@ def test_queries_of_a_batch_without_a_response_fail_and_the_others_succeed(serve
     answers = search(server, ["river", "bank", "aspirin"], pauses)
     assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), tried 4 times"
     assert answers[2] == ["c"]
-
-
-def test_texts_that_the_server_cannot_analyse_fail(server: SearchServer, pauses: list[float]) -> None:
-    server.spoil = lambda question, answer: {"_index": "articles", "error": {"reason": "immense"}} if "river" in str(question) else answer
-    assert search(server, ["river", "aspirin"], pauses) == {0: "failed (no status: None: immense), tried 4 times", 1: ["c"]}
 
 
 def test_documents_come_in_order_with_their_own_ids_and_sources(server: SearchServer) -> None:
@@ -166,38 +175,34 @@ def test_fields_may_be_nested_or_dotted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("of_server", "of_config", "message"),
     [
-        ({"text_field": "body"}, "text_field 'body' .* must be of type text, is missing"),
-        ({"index": "missing"}, "404: index_not_found_exception: no such index.*check retriever.index"),
+        ({}, {"text_field": "body"}, "text_field 'body' .* must be of type text, is missing"),
+        ({}, {"index": "missing"}, "404: index_not_found_exception: no such index.*check retriever.index"),
+        ({"indices": ("articles-1", "articles-2")}, {}, r"must name one index .*matches articles-1, articles-2"),
+        ({"field_type": "keyword"}, {}, "must be of type text, is keyword"),
+        (
+            {"interrupt": lambda path, body: (401, {"error": {"type": "security_exception", "reason": "missing"}, "status": 401}, {})},
+            {},
+            r"401: security_exception: missing.*api_key_env or retriever.login_env",
+        ),
     ],
+    ids=["no field", "no index", "two indices", "keyword", "refused key"],
 )
-def test_a_wrong_name_is_refused_before_any_query(server: SearchServer, pauses: list[float], changes: dict[str, str], message: str) -> None:
+def test_a_wrong_name_or_key_is_refused_before_any_query(
+    server: SearchServer, pauses: list[float], of_server: dict[str, Any], of_config: dict[str, str], message: str
+) -> None:
+    for name, value in of_server.items():
+        setattr(server, name, value)
     with pytest.raises(UsageError, match=message):
-        search(server, ["river"], pauses, **changes)
-    assert len(server.asked) == 1
-
-
-def test_an_index_must_be_one_and_its_field_text(server: SearchServer, pauses: list[float]) -> None:
-    server.indices = ("articles-1", "articles-2")
-    with pytest.raises(UsageError, match=r"must name one index .*matches articles-1, articles-2"):
-        search(server, ["river"], pauses)
-    server.indices, server.field_type = (), "keyword"
-    with pytest.raises(UsageError, match="must be of type text, is keyword"):
-        search(server, ["river"], pauses)
+        search(server, ["river"], pauses, **of_config)
+    assert (len(server.asked), pauses) == (1, [])
 
 
 def test_an_unreachable_server_is_named(pauses: list[float]) -> None:
     with pytest.raises(EnvironmentFault, match=r"http://127.0.0.1:9: no response \(ConnectionError.*check retriever.url"):
         list(search_elasticsearch(ElasticsearchConfig(url="http://127.0.0.1:9", index="a", retries=1), ["x"], limit=1, pause=pauses.append))
     assert pauses == [0.5]
-
-
-def test_a_refused_key_is_not_tried_again(server: SearchServer, pauses: list[float]) -> None:
-    server.interrupt = lambda path, body: (401, {"error": {"type": "security_exception", "reason": "missing"}, "status": 401}, {})
-    with pytest.raises(UsageError, match=r"401: security_exception: missing.*api_key_env or retriever.login_env"):
-        search(server, ["river"], pauses)
-    assert pauses == []
 
 
 @pytest.mark.parametrize(("setting", "header"), [("api_key_env", "ApiKey a:secret"), ("login_env", "Basic YTpzZWNyZXQ=")])
@@ -218,11 +223,6 @@ def test_secrets_come_from_the_environment(
 def test_settings_that_would_leak_or_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ElasticsearchConfig(**{"url": "https://host:9200", "index": "articles"} | wrong)
-
-
-def test_other_compatible_servers_are_accepted(server: SearchServer, pauses: list[float]) -> None:
-    server.product = "OpenSearch"
-    assert search(server, ["river"], pauses) == {0: ["b"]}
 
 
 def test_without_the_package_one_line_says_what_to_install(server: SearchServer, monkeypatch: pytest.MonkeyPatch) -> None:

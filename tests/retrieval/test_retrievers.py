@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,13 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
+from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.data.corpus import Corpus
-from cramlm.records import silent
+from cramlm.records import Emit, FloatArray, silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
+from cramlm.retrieval.dense import embed_part
+from cramlm.retrieval.dsir import corpus_ngrams
 from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, search_deeper, within_bound
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
@@ -157,3 +162,24 @@ def test_another_seed_gives_another_order(world: World, config: RetrieverConfig)
     orders = [propose(world, config, TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(300))
+
+
+@pytest.mark.parametrize("stage", ["ngrams", "embeddings"])
+def test_what_another_process_computes_of_a_corpus_is_waited_for(world: World, tmp_path: Path, stage: str) -> None:
+    class Lengths:
+        fingerprint = "lengths"
+
+        def encode(self, texts: Sequence[str]) -> FloatArray:
+            return np.array([[len(text), 1] for text in texts], np.float32)
+
+    def compute(emit: Emit) -> list[list[float]]:
+        if stage == "ngrams":
+            return [counts.tolist() for _, counts in corpus_ngrams(world[0], tmp_path, emit=emit)]
+        return [embed_part(world[0], part, Lengths(), tmp_path, prefix="", emit=emit).tolist() for part in world[0].parts]
+
+    expected = compute(silent)
+    (folder,) = (path for path in (tmp_path / stage).iterdir() if path.is_dir())
+    shutil.rmtree(folder)
+    other = ReleasedWhenWaitedFor(folder)
+    assert compute(other) == expected
+    assert f"waiting: {folder}: being built by another process" in other.notes[0]
