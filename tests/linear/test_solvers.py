@@ -52,9 +52,9 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("labels", [2, 5])
-@pytest.mark.parametrize("weights", ["uniform", "balanced"])
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "weights", "warm"), [(2, "uniform", False), (2, "balanced", True), (5, "uniform", True), (5, "balanced", False)]
+)
 def test_multinomial_regression_equals_scikit_learns(labels: int, weights: ClassWeights, warm: bool) -> None:
     rows, targets, other = problem(labels)
     fit = SOLVERS["classification"].fitter(rows, targets, "multinomial", weights, outputs=labels, seed=0)
@@ -214,13 +214,13 @@ def test_multinomial_regression_is_better_than_one_vs_rest_where_labels_are_unev
         texts = [" ".join(word(name) for _ in range(20)) for name in labels]
         return tuple(Example(text, text, None, name) for text, name in zip(texts, labels, strict=True))
 
-    task = Task(rows([60, 30, 10, 6, 5, 4, 4, 3, 3, 3]), rows([60] * 10), (), names, False)
+    task = Task(rows([60, 30, 10, 6, 5, 4, 4, 3, 3, 3]), rows([30] * 10), (), names, False)
     vocabulary, train = Vocabulary.fit("words", [row.text for row in task.train])
     dev, targets = vocabulary.transform([row.text for row in task.dev]), SOLVERS["classification"].targets(task)
     true = [names.index(str(row.label)) for row in task.dev]
 
     def best(scheme: Scheme) -> float:
-        settings = [(weights, c) for weights in get_args(ClassWeights) for c in (1.0, 10.0, 100.0)]
+        settings = [(weights, c) for weights in get_args(ClassWeights) for c in (1.0, 10.0)]
         return max(
             f1_score(true, fitted(train, targets, scheme, *each, 10).scores(dev).argmax(axis=1), average="macro") for each in settings
         )

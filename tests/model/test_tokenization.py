@@ -38,17 +38,17 @@ def test_special_tokens_have_the_ids_0_to_4(either: Tokenizer) -> None:
 
 def test_training_gives_the_same_file_in_every_process_and_with_any_number_of_threads(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from cramlm.config.run import TokenizerConfig\n"
-        "from cramlm.model.tokenizer import train_tokenizer; import model_fixtures\n"
+        "import json, sys; from pathlib import Path; from cramlm.config.run import TokenizerConfig\n"
+        "from cramlm.model.tokenizer import train_tokenizer\n"
         "for kind in ('wordpiece', 'bpe'):\n"
-        "    config = TokenizerConfig(kind=kind, vocab_size=500)\n"
-        "    train_tokenizer(model_fixtures.training_texts(), config, Path(sys.argv[1], kind))"
+        "    config = TokenizerConfig(kind=kind, vocab_size=300)\n"
+        "    train_tokenizer(json.loads(Path(sys.argv[2]).read_bytes()), config, Path(sys.argv[1], kind))"
     )
+    (tmp_path / "texts.json").write_text(json.dumps(model_fixtures.training_texts()), "utf-8")
     contents: dict[str, set[bytes]] = {"wordpiece": set(), "bpe": set()}
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     for number, variables in enumerate([{"RAYON_NUM_THREADS": "1"}, {"TOKENIZERS_PARALLELISM": "false"}]):
-        environment = os.environ | variables | {"PYTHONPATH": path}
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / str(number))], env=environment, check=True)
+        arguments = [sys.executable, "-c", script, str(tmp_path / str(number)), str(tmp_path / "texts.json")]
+        subprocess.run(arguments, env=os.environ | variables, check=True)
         for kind, files in contents.items():
             files.add((tmp_path / str(number) / kind / "tokenizer.json").read_bytes())
     assert [len(files) for files in contents.values()] == [1, 1]

@@ -259,7 +259,7 @@ def test_a_full_disk_stops_the_phase_with_one_line_and_it_can_resume(
 def test_training_learns_the_task_and_the_words(tmp_path: Path) -> None:
     events: list[Event] = []
     model = make_model()
-    phase = make_phase(steps=90, text_weight=1.0, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
+    phase = make_phase(steps=120, text_weight=1.0, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
     result = run_phase(model, phase, tmp_path, emit=events.append)
     steps = [event for event in events if event.kind == "step"]
     assert result.best_score is not None
