@@ -32,14 +32,14 @@ def counted(folder: Path, at: int, what: Callable[[Call], int | None]) -> tuple[
     return decide, seen
 
 
-def kills(world: World, scratch: Path, *, most: int, seed: int = 11) -> Figure:
-    """R1: kill -9 before a sample of the calls that change files, then the same command again."""
+def kills(world: World, scratch: Path, *, most: int, workloads: Sequence[str] | None = None, seed: int = 11) -> Figure:
+    """R1: kill -9 before a sample of the calls that change files, then the same command again. workloads: default all."""
     figure = Figure("R1", "kill -9 before a call that changes files, then the same command again")
     generator = random.Random(seed)
     with figure.timed():
         cases: list[tuple[Workload, bool, int]] = []
         ends = {}
-        for workload in world.workloads().values():
+        for workload in world.some_workloads(workloads):
             ends[workload.name] = workload.states(scratch / f"{workload.name}-end")
             for replacing in workload.ways:
                 folder = scratch / f"{workload.name}-count"

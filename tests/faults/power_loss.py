@@ -152,15 +152,15 @@ def _steps(call: Call) -> list[Step]:
     raise AssertionError(f"{call.name} is not recorded")
 
 
-def losses(world: World, scratch: Path, *, most: int, rerun_every: int, seed: int = 17) -> Figure:
-    """R3. rerun_every: the command is run again after one in so many images."""
+def losses(world: World, scratch: Path, *, most: int, rerun_every: int, workloads: Sequence[str] | None = None, seed: int = 17) -> Figure:
+    """R3. rerun_every: the command is run again after one in so many images. workloads: default all."""
     figure = Figure("R3", "power lost after any change: each result old or new, what was published stays, the same command finishes")
     generator = random.Random(seed)
     reruns = 0
     with figure.timed():
         cases: list[tuple[Workload, bool, int, str]] = []
         recorded = {}
-        for workload in world.workloads().values():
+        for workload in world.some_workloads(workloads):
             states = workload.states(scratch / f"{workload.name}-states")
             for replacing in workload.ways:
                 folder = scratch / f"{workload.name}-{replacing}"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +142,10 @@ class World:
             Workload("fit", self.fit_anew),
         )
         return {workload.name: workload for workload in all_}
+
+    def some_workloads(self, names: Sequence[str] | None) -> list[Workload]:
+        """Return the workloads of these names, or all."""
+        return [workload for name, workload in self.workloads().items() if names is None or name in names]
 
     def index(self, folder: Path) -> None:
         """`cramlm index`."""

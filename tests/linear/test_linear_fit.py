@@ -45,7 +45,9 @@ def without_seconds(fitted: LinearFit) -> dict[str, Any]:
     return {name: value for name, value in fitted.as_dict().items() if name != "seconds"}
 
 
-@pytest.mark.parametrize("task", [topic_task(), topic_task(sea=60, hill=6), several_labels_task(), number_task()], ids=str)
+@pytest.mark.parametrize(
+    "task", [topic_task(), topic_task(sea=60, hill=6), several_labels_task(), number_task()], ids=["even", "uneven", "sets", "numbers"]
+)
 def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported(task: Task) -> None:
     events: list[Event] = []
     fitted = fit(task, emit=events.append)
