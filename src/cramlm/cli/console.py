@@ -154,10 +154,12 @@ def summary_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, per_rule: int | None) -> None:
+def show_findings(
+    files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *, per_rule: int | None, of_rules: Mapping[str, int] | None = None
+) -> None:
     """Print statistics of each file, a line for each finding (data/validation.py), and the number of findings.
 
-    per_rule: number of findings to print of one rule; None is all.
+    per_rule: number of findings to print of one rule; None is all. of_rules: another number for some rules.
     """
     for file in files:
         labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
@@ -170,13 +172,14 @@ def show_findings(files: Sequence[Mapping[str, Any]], findings: Sequence[Any], *
     ends = "numbers: minimum, median and maximum" if files[0].get("numbers") else "labels: the largest and the smallest"
     print(f"{ends}; words per row: 5th, 50th and 95th percentile and maximum")
     shown: dict[str, int] = {}
+    limits = {finding.rule: len(findings) if per_rule is None else (of_rules or {}).get(finding.rule, per_rule) for finding in findings}
     for finding in findings:
         shown[finding.rule] = shown.get(finding.rule, 0) + 1
-        if per_rule is None or shown[finding.rule] <= per_rule:
+        if shown[finding.rule] <= limits[finding.rule]:
             print(printable(str(finding)))
     for rule, count in shown.items():
-        if per_rule is not None and count > per_rule:
-            print(f"... and {count - per_rule:,} more of {rule}; --all shows them")
+        if count > limits[rule]:
+            print(f"... and {count - limits[rule]:,} more of {rule}; --all shows them")
     problems = sum(finding.severity == "problem" for finding in findings)
     print(f"{problems:,} problems, {len(findings) - problems:,} notices in {len(files)} file{'s' if len(files) > 1 else ''}")
 

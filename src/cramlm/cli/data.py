@@ -39,13 +39,20 @@ if TYPE_CHECKING:
     from cramlm.retrieval.trec import Qrels
 
 _PER_RULE = 5  # findings shown of one rule, without --all
+_SUSPICIOUS = 20  # the same for suspicious labels
 
 
 def check(
     files: Annotated[list[str], typer.Argument(help="Labelled texts: the training file, then dev, test or any other held-out files.")],
     corpus: Annotated[list[str] | None, typer.Option(help="Raw text for retrieval; it stays in the store for `fit`.")] = None,
     index: Annotated[Path | None, typer.Option(help="Output folder of `cramlm index`, instead of --corpus.")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help=f"Show every finding (default: the first {_PER_RULE} of each rule).")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="A finished run, or an exported model: list training rows whose label it contradicts.")
+    ] = None,
+    show_all: Annotated[
+        bool,
+        typer.Option("--all", help=f"Show every finding (default: the first {_PER_RULE} of each rule, {_SUSPICIOUS} suspicious labels)."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings and statistics as one JSON object.")] = False,
     store: StoreOption = None,
     text_column: TextColumn = "text",
@@ -54,7 +61,12 @@ def check(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Find errors, duplicates and leaks in the data. The exit code is 3 if there is a problem."""
+    """Find errors, duplicates and leaks in the data. The exit code is 3 if there is a problem.
+
+    With --model also suspicious labels: training rows whose label has a low probability out of fold, the most suspicious first.
+
+    Example: cramlm check train.jsonl dev.jsonl --model runs/mine
+    """
     from cramlm.cli.console import console_events, show_findings
     from cramlm.data.corpus import build_corpus
     from cramlm.data.task import RowFormat
@@ -73,13 +85,22 @@ def check(
             findings += check_corpus(train, held_out, build_corpus(config, store or default_store(), emit=emit))
         elif index is not None:
             findings += check_corpus(train, held_out, Index.open(index).corpus)
+        suspicious = []
+        if model is not None:
+            from cramlm.inference.label_errors import find_suspicious_rows
+
+            suspicious = find_suspicious_rows(model, train, emit=emit)
+            findings += [row.finding for row in suspicious]
     statistics = [describe(file).as_dict() for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
         rows = [{"location": each.location, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]
-        print(json.dumps({"files": statistics, "problems": problems, "findings": rows}, ensure_ascii=False))
+        result: dict[str, Any] = {"files": statistics, "problems": problems, "findings": rows}
+        if model is not None:
+            result["suspicious_labels"] = [row.as_dict() for row in suspicious]
+        print(json.dumps(result, ensure_ascii=False))
     else:
-        show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE)
+        show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE, of_rules={"suspicious-label": _SUSPICIOUS})
     if problems:
         raise typer.Exit(3)
 

@@ -23,6 +23,8 @@ from cramlm.model.tokenizer import Tokens
 from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
+TRAINING_TEXTS_FILE: Final = "task.npy"
+"""In the folder of a run's teacher: `Teacher.training_texts`."""
 ALIGNMENT_PRIOR: Final = 100
 """Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
 POWERS: Final = (0.1, 10_000.0)

@@ -12,7 +12,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.teacher import Teacher, aligned
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import UNCUT, Tokenizer, Tokens
@@ -23,7 +23,6 @@ from cramlm.storage.artifacts import Artifact
 
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
-TASK_FILE: Final = "task.npy"
 
 
 def needs_linear_teacher(phases: Sequence[PhaseConfig]) -> bool:
@@ -80,7 +79,7 @@ def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact,
                     labels = aligned(labels, teacher.label_counts)
                 save_array(target / name, labels)
                 messages.append(_message(len(pieces), "pieces of passages", labels))
-        save_array(target / TASK_FILE, teacher.training_texts)
+        save_array(target / TRAINING_TEXTS_FILE, teacher.training_texts)
         known = teacher.training_texts[teacher.training_texts.sum(axis=1) > 0]
         messages.append(_message(len(known), "training texts out of fold", known))
         run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"power": teacher.power}))

@@ -27,6 +27,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import example_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
@@ -35,7 +36,7 @@ from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.teacher import PASSAGES_FILE, TASK_FILE, external_length, piece_length, pieces_file, teach_by_encoder
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, teach_by_encoder
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
@@ -156,7 +157,7 @@ class _Training:
         return with_word_begins(phase, self._external(phase), self._task(phase), vocabulary, self.special)
 
     def _task(self, phase: PhaseConfig) -> TokenPool | None:
-        soft = self._soft_labels(phase, "task", TASK_FILE)
+        soft = self._soft_labels(phase, "task", TRAINING_TEXTS_FILE)
         prompt = self.text.prompt if phase.learns_labels or phase.distil("task") else None
         return task_pool(self.text.tokenizer, self.run.task, soft, prompt, length=phase.text_length) if phase.task else None
 

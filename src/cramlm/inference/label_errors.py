@@ -1,0 +1,123 @@
+"""Rows of a training file whose label the linear model of a run contradicts.
+
+A run with a linear teacher keeps the probabilities of its training texts that were predicted out of fold. If the file is still the one that
+the run was trained on, row by row, these are used. Otherwise (corrected rows, a run that split dev rows off the file, another export) the
+linear model is fitted again without each fold of the file, with the settings and features of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cramlm.data.task import KIND as TASK
+from cramlm.data.task import load_task
+from cramlm.data.validation import Finding, LabelledFile
+from cramlm.errors import UsageError, brief
+from cramlm.evaluation.kinds import check_labels, require_single_label
+from cramlm.inference.combined import COMBINATION_FOLDER
+from cramlm.inference.predictor import model_of, run_of
+from cramlm.linear import is_linear
+from cramlm.linear.label_errors import suspicious_labels
+from cramlm.linear.model import LinearModel
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher
+from cramlm.pipeline.run_folder import is_up_to_date
+from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
+from cramlm.storage.arrays import read_array
+from cramlm.storage.artifacts import MANIFEST
+
+RULE: Final = "suspicious-label"
+STAGE: Final = "labels"
+_SEED: Final = 13  # of the folds, outside of a run
+
+
+@dataclass(frozen=True, slots=True)
+class SuspiciousRow:
+    """A row of a file, by its location, with its label and a more probable one, and their probabilities out of fold."""
+
+    location: str
+    text: str
+    label: str
+    suggested: str
+    label_probability: float
+    suggested_probability: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @property
+    def finding(self) -> Finding:
+        """The row in the form of the other findings of `cramlm check`."""
+        message = (
+            f"label {brief(self.label, 30)} has probability {self.label_probability:.0%} out of fold, "
+            f"{brief(self.suggested, 30)} {self.suggested_probability:.0%}: {brief(self.text, 60)}"
+        )
+        return Finding(self.location, "notice", RULE, message)
+
+
+def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent) -> list[SuspiciousRow]:
+    """Return the rows of `train` whose label is probably wrong, the most suspicious first. path: a run, or an exported model.
+
+    Raises:
+        UsageError: if the texts do not have one label each, or the model has no linear model beside it. DataError: if a row has a label
+        that the model does not have. ArtifactError: if there is no model, or it is damaged.
+    """
+    require_single_label(train.kind, "check --model", "leave out --model")
+    folder = model_of(path)
+    run = run_of(folder)
+    task = None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
+    if task is not None:
+        require_single_label(task.kind, "check --model", "leave out --model")
+    if run is not None and task is not None and _same_rows(task.train, train.examples) and is_up_to_date(run, "teacher"):
+        probabilities: FloatArray = read_array(run / "teacher" / TRAINING_TEXTS_FILE)
+        labels = task.labels
+        emit(Event("note", STAGE, f"probabilities out of fold of {len(probabilities):,} texts are those of the run's teacher"))
+    else:
+        model = LinearModel.load(_linear_folder(folder, run))
+        require_single_label(model.kind, "check --model", "leave out --model")
+        labels = model.labels
+        check_labels("classification", labels, _without_file(train), origin=train.name)
+        emit(Event("start", STAGE))
+        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False)
+        probabilities = Teacher.of(model, rows, seed=_SEED).training_texts
+        emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
+    ids = {label: number for number, label in enumerate(labels)}
+    found = suspicious_labels(probabilities, np.array([ids[str(example.label)] for example in train.examples], dtype=np.int64))
+    return [
+        SuspiciousRow(
+            train.examples[each.row].id,
+            train.examples[each.row].whole_text,
+            labels[each.label],
+            labels[each.suggested],
+            each.label_probability,
+            each.suggested_probability,
+        )
+        for each in found
+    ]
+
+
+def _same_rows(one: tuple[Example, ...], other: tuple[Example, ...]) -> bool:
+    return [(row.text, row.text_pair, row.label) for row in one] == [(row.text, row.text_pair, row.label) for row in other]
+
+
+def _without_file(train: LabelledFile) -> list[Example]:
+    """The rows with the line alone as id."""
+    prefix = f"{train.name}:"
+    return [Example(each.id.removeprefix(prefix), each.text, each.text_pair, each.label) for each in train.examples]
+
+
+def _linear_folder(folder: Path, run: Path | None) -> Path:
+    """Return the folder of the best linear model of a run or of an exported model."""
+    if is_linear(folder):
+        return folder
+    stages = [] if run is None else [run / name for name in ("static", "baseline") if is_up_to_date(run, name)]
+    for candidate in (*stages, folder / COMBINATION_FOLDER / "static", folder / COMBINATION_FOLDER / "tfidf"):
+        if is_linear(candidate):
+            return candidate
+    raise UsageError(
+        f"{folder}: holds no linear model to predict training texts out of fold; pass the folder of a run that `cramlm fit` wrote"
+    )

@@ -1,0 +1,87 @@
+"""`cramlm check --model`: rows with a wrong label are found at their file and line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import cramlm
+from cramlm.data.task import RowFormat
+from cramlm.data.validation import read_labelled
+from cramlm.inference.label_errors import find_suspicious_rows
+from cramlm.records import Event
+from cramlm.storage.artifacts import MANIFEST
+
+WRONG = 7  # a line whose label is swapped
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_run: Path) -> Path:
+    return tiny_run / "run"
+
+
+@pytest.fixture
+def corrupted(tiny_run: Path, tmp_path: Path) -> Path:
+    """The training file of the run with one wrong label."""
+    lines = (tiny_run / "data/train.jsonl").read_text("utf-8").splitlines()
+    row = {"text": "ship harbour sailor tide anchor reef gull captain island", "label": "hill"}
+    lines[WRONG - 1] = json.dumps(row)
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def found(model: Path, train: Path) -> tuple[list[Any], list[Event]]:
+    events: list[Event] = []
+    return find_suspicious_rows(model, read_labelled(str(train), RowFormat()), emit=events.append), events
+
+
+def test_a_wrong_label_is_the_most_suspicious_one_at_its_line(finished: Path, corrupted: Path) -> None:
+    rows, _ = found(finished, corrupted)
+    assert rows[0].location == f"{corrupted}:{WRONG}"
+    assert (rows[0].label, rows[0].suggested) == ("hill", "sea")
+    assert rows[0].label_probability < 0.3 < 0.7 < rows[0].suggested_probability
+    result = cramlm("check", corrupted, "--model", finished, "--json")
+    listed = json.loads(result.stdout)["suspicious_labels"]
+    assert listed == [row.as_dict() for row in rows]
+    printed = cramlm("check", corrupted, "--model", finished).stdout
+    assert f"{corrupted}:{WRONG}: notice: suspicious-label: label 'hill' has probability" in printed
+    assert "suspicious_labels" not in json.loads(cramlm("check", corrupted, "--json").stdout)
+
+
+def test_the_probabilities_of_the_teacher_are_those_of_a_new_fit(tiny_run: Path, finished: Path, tmp_path: Path) -> None:
+    rows, events = found(finished, tiny_run / "data/train.jsonl")
+    assert "those of the run's teacher" in events[-1].message
+    without = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(without / "teacher")
+    again, events = found(without, tiny_run / "data/train.jsonl")
+    assert "predicted out of fold by the linear model" in events[-1].message
+    assert {row.location for row in again} == {row.location for row in rows}
+
+
+def test_an_exported_model_uses_its_linear_model(finished: Path, corrupted: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(finished / "export", tmp_path / "model")
+    assert found(copied, corrupted)[0][0].location == f"{corrupted}:{WRONG}"
+    assert found(copied / "combination" / "tfidf", corrupted)[0][0].location == f"{corrupted}:{WRONG}"
+    (copied / MANIFEST).unlink()
+    shutil.rmtree(copied / "combination")
+    result = cramlm("check", corrupted, "--model", copied)
+    assert result.returncode == 2
+    assert "holds no linear model" in result.stderr.strip().splitlines()[-1]
+
+
+def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_path: Path) -> None:
+    several = tmp_path / "several.jsonl"
+    several.write_text('{"text": "a b", "label": ["sea"]}\n{"text": "c d", "label": []}\n', "utf-8")
+    result = cramlm("check", several, "--model", finished, "--kind", "multi-label")
+    assert (result.returncode, "one label each" in result.stderr.strip().splitlines()[-1]) == (2, True)
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text('{"text": "a b", "label": "sea"}\n{"text": "c d", "label": "lake"}\n', "utf-8")
+    result = cramlm("check", strange, "--model", finished)
+    assert result.returncode == 3
+    assert "strange.jsonl:2: label 'lake' is none of the model's" in result.stderr.strip().splitlines()[-1]
+    assert cramlm("check", corrupted, "--model", tmp_path).returncode == 5
