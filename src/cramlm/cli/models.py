@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -210,6 +212,75 @@ def explain(
         print(json.dumps(explanation, ensure_ascii=False))
     else:
         show_explanation(explanation)
+
+
+def label_next(
+    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder with linear models.")],
+    file: Annotated[str, typer.Argument(help="Texts without labels, in a format that fit reads.")],
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of texts to choose.")] = 50,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="File for the texts: .csv for a spreadsheet, else JSON lines (default: stdout).")
+    ] = None,
+    labelled: Annotated[
+        list[str] | None, typer.Option(help="More labelled texts that are left out, beside those of the run; may be repeated.")
+    ] = None,
+    answer: AnswerOption = "combined",
+    seed: Annotated[int, typer.Option(help="Seed of the choice among similar texts.")] = 0,
+    text_column: TextColumn = "text",
+    text_pair_column: PairColumn = None,
+) -> None:
+    """Choose which texts to label next: those that the model is unsure of, and that differ from one another.
+
+    Writes a row per text, the least certain first, with an empty label to fill in. Texts that the run has labels of are left out.
+
+    Example: cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
+    """
+    check_address_space_of_model(model, "label-next")
+    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.inference.label_next import label_next as choose
+    from cramlm.inference.predictor import load_predictor, model_of, task_of
+    from cramlm.storage.artifacts import publish_file
+
+    folder, row_format = model_of(model), RowFormat(text_column, None, text_pair_column)
+    task = task_of(folder)
+    known = [] if task is None else [*task.train, *task.dev, *task.test]
+    for name in labelled or ():
+        known += read_examples(name, row_format)
+    examples = read_examples(file, row_format)
+    found = choose(load_predictor(folder, answer=answer), examples, count, labelled=known, seed=seed)
+    unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
+    message = (
+        f"{len(found.chosen):,} of {len(examples):,} texts; left out: {found.labelled:,} labelled already, {found.repeated:,} repeated"
+    )
+    print(f"{message}{unknown}", file=sys.stderr)
+    rows = [
+        {
+            "id": each.example.id,
+            text_column: each.example.text,
+            **({} if text_pair_column is None else {text_pair_column: each.example.text_pair}),
+            "label": None,
+            "predicted": each.predicted,
+            "margin": round(each.margin, 4),
+        }
+        for each in found.chosen
+    ]
+    content = (
+        csv_of(rows) if out is not None and out.suffix == ".csv" else "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    )
+    if out is None:
+        sys.stdout.write(content)
+    else:
+        publish_file(out, content.encode())
+        print(f"{len(rows)} texts: {out}")
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows of equal keys as CSV with a header; None is empty, several labels are separated by |."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "|".join(value) if isinstance(value, list) else value for key, value in row.items()} for row in rows)
+    return text.getvalue()
 
 
 def push(

@@ -7,7 +7,7 @@ sequence. The vocabulary head is computed at the [MASK] tokens of a prompt only;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +113,31 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
     A text is one sequence; with a prompt it is one sequence per pattern, and its logits are their mean. `batch_tokens` bounds the tokens
     computed at once; a single longer sequence is computed alone.
     """
+    sizes = {"pad_id": pad_id, "batch_tokens": batch_tokens}
+    logits = _of_sequences(model, sequences, model.task_logits, model.labels, precision=precision, **sizes)
+    return logits if _patterns(model) == 1 else logits.reshape(-1, _patterns(model), model.labels).mean(axis=1)
+
+
+def predict_embeddings(model: Model, sequences: Tokens, *, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
+    """The pooled hidden states of each text, float32 (n, hidden), in the given order: the input of the classifier, in fp32."""
+    assert model.prompt is None, "a model with a prompt pools nothing"
+    width = model.encoder_config.hidden
+    return _of_sequences(model, sequences, model.pooled, width, precision="fp32", pad_id=pad_id, batch_tokens=batch_tokens)
+
+
+def _of_sequences(
+    model: Model,
+    sequences: Tokens,
+    head: Callable[[torch.Tensor, PackedBatch], torch.Tensor],
+    width: int,
+    *,
+    precision: Precision,
+    pad_id: int,
+    batch_tokens: int,
+) -> FloatArray:
+    """What `head` makes of the hidden states, float32 (sequences, width), in the given order."""
     device = next(model.parameters()).device
-    logits = np.empty((len(sequences), model.labels), dtype=np.float32)
+    results = np.empty((len(sequences), width), dtype=np.float32)
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
     with torch.no_grad(), autocast:
         for chunk in _chunks(sequences.lengths, batch_tokens):
@@ -126,8 +149,8 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
                 pad_id=pad_id,
             )
             packed = PackedBatch.of(batch, device)
-            logits[batch.task_labels] = model.task_logits(model.hidden(packed), packed).float().cpu().numpy()
-    return logits if _patterns(model) == 1 else logits.reshape(-1, _patterns(model), model.labels).mean(axis=1)
+            results[batch.task_labels] = head(model.hidden(packed), packed).float().cpu().numpy()
+    return results
 
 
 def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:

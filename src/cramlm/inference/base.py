@@ -20,12 +20,13 @@ STREAM_BATCH = 1024
 class BasePredictor(ABC):
     """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words.
 
-    confidence: of its predictions; None if its folder has no confidence.json.
+    confidence: of its predictions; None if its folder has no confidence.json. without_embeddings: why a kind of model has no `embeddings`.
     """
 
     labels: tuple[str, ...]
     kind: TaskKind
     confidence: Confidence | None = None
+    without_embeddings: str = "this model has no text vectors"
 
     @abstractmethod
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
@@ -49,6 +50,14 @@ class BasePredictor(ABC):
         from cramlm.evaluation.kinds import KINDS
 
         return KINDS[self.kind].predictions(self.outputs(texts, pairs), self.labels)
+
+    def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """A vector for each text (or pair of texts), float32 (n, width), in order; not scaled to length 1.
+
+        Raises:
+            UsageError, DataError: as `predict`. UsageError: if the model has no text vectors.
+        """
+        raise UsageError(f"{self.without_embeddings}; pass the folder of a run of an encoder, or of the model that it exported")
 
     def predict_or_abstain(
         self, texts: Sequence[str], pairs: Sequence[str | None] | None = None, *, below: float

@@ -130,6 +130,10 @@ class CombinedPredictor(BasePredictor):
                 logits[close] = self.models.logits(self.exact.probabilities(some, others), some, others)
         return KINDS[self.kind].outputs(logits)
 
+    def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """Those of the encoder."""
+        return self.encoder.embeddings(texts, pairs)
+
     @property
     def longest_text(self) -> int:
         """As `Predictor.longest_text`; the linear models read whole texts."""

@@ -13,13 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cramlm.data.task import KIND as TASK
-from cramlm.data.task import load_task
 from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels, require_single_label
 from cramlm.inference.combined import COMBINATION_FOLDER
-from cramlm.inference.predictor import model_of, run_of
+from cramlm.inference.predictor import model_of, run_of, task_of
 from cramlm.linear import is_linear
 from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel
@@ -27,7 +25,6 @@ from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher
 from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 from cramlm.storage.arrays import read_array
-from cramlm.storage.artifacts import MANIFEST
 
 RULE: Final = "suspicious-label"
 STAGE: Final = "labels"
@@ -68,8 +65,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
     """
     require_single_label(train.kind, "check --model", "leave out --model")
     folder = model_of(path)
-    run = run_of(folder)
-    task = None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
+    run, task = run_of(folder), task_of(folder)
     if task is not None:
         require_single_label(task.kind, "check --model", "leave out --model")
     if run is not None and task is not None and _same_rows(task.train, train.examples) and is_up_to_date(run, "teacher"):

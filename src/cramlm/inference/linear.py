@@ -23,6 +23,8 @@ from cramlm.text.words import word_pattern
 class LinearPredictor(BasePredictor):
     """A loaded linear model; create it with `load`."""
 
+    without_embeddings = "tfidf has no text vectors"
+
     def __init__(self, model: LinearModel) -> None:
         self.model = model
         self.labels: tuple[str, ...] = model.labels
@@ -52,6 +54,12 @@ class LinearPredictor(BasePredictor):
     def lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
         """Words separated by white space in each text, int64 (n,); no text is truncated."""
         return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
+
+    def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """The averaged token embeddings of `static`; `tfidf` has none."""
+        check_texts(texts, pairs)
+        vectors = self.model.vectors
+        return super().embeddings(texts, pairs) if vectors is None else vectors.of(whole_texts(texts, pairs))
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Character spans of words and of runs of an equal other character."""

@@ -45,6 +45,8 @@ class OnnxSettings:
 class OnnxPredictor(EncoderPredictor):
     """A loaded ONNX classifier; create it with `load`."""
 
+    without_embeddings = "an ONNX folder gives logits only, no text vectors"
+
     def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings) -> None:
         self._session = session
         self._tokenizer = tokenizer

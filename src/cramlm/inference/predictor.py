@@ -24,7 +24,7 @@ from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredicto
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import Example, FloatArray, TaskKind
+from cramlm.records import Example, FloatArray, Task, TaskKind
 from cramlm.storage.artifacts import MANIFEST, check_files
 
 if TYPE_CHECKING:
@@ -98,6 +98,17 @@ class Predictor(EncoderPredictor):
         return predict_probabilities(
             loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
         )
+
+    def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
+        """The pooled last hidden states that the classifier reads ([CLS], or the mean over the tokens), in fp32."""
+        from cramlm.evaluation.evaluate import predict_embeddings, sequences_of_texts
+
+        check_texts(texts, pairs)
+        loaded = self._loaded
+        if loaded.model.prompt is not None:
+            raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
+        sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=None)
+        return predict_embeddings(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id)
 
     @property
     def longest_text(self) -> int:
@@ -186,6 +197,16 @@ def run_of(path: Path) -> Path | None:
     """Return the run that `path` is or lies in; None for a copied model."""
     folder = path.resolve()
     return next((candidate for candidate in (folder, folder.parent) if (candidate / "run.toml").is_file()), None)
+
+
+def task_of(model: Path) -> Task | None:
+    """Return the task of the run that a model lies in; None outside of a run, or if the run stores none.
+
+    Raises:
+        ArtifactError: if the copy is damaged.
+    """
+    run = run_of(model)
+    return None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
 
 
 def held_out(run: Path, *, limit: int) -> list[Example]:

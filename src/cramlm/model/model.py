@@ -150,11 +150,15 @@ class Model(nn.Module):
         """
         if self.prompt_head is not None:
             return self._prompt_logits(self.prompt_head, hidden, batch)
-        pooled = pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
+        pooled = self.pooled(hidden, batch)
         exact = torch.autocast(pooled.device.type, enabled=False) if self.kind == "regression" else nullcontext()
         with exact:
             logits: Tensor = self.classifier(pooled.float() if self.kind == "regression" else pooled, dropout=dropout or no_dropout())
         return logits
+
+    def pooled(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        """The vector of every sequence that the classifier reads, (S, D)."""
+        return pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
 
     def _prompt_logits(self, head: PromptHead, hidden: Tensor, batch: PackedBatch) -> Tensor:
         is_slot = batch.token_ids.flatten() == head.prompt.mask_id
