@@ -71,15 +71,6 @@ def test_phrases_are_words_that_occur_together_more_often_than_by_chance() -> No
     assert sum(len(unit.split()) > 1 for sentence in phrases[0] for unit in sentence) < 30  # fillers meet by chance
 
 
-def test_pools_are_unchanged_for_a_phase_without_word_masks() -> None:
-    vocabulary = [*SPECIALS, "a"]
-    pool = pool_of(["a a"], vocabulary)
-    special = special_ids(vocabulary)
-    assert with_word_begins(make_phase(), pool, None, vocabulary, special) == (pool, None)
-    labels = make_phase(external=0, text_weight=0.0, masking={"kind": "whole-word"})
-    assert with_word_begins(labels, None, pool, vocabulary, special)[1] is pool
-
-
 def test_masks_of_phrases_hide_them_whole_in_packed_rows() -> None:
     vocabulary = [*SPECIALS, "a", "b", "c", "d", "e"]
     phase = make_phase(external=1, task=0, masking={"kind": "phrase", "rate": 0.3}, batch_size=64)
