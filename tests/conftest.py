@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads that wait for one another take most of a small linear fit
 
 import pytest
 import torch
