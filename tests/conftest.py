@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
-from tiny_task import fit_once
+from tiny_task import fit_linear_once, fit_once
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
@@ -88,10 +88,23 @@ def session_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
     Never change it: use `tiny_run` or `copied_run`.
     """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "session-run"
+    folder = shared_folder(request, tmp_path_factory) / "session-run"
     fit_once(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def linear_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, store/ and the finished runs static/ and tfidf/; no test may change it."""
+    folder = shared_folder(request, tmp_path_factory) / "linear-runs"
+    fit_linear_once(folder)
+    return folder
+
+
+def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all pytest-xdist workers of this session have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from cramlm.config.run import load_config, to_toml
+from cramlm import recipes
+from cramlm.config.run import apply_overrides, load_config, to_toml
 from cramlm.pipeline.run import run
 
 TOPICS = {
@@ -93,6 +94,18 @@ def fit_once(folder: Path) -> None:
             config = load_config(tiny_config(write_task(folder / "data")))
             run(config, out=folder / "run", store=folder / "store")
             (folder / "run.toml").write_text(to_toml(config), "utf-8")
+
+
+def fit_linear_once(folder: Path) -> None:
+    """Write data/, store/ and finished runs of the recipes `static` and `tfidf` to folders of these names, unless it was done."""
+    with folder.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (folder / "tfidf/report.html").exists():
+            paths = write_task(folder / "data", documents=60)
+            task = {name: paths[name] for name in ("train", "dev", "test")}
+            for config in (recipes.static(corpus=[paths["corpus"]], **task), recipes.tfidf(**task)):
+                quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
+                run(load_config(quick), out=folder / config.name, store=folder / "store")
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> str:

@@ -53,6 +53,9 @@ def provenance() -> dict[str, Any]:
     }
 
 
+one_shape = pytest.mark.parametrize("model", ["modernbert"], indirect=True)
+
+
 def exported(out: Path, model: Model, tokenizer: Tokenizer, texts: list[str], **changes: Any) -> Artifact:
     arguments: dict[str, Any] = {"mlm": True, "provenance": provenance(), "key": KEY, "probe_texts": texts}
     return publish_encoder(out, LoadedModel(model, tokenizer, LABELS, 48), **{**arguments, **changes})
@@ -68,47 +71,35 @@ def test_a_copied_folder_predicts_like_the_model(tmp_path: Path, model: Model, t
     assert artifacts.verify(tmp_path / "elsewhere") == 1
 
 
-def test_card_and_provenance_have_the_given_facts(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
-    artifact = exported(tmp_path / "export", model, tokenizer, texts)
-    facts = json.loads((artifact.path / "provenance.json").read_text("utf-8"))
-    assert facts["labels"] == list(LABELS)
-    assert facts["scores"] == run_scores()
-    assert facts["corpus"]["files"][0]["sha256"] == "ab" * 32
+@one_shape
+def test_an_export_has_the_given_facts_the_same_bytes_each_time_and_no_probe_texts(
+    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    probes = [*texts, "the patient Xylander Quorx"]
+    one, two = (exported(tmp_path / name, model, tokenizer, probes) for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint
+    facts = json.loads((one.path / "provenance.json").read_text("utf-8"))
+    assert (facts["labels"], facts["scores"]) == (list(LABELS), run_scores())
     assert {"cramlm", "torch", "numpy", "python"} <= set(facts["versions"])
-    stored = load_classifier(artifact.path).model
+    stored = load_classifier(one.path).model
     assert facts["parameters"] == sum(value.numel() for name, value in stored.named_parameters() if not name.startswith("mlm_head."))
-    card = (artifact.path / "README.md").read_text("utf-8")
-    assert "mine: a text classifier" in card
+    assert "mine: a text classifier" in (one.path / "README.md").read_text("utf-8")
+    assert not any(b"Quorx" in file.read_bytes() for file in one.path.rglob("*") if file.is_file())
 
 
-def test_the_mlm_folder_exists_only_if_its_head_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
-    with_mlm = exported(tmp_path / "one", model, tokenizer, texts)
-    without = exported(tmp_path / "two", model, tokenizer, texts, mlm=False)
+@one_shape
+def test_the_mlm_folder_exists_only_if_its_head_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+    """Without texts the labels are the probes."""
+    events: list[Event] = []
+    with_mlm = exported(tmp_path / "one", model, tokenizer, [], emit=events.append)
+    without = exported(tmp_path / "two", model, tokenizer, [], mlm=False)
+    assert "3 texts" in events[-1].message
     assert (with_mlm.path / "mlm" / "model.safetensors").is_file()
     assert not (without.path / "mlm").exists()
     assert "mlm/" not in (without.path / "README.md").read_text("utf-8")
 
 
-def test_probe_texts_are_not_stored(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
-    artifact = exported(tmp_path / "export", model, tokenizer, ["the patient Xylander Quorx"])
-    assert not any(b"Quorx" in file.read_bytes() for file in artifact.path.rglob("*") if file.is_file())
-
-
-def test_an_export_is_kept_for_the_same_key_only(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
-    events: list[Event] = []
-    first = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
-    assert [event.kind for event in events] == ["start", "done"]
-    again = exported(tmp_path / "export", model, tokenizer, texts, emit=events.append)
-    assert (events[-1].kind, again.fingerprint) == ("up_to_date", first.fingerprint)
-    exported(tmp_path / "export", model, tokenizer, texts, key={**KEY, "model": "def"}, emit=events.append)
-    assert [event.kind for event in events[-3:]] == ["stale", "start", "done"]
-
-
-def test_two_exports_of_one_model_are_equal_byte_for_byte(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
-    one, two = (exported(tmp_path / name, model, tokenizer, texts) for name in ("one", "two"))
-    assert one.fingerprint == two.fingerprint
-
-
+@one_shape
 @pytest.mark.parametrize("head", ["classifier", "mlm_head"])
 def test_an_export_with_other_logits_is_not_published(
     tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch, head: str
@@ -135,18 +126,13 @@ def test_an_export_with_other_logits_is_not_published(
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["export"]
 
 
+@one_shape
 def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     with torch.no_grad():
         next(iter(model.classifier.parameters())).fill_(float("nan"))
     with pytest.raises(ArtifactError, match="NaN or infinity"):
         exported(tmp_path / "export", model, tokenizer, texts)
     assert not (tmp_path / "export").exists()
-
-
-def test_labels_are_the_probes_without_texts(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
-    events: list[Event] = []
-    exported(tmp_path / "export", model, tokenizer, [], emit=events.append)
-    assert "3 texts" in events[-1].message
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.errors import CramError, DataError
 from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import save_classifier
@@ -55,15 +56,6 @@ def test_auto_precision_gives_the_labels_of_fp32(folder: Path, model: Model, tok
     assert [prediction.label for prediction in auto] == [prediction.label for prediction in predictor.predict(texts)]
 
 
-def test_a_prediction_does_not_depend_on_the_batch(folder: Path, texts: list[str]) -> None:
-    predictor = Predictor.load(folder)
-    together = predictor.predict(texts)
-    for text, prediction in zip(texts, together, strict=True):
-        (single,) = predictor.predict([text])
-        assert single.label == prediction.label
-        assert list(single.probabilities.values()) == pytest.approx(list(prediction.probabilities.values()), abs=1e-5)
-
-
 def test_predict_iter_is_lazy_and_equals_predict(predictor: Predictor, texts: list[str]) -> None:
     taken = 0
 
@@ -86,28 +78,28 @@ def test_predict_iter_takes_pairs(predictor: Predictor, texts: list[str]) -> Non
 
 
 def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
-    assert predictor.predict([]) == []
+    assert predictor.predict([]) == list(predictor.predict_iter([])) == []
     assert predictor.probabilities([]).shape == (0, 3)
-    assert list(predictor.predict_iter([])) == []
 
 
-def test_texts_that_are_no_list_of_strings_are_refused(predictor: Predictor) -> None:
-    for call in (predictor.predict, predictor.probabilities, predictor.predict_iter):
-        with pytest.raises(UsageError, match=r"pass a list of strings, like \[text\]"):
-            call("some text")
-    with pytest.raises(UsageError, match="pairs is one string"):
-        predictor.predict(["a"], "b")
-    with pytest.raises(DataError, match=r"text 2: is float \('nan'\), not a string"):
-        predictor.predict(["fine", float("nan")])  # type: ignore[list-item]
-
-
-def test_pairs_of_another_number_and_a_batch_below_one_are_refused(predictor: Predictor) -> None:
-    for predict in (predictor.predict, lambda texts, pairs: list(predictor.predict_iter(texts, pairs))):
-        with pytest.raises(UsageError, match="2 texts but 1 pairs"):
-            predict(["a", "b"], ["c"])
-    with pytest.raises(UsageError, match="more pairs than texts"):
-        list(predictor.predict_iter(["a"], ["c", "d"]))
-    with pytest.raises(UsageError, match="batch is 0"):
+@pytest.mark.parametrize(
+    ("texts", "pairs", "message"),
+    [
+        ("some text", None, r"pass a list of strings, like \[text\]"),
+        (["a"], "b", "pairs is one string"),
+        (["fine", float("nan")], None, r"text 2: is float \('nan'\), not a string"),
+        (["a", "\ud800"], None, "lone surrogate"),
+        (["a", "b"], ["c"], "2 texts but 1 pairs"),
+        (["a"], ["c", "d"], "more pairs than texts|1 texts but 2 pairs"),
+    ],
+)
+def test_texts_and_pairs_that_are_no_lists_of_equally_many_strings_are_refused(
+    predictor: Predictor, texts: Any, pairs: Any, message: str
+) -> None:
+    for predict in (predictor.predict, predictor.probabilities, lambda texts, pairs: list(predictor.predict_iter(texts, pairs))):
+        with pytest.raises(CramError, match=message):
+            predict(texts, pairs)
+    with pytest.raises(CramError, match="batch is 0"):
         predictor.predict_iter(["a"], batch=0)
 
 
@@ -124,11 +116,6 @@ def test_threads_and_random_state_do_not_change(tiny_export: Path, texts: list[s
     Predictor.load(tiny_export).predict(texts)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="nowhere"):
-        Predictor.load(tmp_path / "nowhere")
 
 
 def test_transformers_and_scikit_learn_are_not_needed_to_predict(tiny_export: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -88,9 +89,15 @@ def test_report_compares_several_runs(moved: Path, tmp_path: Path) -> None:
     assert "cannot be compared" not in (tmp_path / "runs.html").read_text("utf-8")
 
 
+def predictions(model: Path, folder: Path) -> list[list[float]]:
+    """Probabilities that `cramlm predict` prints for the texts of `labelled`, after a check of the labels."""
+    answers = [json.loads(line) for line in cramlm("predict", model, labelled(folder)).stdout.splitlines()]
+    assert [answer["label"] for answer in answers] == ["sea", "hill"]
+    return [list(answer["probabilities"].values()) for answer in answers]
+
+
 def test_predict(moved: Path, tmp_path: Path) -> None:
-    answers = cramlm("predict", moved, labelled(tmp_path)).stdout.splitlines()
-    assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
+    assert predictions(moved, tmp_path) == predictions(moved / "export", tmp_path)
 
 
 def test_evaluate_on_a_file(moved: Path, tmp_path: Path) -> None:
@@ -113,18 +120,24 @@ def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> 
     only_an_encoder(moved)
     cramlm("export", moved, "--format", "onnx")
     assert json.loads((moved / "onnx/onnx.json").read_bytes())["checked_texts"] == 32
-    answers = cramlm("predict", moved / "onnx", labelled(tmp_path)).stdout.splitlines()
-    assert [json.loads(line)["label"] for line in answers] == ["sea", "hill"]
+    np.testing.assert_allclose(predictions(moved / "onnx", tmp_path), predictions(moved, tmp_path), atol=1e-4)
+    assert json.loads(cramlm("evaluate", moved / "onnx", labelled(tmp_path), "--json").stdout)["accuracy"] == 1.0
 
 
-def test_push(moved: Path) -> None:
+def test_push(moved: Path, tmp_path: Path) -> None:
     with running_hub() as hub:
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
         command = [sys.executable, "-m", "cramlm", "push", str(moved), "owner/mine"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
-        files = {path.relative_to(moved / "export").as_posix() for path in (moved / "export").rglob("*") if path.is_file()}
-        assert set(hub.repositories["owner/mine"].files) == files - {"manifest.json"}
+        pushed = hub.repositories["owner/mine"].files
+    files = {path.relative_to(moved / "export").as_posix() for path in (moved / "export").rglob("*") if path.is_file()}
+    assert set(pushed) == files - {"manifest.json"}
+    assert not [name for name, content in pushed.items() if name.endswith((".md", ".json")) and str(moved.parent).encode() in content]
+    for name, content in pushed.items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    assert predictions(tmp_path / "copy", tmp_path) == predictions(moved, tmp_path)
 
 
 def test_serve(moved: Path) -> None:

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from cramlm import recipes
 from cramlm.config.run import RunConfig, load_config, to_toml
 from cramlm.errors import Stopped, UsageError
-from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import Process
@@ -41,6 +40,11 @@ def copied(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> tuple[Path,
     folder, data = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     return tmp_path, data
+
+
+def shortened(config: dict[str, Any], steps: int = 2, **changes: Any) -> dict[str, Any]:
+    """Return the config with phases of so few steps that only what surrounds training matters."""
+    return {**config, "phases": [phase | {"steps": steps} for phase in config["phases"]], **changes}
 
 
 def events_of(config: dict[str, Any], out: Path, store: Path) -> list[Event]:
@@ -109,7 +113,7 @@ def test_a_run_parses_each_file_and_tokenizes_each_text_once(tmp_path: Path) -> 
             done.update(counts)
 
     with counting() as counts:
-        run(load_config(tiny_config(write_task(tmp_path / "data"))), out=tmp_path / "run", store=tmp_path / "store", emit=see)
+        run(load_config(shortened(tiny_config(write_task(tmp_path / "data")))), out=tmp_path / "run", store=tmp_path / "store", emit=see)
     by_work = Counter(work for work, _ in done)
     assert by_work["parsed"] == 4
     assert by_work["tokenized"] > by_work["decoded"] == len(SelectionTable.open(tmp_path / "run/selection")) > 50
@@ -173,9 +177,8 @@ def test_a_disabled_baseline_is_not_fitted_but_the_teacher_is(
     has_teacher: bool, copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
 ) -> None:
     folder, config = copied
-    phases = [phase | {"steps": 2} for phase in (config["phases"] if has_teacher else without_teacher(config))]
-    out = folder / "without"
-    events = events_of({**config, "phases": phases, "baseline": {"enabled": False}}, out, finished[0] / "store")
+    out, phases = folder / "without", config["phases"] if has_teacher else without_teacher(config)
+    events = events_of(shortened({**config, "phases": phases}, baseline={"enabled": False}), out, finished[0] / "store")
     assert not (out / "baseline").exists()
     assert {(out / name).exists() for name in ("static", "teacher")} == {has_teacher}
     assert not [event for event in events if event.stage == "baseline"]
@@ -185,26 +188,6 @@ def test_a_disabled_baseline_is_not_fitted_but_the_teacher_is(
     if has_teacher:
         fit = json.loads((out / "static/fit.json").read_bytes())
         assert "test" not in fit
-
-
-@pytest.mark.parametrize("name", ["static", "tfidf"])
-def test_a_linear_recipe_is_fitted_scored_and_exported_without_an_encoder(
-    name: str, finished: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, data = finished
-    keys = ("seed", "task", "threads") if name == "tfidf" else ("seed", "task", "threads", "corpus", "retriever", "tokenizer")
-    config = load_config({key: data[key] for key in keys} | {"name": name, "model": name})
-    done = run(config, out=tmp_path / "run", store=folder / "store")
-    assert list(done.scores["models"]) == (["static", "tfidf"] if name == "static" else ["tfidf"])
-    assert done.scores["models"][name]["test"]["accuracy"] > 0.8
-    assert not list((tmp_path / "run").glob("phase-*"))
-    predictor = LinearPredictor.load(done.export)
-    texts = ["wave ship harbour sailor", "summit ridge valley climber"]
-    assert [prediction.label for prediction in predictor.predict(texts)] == ["sea", "hill"]  # type: ignore[union-attr]
-    kept = {
-        event.stage for event in events_of(config.model_dump(mode="json"), tmp_path / "run", folder / "store") if event.kind == "up_to_date"
-    }
-    assert {"baseline", "evaluation", "export"} <= kept
 
 
 def test_another_test_file_does_not_refit_the_linear_models(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
@@ -224,7 +207,7 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
         file.write(json.dumps({"text": f"wave ship {secret}", "label": "sea"}) + "\n")
     with Path(paths["corpus"]).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"text": f"harbour sailor tide anchor wave ship {secret} reef gull harbour sailor"}) + "\n")
-    everything = tiny_config(paths, retriever={"kind": "bm25", "top_k": 300})
+    everything = shortened(tiny_config(paths, retriever={"kind": "bm25", "top_k": 300}))
     run(load_config(everything), out=tmp_path / "run", store=tmp_path / "store")
     assert "zyxwvut" in (tmp_path / "run/selection/dropped.jsonl").read_text("utf-8")
     for name in ("selection/selection.arrow", "tokenizer/tokenizer.json", "export/tokenizer.json"):
@@ -235,7 +218,7 @@ def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Pat
     paths = write_task(tmp_path / "data")
     config = tiny_config(paths, corpus=None, retriever=None, tokens_per_second=None, baseline={})  # measured, and the whole grid
     config["phases"] = config["phases"][1:]
-    finished = run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
+    finished = run(load_config(shortened(config)), out=tmp_path / "run", store=tmp_path / "store")
     assert (finished.export / "model.safetensors").is_file()
     assert not (finished.export / "mlm").exists()
 
@@ -260,9 +243,7 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     assert second.config == first.config
 
 
-def test_only_phases_with_distillation_depend_on_the_teacher(
-    copied: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_teacher_labels_pieces_of_passages_and_training_texts(copied: tuple[Path, dict[str, Any]]) -> None:
     folder, config = copied
     soft, own = (np.load(folder / f"run/teacher/{about}.npy") for about in ("passages-32", "task"))
     selected = SelectionTable.open(folder / "run/selection").texts()
@@ -278,17 +259,14 @@ def test_only_phases_with_distillation_depend_on_the_teacher(
     assert {"joint", "finetune"} == {
         event["stage"].split("-")[-1] for event in steps if {"distil_external", "distil_task"} & set(event["data"])
     }
-    alone = config | {"phases": without_teacher(config)}
-    assert run(load_config(alone), out=folder / "alone", store=folder / "store").scores
-    assert not (folder / "alone/teacher").exists()
 
 
 def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: tuple[Path, dict[str, Any]]) -> None:
     folder, config = copied
     default = np.load(folder / "run/teacher/passages-32.npy")
-    phases, labels = [phase | {"steps": 2} for phase in config["phases"]], {}
+    labels = {}
     for share in (0.0, 1.0):
-        run(load_config({**config, "teacher": {"passage_share": share}, "phases": phases}), out=folder / "run", store=folder / "store")
+        run(load_config(shortened(config, teacher={"passage_share": share})), out=folder / "run", store=folder / "store")
         labels[share] = np.load(folder / "run/teacher/passages-32.npy")
     np.testing.assert_allclose(default, (labels[0.0] + labels[1.0]) / 2, atol=1e-6)
     passages = SelectionTable.open(folder / "run/selection").texts()
@@ -302,8 +280,7 @@ def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: 
 def test_distribution_alignment_is_a_setting_of_the_teacher(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
     folder, config = copied
     plain = np.load(folder / "run/teacher/passages-32.npy")
-    changed = {**config, "teacher": {"align_distribution": True}, "phases": [phase | {"steps": 2} for phase in config["phases"]]}
-    events = events_of(changed, folder / "run", finished[0] / "store")
+    events = events_of(shortened(config, teacher={"align_distribution": True}), folder / "run", finished[0] / "store")
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
     assert "teacher.align_distribution false -> true" in stale["teacher"]
     aligned = np.load(folder / "run/teacher/passages-32.npy")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cramlm.cli.app import app
-from cramlm.config.run import RunConfig, load_config
+from cramlm.config.run import RunConfig, load_config, to_toml
 from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
 from cramlm.pipeline.context import Process
@@ -46,12 +46,6 @@ def test_a_task_is_named_after_its_training_file_or_its_folder(train: str, name:
     assert name_of_task(train) == name
 
 
-def test_a_relative_file_called_train_is_named_after_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "news").mkdir()
-    monkeypatch.chdir(tmp_path / "news")
-    assert name_of_task("train.jsonl") == "news"
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with the tiny task in sea/."""
@@ -74,12 +68,9 @@ def test_equal_calls_share_a_folder_and_others_get_the_next_number(place: Path) 
     assert folder_of(config_of(name="labels only/x")) == Path("runs/sea-labels-only-x-1")
     shutil.rmtree("runs/sea-tlm-1")
     assert folder_of(config_of(seed=5)) == Path("runs/sea-tlm-3"), "a number is not given twice while a later one is there"
-
-
-def test_of_equal_runs_the_newest_is_continued(place: Path) -> None:
-    folder_of(config_of())
-    shutil.copytree("runs/sea-tlm-1", "runs/sea-tlm-12")
-    assert folder_of(config_of()) == Path("runs/sea-tlm-12")
+    shutil.copytree("runs/sea-tlm-2", "runs/sea-tlm-12")
+    assert folder_of(other) == Path("runs/sea-tlm-12"), "of equal runs the newest is continued"
+    assert name_of_task("train.jsonl") == place.name, "of a relative file called train the working folder is the name"
 
 
 def test_a_file_with_other_texts_gets_a_new_folder(place: Path) -> None:
@@ -300,18 +291,6 @@ def other_task() -> None:
         rewrite(f"sea/{split}.jsonl", '"label": "hill"', '"label": "lake"')
 
 
-def test_a_run_on_other_labels_is_replaced_only_with_overwrite(copied: Path) -> None:
-    other_task()
-    before = {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="holds a run with other labels"):
-        run(small_config(), out="run", store="store")
-    assert {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()} == before
-    run(small_config(), out="run", store="store", overwrite=True)
-    assert load_task(Path("run")).labels == ("lake", "sea")
-    assert json.loads(Path("run/export/config.json").read_bytes())["label2id"] == {"lake": 0, "sea": 1}
-    assert verify(Path("run"))
-
-
 def test_bad_input_creates_no_folder(place: Path) -> None:
     Path("sea/train.jsonl").write_text("{}\n", "utf-8")
     with pytest.raises(DataError):
@@ -319,34 +298,33 @@ def test_bad_input_creates_no_folder(place: Path) -> None:
     assert not Path("runs").exists()
 
 
-def cramlm(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def fit(*options: str) -> Result:
+    """`cramlm fit` with `small_config`."""
+    Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
+    return CliRunner().invoke(app, ["fit", "--config", "tiny.toml", "--store", "store", *options])
 
 
 def test_fit_without_out_continues_its_folder_and_keeps_other_runs(copied: Path) -> None:
-    from cramlm.config.run import to_toml
-
-    Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
-    fit = ("fit", "--config", "tiny.toml", "--store", "store")
-    first = cramlm(*fit)
+    first = fit()
     assert first.exit_code == 0, first.output
     assert "runs/sea-tlm-1 (new)" in first.stderr
     assert "runs/sea-tlm-1/export" in first.stdout.replace("\n", "")
     weights = hash_file(Path("runs/sea-tlm-1/export/model.safetensors"))
-    again = cramlm(*fit)
-    assert "runs/sea-tlm-1 (continued)" in again.stderr
+    assert "runs/sea-tlm-1 (continued)" in fit().stderr
     other_task()
-    assert "runs/sea-tlm-2 (new)" in cramlm(*fit).stderr
+    assert "runs/sea-tlm-2 (new)" in fit().stderr
     assert hash_file(Path("runs/sea-tlm-1/export/model.safetensors")) == weights
 
 
-def test_fit_into_the_folder_of_another_task_exits_2_and_takes_overwrite(copied: Path) -> None:
-    from cramlm.config.run import to_toml
-
-    Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
+def test_fit_into_the_folder_of_another_task_exits_2_and_replaces_it_only_with_overwrite(copied: Path) -> None:
     other_task()
-    fit = ("fit", "--config", "tiny.toml", "--store", "store", "--out", "run")
-    refused = cramlm(*fit)
+    before = {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()}
+    refused = fit("--out", "run")
     assert isinstance(refused.exception, UsageError)
     assert refused.exception.exit_code == 2
-    assert cramlm(*fit, "--overwrite").exit_code == 0
+    assert "holds a run with other labels" in str(refused.exception)
+    assert {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()} == before
+    assert fit("--out", "run", "--overwrite").exit_code == 0
+    assert load_task(Path("run")).labels == ("lake", "sea")
+    assert json.loads(Path("run/export/config.json").read_bytes())["label2id"] == {"lake": 0, "sea": 1}
+    assert verify(Path("run"))

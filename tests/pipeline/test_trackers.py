@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from cramlm.pipeline.trackers import follow, open_tracker, replay
 from cramlm.records import Event, silent
 from cramlm.storage.artifacts import publish
 from tiny_task import tiny_config
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised inside the trackers
 
 PATHS = {name: f"{name}.jsonl" for name in ("train", "dev", "test", "corpus")}
 EVENTS = [
@@ -74,24 +78,18 @@ EXPECTED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scores_of_other_settings_are_not_sent(run: Path, config: RunConfig) -> None:
-    pytest.importorskip("tensorboard")
-    Recorder.begin(run, config.model_copy(update={"seed": 99}))
-    replay("tensorboard", run, silent)
-    assert not [name for name in tensorboard_scalars(run) if name.startswith("final/")]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_gets_the_events_of_a_run(run: Path) -> None:
+def test_tensorboard_gets_the_events_of_a_run_and_no_scores_of_other_settings(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     assert replay("tensorboard", run, silent) == 3
     found = tensorboard_scalars(run)
     assert {name: found[name] for name in EXPECTED} == EXPECTED
     assert found["phase-1-joint/learning_rate/muon"][0][0] == 5
+    shutil.rmtree(run / "tensorboard")
+    Recorder.begin(run, config.model_copy(update={"seed": 99}))
+    replay("tensorboard", run, silent)
+    assert not [name for name in tensorboard_scalars(run) if name.startswith("final/")]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     events: list[Event] = []
@@ -102,7 +100,6 @@ def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     assert tensorboard_scalars(run)["phase-1-joint/loss"] == [(5, 3.5), (10, 2.5), (10, 2.25)]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_mlflow_gets_scalars_and_settings(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     replay("mlflow", run, silent)
@@ -114,7 +111,6 @@ def test_mlflow_gets_scalars_and_settings(run: Path) -> None:
     assert found.info.run_name == "mine"
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_trackio_gets_scalars(run: Path, tmp_path: Path) -> None:
     import sqlite3
 
@@ -126,7 +122,6 @@ def test_trackio_gets_scalars(run: Path, tmp_path: Path) -> None:
         assert [(step, metrics[name]) for step, metrics in rows if name in metrics] == points
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_works_offline(run: Path) -> None:
     pytest.importorskip("wandb")
     replay("wandb", run, silent)
@@ -135,8 +130,6 @@ def test_weights_and_biases_works_offline(run: Path) -> None:
 
 
 def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "wandb", None)  # what the import system itself does for a module that is not to be found
     with pytest.raises(EnvironmentFault, match=r"pip install wandb$"):
         open_tracker("wandb", run, config)
@@ -146,7 +139,6 @@ def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, co
         replay("tensorboard", run / "evaluation", silent)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_failing_tracker_gives_a_warning_and_the_run_continues(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     events: list[Event] = []

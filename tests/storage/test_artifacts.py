@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,18 @@ from cramlm.records import silent
 from cramlm.storage.artifacts import MANIFEST, SMALL_FILE, hash_json, open_artifact, publish, publish_file, stage, verify
 
 
-def test_a_published_folder_opens_and_verifies(tmp_path: Path) -> None:
+def test_a_published_folder_opens_and_verifies_also_after_it_was_copied_or_moved(tmp_path: Path) -> None:
     published = publish(tmp_path / "deep" / "thing", kind="thing", key=OLD, write=writer("x"))
     opened = open_artifact(tmp_path / "deep" / "thing", kind="thing")
     assert opened == published
     assert set(opened.files) == {"a.txt", "größe/b.txt", "empty.txt"}
-    assert verify(tmp_path) == 1
-
-
-def test_equal_results_have_equal_fingerprints(tmp_path: Path) -> None:
-    here = publish(tmp_path / "here", kind="thing", key=OLD, write=writer("x"))
-    there = publish(tmp_path / "there", kind="thing", key=NEW, write=writer("x"))
-    other = publish(tmp_path / "other", kind="thing", key=OLD, write=writer("y"))
-    assert here.fingerprint == there.fingerprint != other.fingerprint
-
-
-def test_copied_and_moved_folders_verify(tmp_path: Path) -> None:
-    publish_version(tmp_path / "thing", OLD)
-    shutil.copytree(tmp_path / "thing", tmp_path / "copy")
-    (tmp_path / "thing").rename(tmp_path / "moved")
-    assert verify(tmp_path / "copy") == verify(tmp_path / "moved") == 1
+    shutil.copytree(tmp_path / "deep" / "thing", tmp_path / "copy")
+    (tmp_path / "deep" / "thing").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "copy", tmp_path / ".copy.tmp-123")
+    (tmp_path / ".copy.tmp-123" / "a.txt").write_text("half")
+    assert verify(tmp_path) == 2, "temporary folders are skipped"
+    same, other = (publish(tmp_path / text, kind="thing", key=NEW, write=writer(text)) for text in "xy")
+    assert published.fingerprint == same.fingerprint != other.fingerprint
 
 
 def test_replacing_leaves_only_the_new_folder(tmp_path: Path) -> None:
@@ -58,15 +51,35 @@ def test_without_an_exchange_call_the_old_folder_is_moved_first(tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
 
 
-def test_a_failing_writer_changes_nothing(tmp_path: Path) -> None:
+def raise_value_error() -> None:
+    raise ValueError("no")
+
+
+def fill_disk() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - the kernel's own ENOSPC
+        full.write("x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "message", "code"),
+    [
+        (raise_value_error, ValueError, "no", None),
+        (fill_disk, EnvironmentFault, "No space left on device", 4),
+    ],
+)
+def test_a_writer_that_fails_changes_nothing(
+    failure: Callable[[], None], error: type[Exception], message: str, code: int | None, tmp_path: Path
+) -> None:
     publish_version(tmp_path / "thing", OLD)
 
     def write(folder: Path) -> None:
         writer("half")(folder)
-        raise ValueError("no")
+        failure()
 
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(error, match=message) as caught:
         publish(tmp_path / "thing", kind="thing", key=NEW, write=write)
+    assert getattr(caught.value, "exit_code", None) == code
+    assert "\n" not in str(caught.value)
     assert contents(tmp_path / "thing") == {"content 1"}
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
 
@@ -140,22 +153,6 @@ def test_a_disk_error_at_every_sync_is_an_environment_fault_and_nothing_is_half(
     assert contents(target) == {"content 2"}
 
 
-def test_a_full_disk_is_an_environment_fault_and_keeps_the_old_folder(tmp_path: Path) -> None:
-    publish_version(tmp_path / "thing", OLD)
-
-    def write(folder: Path) -> None:
-        (folder / "a.txt").write_text("half")
-        with open("/dev/full", "w") as full:  # noqa: PTH123 - the kernel's own ENOSPC
-            full.write("x" * 100_000)
-
-    with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
-        publish(tmp_path / "thing", kind="thing", key=NEW, write=write)
-    assert caught.value.exit_code == 4
-    assert "\n" not in str(caught.value)
-    assert contents(tmp_path / "thing") == {"content 1"}
-    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
-
-
 def test_a_file_size_limit_is_an_environment_fault(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
 
@@ -199,35 +196,21 @@ def test_a_reader_keeps_the_old_content_after_a_replacement(tmp_path: Path) -> N
     assert contents(tmp_path / "thing") == {"content 2"}
 
 
-def test_every_flipped_bit_is_detected_and_its_file_named(tmp_path: Path) -> None:
+def test_every_flipped_bit_and_every_truncation_is_detected_and_its_file_named(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     publish_version(target, OLD)
     for path in (target / "a.txt", target / "größe" / "b.txt", target / MANIFEST):
         whole = path.read_bytes()
         for place in range(len(whole)):
-            damaged = bytearray(whole)
-            damaged[place] ^= 1 << place % 8
-            path.write_bytes(damaged)
-            with pytest.raises(ArtifactError) as caught:
-                verify(target)
-            assert str(path) in str(caught.value)
-            with pytest.raises(ArtifactError):
-                open_artifact(target, kind="thing")
+            flipped = whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+            for damaged in (flipped, whole[:place]) if place + 1 < len(whole) else (flipped,):  # the manifest's last byte is a line end
+                path.write_bytes(damaged)
+                for check in (lambda: verify(target), lambda: open_artifact(target, kind="thing")):
+                    with pytest.raises(ArtifactError) as caught:
+                        check()
+                    assert str(path) in str(caught.value)
         path.write_bytes(whole)
     assert verify(target) == 1
-
-
-def test_every_truncation_is_detected_at_opening(tmp_path: Path) -> None:
-    target = tmp_path / "thing"
-    publish_version(target, OLD)
-    for path in (target / "a.txt", target / MANIFEST):
-        whole = path.read_bytes()
-        for size in range(len(whole) - 1):  # the manifest's last byte is a line end
-            path.write_bytes(whole[:size])
-            with pytest.raises(ArtifactError) as caught:
-                open_artifact(target, kind="thing")
-            assert path.name in str(caught.value)
-        path.write_bytes(whole)
 
 
 def test_a_flipped_byte_in_a_large_file_is_detected_by_verify(tmp_path: Path) -> None:
@@ -241,21 +224,16 @@ def test_a_flipped_byte_in_a_large_file_is_detected_by_verify(tmp_path: Path) ->
         verify(target)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "größe/b.txt"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    publish_version(tmp_path / "thing", OLD)
-    (tmp_path / "thing" / name).unlink()
-    for check in (lambda: verify(tmp_path), lambda: open_artifact(tmp_path / "thing", kind="thing")):
-        with pytest.raises(ArtifactError, match=f"{name}: missing") as caught:
-            check()
-        assert caught.value.exit_code == 5
-
-
-def test_a_file_added_to_a_published_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_an_additional_file_is_named(tmp_path: Path) -> None:
     publish_version(tmp_path / "thing", OLD)
     (tmp_path / "thing" / "größe" / "extra.txt").touch()
     with pytest.raises(ArtifactError, match=r"größe/extra\.txt: not listed"):
         verify(tmp_path)
+    (tmp_path / "thing" / "größe" / "b.txt").unlink()
+    for check in (lambda: verify(tmp_path), lambda: open_artifact(tmp_path / "thing", kind="thing")):
+        with pytest.raises(ArtifactError, match=r"größe/b\.txt: missing") as caught:
+            check()
+        assert caught.value.exit_code == 5
 
 
 def test_a_folder_without_a_manifest_is_rejected(tmp_path: Path) -> None:
@@ -279,14 +257,6 @@ def test_a_folder_of_another_kind_or_format_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thing" / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match="format 99"):
         open_artifact(tmp_path / "thing", kind="thing")
-
-
-def test_verify_counts_folders_and_skips_temporary_ones(tmp_path: Path) -> None:
-    for name in ("one", "deep/two", "deep/three"):
-        publish_version(tmp_path / name, OLD)
-    shutil.copytree(tmp_path / "one", tmp_path / ".one.tmp-123")
-    (tmp_path / ".one.tmp-123" / "a.txt").write_text("half")
-    assert verify(tmp_path) == 3
 
 
 def test_a_single_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,17 +56,10 @@ def test_a_changed_constant_in_a_file_of_any_name_compiles_anew(tmp_path: Path) 
         assert compiled_sum(tmp_path, "linear", NUMBA_CACHE_DIR="") == 1 + constant
 
 
-def test_without_a_writable_kernel_folder_the_users_cache_is_used(tmp_path: Path) -> None:
-    kernels, home = write_kernels(tmp_path / "kernels", 10), tmp_path / "home"
-    (kernels / "__pycache__").write_text("a file where the folder would be")
-    environment = {"NUMBA_CACHE_DIR": "", "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    for constant in (10, 20):
-        assert compiled_sum(write_kernels(kernels, constant), **environment) == 1 + constant
+def test_without_a_writable_kernel_folder_the_users_cache_is_used_or_kernels_are_compiled_in_memory(tmp_path: Path) -> None:
+    kernels, home, file = write_kernels(tmp_path / "kernels", 10), tmp_path / "home", tmp_path / "file"
+    for path in (kernels / "__pycache__", file):
+        path.write_text("a file where a folder would be")
+    assert compiled_sum(kernels, NUMBA_CACHE_DIR="", HOME=str(home), XDG_CACHE_HOME=str(home / "cache")) == 11
     assert machine_code(home / "cache")
-
-
-def test_without_any_writable_folder_kernels_are_compiled_in_memory(tmp_path: Path) -> None:
-    kernels, file = write_kernels(tmp_path / "kernels", 10), tmp_path / "file"
-    file.write_text("no folder")
-    (kernels / "__pycache__").write_text("no folder")
     assert compiled_sum(kernels, NUMBA_CACHE_DIR=str(file), HOME=str(file), XDG_CACHE_HOME=str(file)) == 11
