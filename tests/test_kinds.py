@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from cramlm import Predictor, recipes
 from cramlm.cli.app import app
-from cramlm.config.run import RunConfig, TaskConfig, load_config, to_toml
-from cramlm.config.terms import Classify
+from cramlm.config.run import load_config, to_toml
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.estimator import CramClassifier
 from cramlm.model.huggingface.config import CONFIG_FILE
@@ -49,6 +48,16 @@ def rows_of(kind: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield {"text": " ".join(words), "label": topics if kind == "multi-label" else number}
 
 
+def fit(folder: Path, paths: dict[str, str], kind: str) -> str:
+    """What `cramlm fit` prints, which leaves a run without raw text in run/."""
+    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
+    config["encoder"]["embedding_init"] = "random"
+    config["task"]["kind"] = kind
+    config["phases"] = [{**config["phases"][1], "steps": 30, "terms": [{"kind": "classify"}], "evaluate_every": 30, "keep": "best"}]
+    (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
+    return cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A kind of task, and a folder with data/, run.toml and what `cramlm fit --config` left in run/."""
@@ -56,12 +65,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     paths = write_task(folder / "data", documents=10)
     for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):
         Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, seed)), "utf-8")
-    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
-    config["encoder"]["embedding_init"] = "random"
-    config["task"]["kind"] = kind
-    config["phases"] = [{**config["phases"][1], "steps": 30, "terms": [{"kind": "classify"}], "evaluate_every": 30, "keep": "best"}]
-    (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
-    printed = cramlm("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
+    printed = fit(folder, paths, kind)
     metric = {"multi-label": "macro-F1", "regression": "Pearson"}[kind]
     verdict = next(line for line in printed.splitlines() if "(cross-fitted on dev: tfidf " in line)
     assert metric in verdict
@@ -87,12 +91,7 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
         rows = [json.loads(line) for line in Path(paths[split]).read_text("utf-8").splitlines()]
         rows = [{**row, "label": ["sea"] if row["label"] == "sea" else []} for row in rows]
         Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
-    config["encoder"]["embedding_init"] = "random"
-    config["task"]["kind"] = "multi-label"
-    config["phases"] = [{**config["phases"][1], "terms": [{"kind": "classify"}], "evaluate_every": 16, "keep": "best"}]
-    (tmp_path / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
-    cramlm("fit", "--config", tmp_path / "run.toml", "--out", tmp_path / "run", "--store", tmp_path / "store")
+    fit(tmp_path, paths, "multi-label")
     scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())["models"]
     for name in ("tfidf", "tlm"):
         assert list(scores[name]["test"]["per_class"]) == ["sea"]
@@ -100,7 +99,6 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
     (prediction,) = Predictor.load(tmp_path / "run/export").predict([SEA])
     assert isinstance(prediction, LabelsPrediction)
     assert set(prediction.probabilities) == {"sea"}
-    cramlm("evaluate", tmp_path / "run/export", paths["test"])
 
 
 def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
@@ -196,11 +194,3 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
         cramlm(*fit, "--kind", "tagging")
     with pytest.raises(CramError, match=r"train.jsonl:1: 'label' is not a number but a list"):
         cramlm(*fit, "--set", "task.kind=regression")
-
-
-def test_a_recipe_for_another_kind_is_planned_without_a_teacher() -> None:
-    config = recipes.labels_only(train="", kind="regression")
-    assert isinstance(config, RunConfig)
-    assert config.task == TaskConfig(train="", kind="regression")
-    assert [phase.terms for phase in config.phases] == [(Classify(),)]
-    assert config.metric == "pearson"

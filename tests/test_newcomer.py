@@ -91,17 +91,10 @@ def test_the_wheel_contains_every_data_file(wheel: Path) -> None:
     assert {*reporting, "cramlm/export/templates/model_card.md.jinja", "cramlm/serving/page.html"} <= inside
 
 
-def test_the_wheel_is_installed_without_the_sources(place: Place) -> None:
-    where = place.run(place.python, "-c", "import cramlm; print(cramlm.__file__)")
-    assert where.startswith(str(place.folder))
-    assert "fit" in place.cramlm("--help")
+def test_the_wheel_gives_a_report_predictions_and_an_explanation_without_the_sources(place: Place, fitted: Path) -> None:
+    assert place.run(place.python, "-c", "import cramlm; print(cramlm.__file__)").startswith(str(place.folder))
     assert "torch" in place.cramlm("doctor")
-
-
-def test_a_csv_file_gives_a_report_predictions_and_an_explanation(place: Place, fitted: Path) -> None:
     assert (fitted / "report.html").read_text("utf-8").startswith("<!doctype html>")
-    place.cramlm("report", "run", "--out", "page.html")
-    assert "<style>" in (place.folder / "page.html").read_text("utf-8")
     answers = place.cramlm("predict", "run/export", "-", stdin="wave ship harbour sailor tide\nsummit ridge valley climber\n")
     assert [json.loads(line)["label"] for line in answers.splitlines()] == ["sea", "hill"]
     assert json.loads(place.cramlm("explain", "run", "wave ship harbour", "--json"))

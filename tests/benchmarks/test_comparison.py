@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench_retrieval import TEXTS, compare, cut
+from bench_retrieval import TEXTS, compare
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.retrieval.bm25.analysis import analyze
-from retrieval_tables import print_tables
 from terms import Queries, TermCorpus
 
 PASSAGES = ["red blue blue", "red green", "blue?", "Größe red-red blue", "文字 green", "red blue green grey", "grey grey grey grey", "…"]
@@ -27,11 +26,6 @@ def corpus(tmp_path: Path) -> Corpus:
 @pytest.fixture
 def terms(corpus: Corpus, tmp_path: Path) -> TermCorpus:
     return TermCorpus.write(corpus, tmp_path / "terms")
-
-
-def test_each_line_has_the_terms_of_a_passage(corpus: Corpus, terms: TermCorpus) -> None:
-    assert [line.split() for line in terms.lines.read_text("utf-8").splitlines()] == [analyze(document.text) for document in corpus]
-    assert terms.postings == sum(len(set(analyze(document.text))) for document in corpus)
 
 
 def test_distinct_queries_come_first_and_texts_without_indexed_terms_are_dropped(terms: TermCorpus) -> None:
@@ -84,22 +78,3 @@ def test_a_difference_is_counted_unless_it_is_a_tie_at_the_limit(tmp_path: Path)
     assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (2, 2, 0)
     agreement = compare(terms, queries, np.arange(2), ours, wrong, 2, "exact")
     assert (agreement["only_in_one"], agreement["unlike_pairs"], agreement["beyond_ties"]) == (1, 2, 1)
-
-
-def test_cut_texts_have_the_requested_number_of_words() -> None:
-    texts = [" ".join(f"{text}-{word}" for word in range(text)) for text in (5, 31, 40, 400)]
-    assert [len(text.split()) for text in cut(texts, 15)] == [15, 15, 15]
-    assert [len(text.split()) for text in cut(texts, 150)] == [150, 150, 150]
-
-
-def test_a_missing_engine_is_listed_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    search = {"queries": "texts", "limit": 50, "distinct_seconds": 2.0, "all_seconds": 2.0}
-    building = {"build_seconds": 1.0, "note": "", "bytes": 40, "build_peak_megabytes": 1.0}
-    cramlm = {**building, "searches": [search], "unions": [7]}
-    peer = {**building, "searches": [search | {"distinct_seconds": 1.0, "all_seconds": 3.0}]}
-    counts = {"passages": 4, "words": 9, "postings": 5, "reading_seconds": None, "queries": {"texts": [8, 4]}, "sample": {"texts": [2, 1]}}
-    engines = {"cramlm": cramlm, "bm25s": peer, "lucene": {"missing": "no java"}}
-    print_tables({"task": "chemprot", "corpora": [{"corpus": "real", **counts, "engines": engines}]})
-    printed = capsys.readouterr().out
-    assert "| 50 | bm25s | 12.00 | 6.0x | 4.00 | 2.0x | not compared |" in printed
-    assert "lucene: not measured, no java" in printed

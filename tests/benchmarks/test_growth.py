@@ -25,6 +25,7 @@ def test_the_fit_recovers_a_line_and_its_coefficients_are_not_negative() -> None
     assert error < 1e-9
     assert growth_report.fit([1, 2, 3], [3.0, 2.0, 1.0])[1] == 0
     assert growth_report.fit([1, 2, 3], [1.0, 4.0, 9.0])[0] == 0
+    assert growth_report.fit_all(rows(1000, 2000)) == {}, "two sizes are not fitted"
 
 
 def test_the_page_has_a_text_version_of_the_plot_and_marks_extrapolations(tmp_path: Path) -> None:
@@ -37,7 +38,3 @@ def test_the_page_has_a_text_version_of_the_plot_and_marks_extrapolations(tmp_pa
     assert "Calculated, not measured" in page
     assert (tmp_path / "growth.svg").read_bytes()[:5] == b"<?xml"
     assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_two_sizes_are_not_fitted() -> None:
-    assert growth_report.fit_all(rows(1000, 2000)) == {}

@@ -46,19 +46,3 @@ def test_scores_over_minutes_have_all_budgets_of_the_default_settings(results: P
     assert task == "chemprot"
     assert [(point.minutes, point.mean) for point in curves["tlm"]] == [(1.5, 35.0), (4.1, 50.0), (6.0, pytest.approx(55.0))]
     assert [point.mean for point in curves["tfidf"]] == [40.0]
-
-
-def test_the_plot_of_equal_results_is_identical(results: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
-    plots = [tmp_path / f"{turn}.svg" for turn in range(2)]
-    for plot in plots:
-        quality_plot.plot(list(quality_plot.points(results)), "2e13flops", plot)
-    assert plots[0].read_bytes() == plots[1].read_bytes()
-    assert b"all labels" in plots[0].read_bytes()
-
-
-def test_no_comparable_results_raise_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs pip install 'cramlm[bench]'")
-    with pytest.raises(ValueError, match="no task was run with two numbers of labels at 2e13flops"):
-        quality_plot.plot([], "2e13flops", tmp_path / "none.svg")
-    assert not (tmp_path / "none.svg").exists()

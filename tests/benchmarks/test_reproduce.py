@@ -13,7 +13,6 @@ from reproduce import page as pages
 from reproduce.run import KEPT, keep
 from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arm_name, arms_of, command
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 TABLE_OF = {number: pytest.param(table, id=f"table {number}") for number, table in TABLES.items()}
 
 
@@ -49,16 +48,6 @@ def test_a_row_of_several_tables_is_one_run(task: str, data: Path, tmp_path: Pat
     assert {cell.arm.name for cell in cells} == {arm_name(line, paper=False) for line in lines}
     made = {cell.config.model_copy(update={"name": "same"}).model_dump_json() for cell in cells}
     assert len(made) == len(cells) < len(lines)
-
-
-@pytest.mark.shared_data
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not here")
-@pytest.mark.parametrize("paper", [True, False], ids=["paper", "twin"])
-def test_the_corpus_files_of_table_3_exist(paper: bool, tmp_path: Path) -> None:
-    cells = _cells([TABLES["3"]], "chemprot", paper=paper, data=SHARED, out=tmp_path)
-    patterns = {pattern for cell in cells if cell.config.corpus is not None for pattern in cell.config.corpus.files}
-    assert len(patterns) == 2  # one file, and all of them
-    assert all(list(Path(pattern).parent.glob(Path(pattern).name)) for pattern in patterns)
 
 
 def _cells(tables: list[Table], task: str, *, paper: bool, data: Path, out: Path) -> list[Cell]:

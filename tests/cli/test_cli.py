@@ -22,15 +22,13 @@ from ranks import free_port
 from server_process import PATIENCE
 from tiny_task import write_task
 
-COMMAND = [sys.executable, "-m", "cramlm"]
-
 
 @pytest.fixture(scope="module")
 def fitted(tiny_run: Path) -> Path:
     return tiny_run
 
 
-def assert_one_line(result: Result, code: int, *needles: str) -> None:
+def assert_one_line(result: Result | subprocess.CompletedProcess[str], code: int, *needles: str) -> None:
     assert result.returncode == code, result.stderr
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("cramlm: error: ")
@@ -57,13 +55,6 @@ def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fi
     assert answers == [json.loads(line)["probabilities"] for line in result.stdout.splitlines()]
 
 
-def test_evaluate_gives_the_scores_that_fit_reported(fitted: Path) -> None:
-    result = cramlm("evaluate", fitted / "run/export", fitted / "data/test.jsonl", "--json")
-    assert result.returncode == 0, result.stderr
-    reported = json.loads((fitted / "run/evaluation/scores.json").read_bytes())["models"]["tlm"]["test"]
-    assert json.loads(result.stdout)["macro_f1"] == pytest.approx(reported["macro_f1"])
-
-
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")
@@ -77,21 +68,14 @@ def printed(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_commands_that_read_a_model_accept_a_run(fitted: Path) -> None:
+def test_evaluate_takes_a_run_or_its_export_and_gives_the_scores_that_fit_reported(fitted: Path) -> None:
     run, test = fitted / "run", fitted / "data/test.jsonl"
-    assert printed("predict", run, test) == printed("predict", run / "export", test) != ""
-    assert printed("evaluate", run, test, "--json") == printed("evaluate", run / "export", test, "--json") != ""
+    scores = json.loads(printed("evaluate", run, test, "--json"))
+    reported = json.loads((run / "evaluation/scores.json").read_bytes())["models"]["tlm"]["test"]
+    assert scores["macro_f1"] == pytest.approx(reported["macro_f1"])
+    assert json.loads(printed("evaluate", run / "export", test, "--json")) == scores
     for command in (["predict", fitted / "data", test], ["evaluate", fitted / "data", test], ["serve", fitted / "data"]):
         assert_one_line(cramlm(*command), 5, "holds no exported model")
-
-
-def test_an_onnx_folder_has_the_scores_of_the_model(fitted: Path, tmp_path: Path) -> None:
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
-    onnx, test = tmp_path / "onnx", fitted / "data/test.jsonl"
-    printed("export", fitted / "run", "--texts", test, "--out", onnx)
-    ours, theirs = (json.loads(printed("evaluate", model, test, "--json")) for model in (fitted / "run", onnx))
-    assert theirs["macro_f1"] == ours["macro_f1"]
 
 
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
@@ -145,15 +129,9 @@ def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
         weights.write_bytes(content)
 
 
-def test_version_is_that_of_the_installed_package() -> None:
-    result = cramlm("--version")
-    assert (result.returncode, result.stdout) == (0, f"cramlm {metadata.version('cramlm')}\n")
-
-
-def test_doctor_prints_versions_and_hardware() -> None:
-    result = cramlm("doctor")
-    assert result.returncode == 0
-    assert all(name in result.stdout for name in ("torch", "bf16", "memory", "store"))
+def test_version_and_doctor_print_versions_and_hardware() -> None:
+    assert printed("--version") == f"cramlm {metadata.version('cramlm')}\n"
+    assert all(name in printed("doctor") for name in ("torch", "bf16", "memory", "store"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +160,7 @@ def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int
 
 @pytest.mark.slow
 def test_with_several_ranks_only_the_first_reads_the_training_file_and_reports_its_error(tmp_path: Path) -> None:
-    command = [*COMMAND, "fit", "--recipe", "labels-only", "--train", "train.jsonl", "--out", "run"]
+    command = [sys.executable, "-m", "cramlm", "fit", "--recipe", "labels-only", "--train", "train.jsonl", "--out", "run"]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for folder in (tmp_path / "0", tmp_path / "1"):
         folder.mkdir()
@@ -199,8 +177,8 @@ def test_with_several_ranks_only_the_first_reads_the_training_file_and_reports_i
 
 def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, tmp_path: Path) -> None:
     arguments = ["fit", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", fitted / "store"]
-    arguments += ["--set", "phases[0].checkpoint_every=50"]
-    for steps in (400, 4_000, 40_000):  # the signal may come after the last step
+    arguments += ["--set", "phases[0].checkpoint_every=10"]
+    for steps in (100, 1_000, 10_000):  # the signal may come after the last step
         longer = [*arguments, "--set", f"phases[0].steps={steps}"]
         process = start(*longer)
         while process.poll() is None and not list((tmp_path / "run/.work").rglob("manifest.json")):
@@ -240,20 +218,23 @@ def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path)
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
 
 
-def test_predict_with_an_encoder_reports_a_memory_limit_too_low_for_torch(fitted: Path) -> None:
-    command = shlex.join([*COMMAND, "predict", str(fitted / "run"), str(fitted / "data/test.jsonl")])
-    result = subprocess.run(["bash", "-c", f"ulimit -v 1000000 && exec {command}"], capture_output=True, text=True, timeout=PATIENCE)
-    assert_one_line(result, 4, "predict needs at least 2 GB to load torch")
+PREDICT = ("predict", "{run}/run", "{run}/data/test.jsonl")
+FIT = ("fit", "--config", "{run}/run.toml", "--out", "out")
+LARGE = ("--set", "tokens_per_second=none", "--set", "encoder.hidden=8192")  # does not even fit to be measured
 
 
-@pytest.mark.parametrize(("gigabytes", "needle"), [(1, "needs at least 2 GB to load torch"), (2.2, "out of memory")])
-def test_a_run_beyond_the_memory_limit_gives_one_line_and_exit_code_4(fitted: Path, tmp_path: Path, gigabytes: float, needle: str) -> None:
-    config = fitted / "run.toml"
-    limit = f"ulimit -v {int(gigabytes * 1e6)} && exec " + shlex.join(
-        [*COMMAND, "fit", "--config", str(config), "--out", str(tmp_path / "run")]
-    )
-    large = (
-        " --set tokens_per_second=none --set encoder.hidden=1536 --set encoder.layers=16" if gigabytes > 2 else ""
-    )  # does not even fit to be measured
-    result = subprocess.run(["bash", "-c", limit + large], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
-    assert_one_line(result, 4, needle)
+@pytest.mark.parametrize(
+    ("gigabytes", "arguments", "needle"),
+    [
+        (1, PREDICT, "predict needs at least 2 GB to load torch"),
+        (1, FIT, "needs at least 2 GB to load torch"),
+        (2.2, (*FIT, *LARGE), "out of memory"),
+    ],
+    ids=["predict", "fit", "a large fit"],
+)
+def test_a_command_beyond_the_memory_limit_gives_one_line_and_exit_code_4(
+    gigabytes: float, arguments: tuple[str, ...], needle: str, fitted: Path, tmp_path: Path
+) -> None:
+    command = shlex.join([sys.executable, "-m", "cramlm", *(argument.format(run=fitted) for argument in arguments)])
+    limited = ["bash", "-c", f"ulimit -v {int(gigabytes * 1e6)} && exec {command}"]
+    assert_one_line(subprocess.run(limited, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE), 4, needle)

@@ -56,7 +56,7 @@ def test_equal_methods_are_significantly_different_as_often_as_p_says() -> None:
     small = TRUE[:80]
     p = [
         compare_predictions(small, [random_labels(small, 0.6, seed)], [random_labels(small, 0.6, seed + 500)], trials=150).p
-        for seed in range(150)
+        for seed in range(100)
     ]
     assert 0.01 <= np.mean(np.array(p) <= 0.05) <= 0.1
 
@@ -80,17 +80,13 @@ def verdict(**candidates: IntArray) -> Verdict:
     return compare_on_dev(SCORER, candidates, seed=3)
 
 
-def test_a_clearly_better_model_is_recommended_with_the_difference() -> None:
+def test_a_clearly_better_model_is_recommended_with_the_difference_and_a_clearly_worse_one_is_not() -> None:
     result = verdict(tfidf=predictions(0.6), tlm=predictions(0.85, seed=1))
     assert (result.recommended, result.clear) == ("tlm", True)
     assert result.text.startswith("Use tlm: it is ")
     assert "points of macro-F1 better than tfidf, which is cheaper" in result.text
     values = json.loads(json.dumps(result.as_dict(), allow_nan=False))
-    assert values["recommended"] == "tlm"
-    assert values["cross_fitted"] == pytest.approx(dict(result.scores))
-
-
-def test_a_clearly_worse_model_is_not_recommended() -> None:
+    assert (values["recommended"], values["cross_fitted"]) == ("tlm", pytest.approx(dict(result.scores)))
     result = verdict(tfidf=predictions(0.85), tlm=predictions(0.6, seed=1))
     assert (result.recommended, result.clear) == ("tfidf", True)
     assert result.text.startswith("Use tfidf: it is cheaper than tlm and ")
@@ -116,10 +112,10 @@ def test_a_high_maximum_of_many_dev_scores_does_not_recommend_a_model() -> None:
 
 def test_an_equally_good_model_is_recommended_about_once_in_ten_times() -> None:
     wrong = 0
-    for seed in range(40):
+    for seed in range(30):
         one, other = predictions(0.7, seed=2 * seed), predictions(0.7, candidates=20, seed=2 * seed + 1)
         wrong += verdict(tfidf=one, tlm=other).recommended == "tlm"
-    assert wrong <= 8
+    assert wrong <= 6
 
 
 def test_of_three_models_the_cheapest_that_no_other_clearly_beats_is_recommended() -> None:
@@ -130,9 +126,6 @@ def test_of_three_models_the_cheapest_that_no_other_clearly_beats_is_recommended
     result = verdict(tfidf=low, static=high, tlm=predictions(0.85, seed=7))
     assert (result.recommended, result.clear) == ("static", False)
     assert "No clear difference between tlm and static" in result.text
-
-
-def test_a_single_model_has_its_score_and_no_comparison() -> None:
     result = verdict(tlm=predictions(0.8))
     assert (result.recommended, result.clear) == ("tlm", False)
     assert "no other model was fitted to compare with" in result.text
@@ -170,8 +163,5 @@ def test_halves_are_a_function_of_the_seed_and_keep_the_labels_proportions() -> 
         assert np.array_equal(half, _half(scorer, 7, number))
         assert [int(half[scorer.truth == label].sum()) for label in np.unique(scorer.truth)] == [20, 5, 1]
     assert not np.array_equal(_half(scorer, 7, 0), _half(scorer, 8, 0))
-
-
-def test_a_single_dev_text_is_scored_without_an_error() -> None:
-    scorer = DevScorer.of(dev_task(["a"]), "macro_f1")
-    assert np.isfinite(cross_fitted(scorer, {"one": np.zeros((2, 1), np.int16)}, seed=0)["one"]).all()
+    single = DevScorer.of(dev_task(["a"]), "macro_f1")
+    assert np.isfinite(cross_fitted(single, {"one": np.zeros((2, 1), np.int16)}, seed=0)["one"]).all()

@@ -23,7 +23,7 @@ from tiny_task import tiny_config, write_task
 
 
 def write_arms(folder: Path) -> dict[str, str]:
-    """Write the tiny task and two config files: raw.toml (with raw text) and alone.toml (labels only)."""
+    """Write the tiny task and two config files: raw.toml (with raw text) and alone.toml (labels only); the files of its splits."""
     paths = write_task(folder, documents=60)
     data = tiny_config(paths, baseline={"c": [1.0]}, tokens_per_second=1000.0)
     for phase in data["phases"]:
@@ -31,16 +31,19 @@ def write_arms(folder: Path) -> dict[str, str]:
     (folder / "raw.toml").write_text(to_toml(load_config(data)), "utf-8")
     alone = data | {"corpus": None, "retriever": None, "phases": data["phases"][1:]}
     (folder / "alone.toml").write_text(to_toml(load_config(alone)), "utf-8")
-    return paths
+    return {name: paths[name] for name in ("train", "dev", "test")}
+
+
+def arms_in(folder: Path, *names: str) -> tuple[Arm, ...]:
+    return arms_of([str(folder / f"{name}.toml") for name in names])
 
 
 @pytest.mark.slow
 def test_arms_share_equal_stages_and_finished_runs_are_not_repeated(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    arms = (*arms_of([str(tmp_path / "data" / name) for name in ("raw.toml", "alone.toml")]), Arm("bad", str(tmp_path / "data/raw.toml")))
-    arms = (*arms[:2], replace(arms[2], settings=("phases[0].optimizer.learning_rate=1e30",)))
-    task = {name: paths[name] for name in ("train", "dev", "test")}
-    grid = Grid(arms, seeds=(1, 2), labels=("all",), task=task, corpus=(paths["corpus"],))
+    task = write_arms(tmp_path / "data")
+    diverges = Arm("bad", str(tmp_path / "data/raw.toml"), settings=("phases[0].optimizer.learning_rate=1e30",))
+    arms = (*arms_in(tmp_path / "data", "raw", "alone"), diverges)
+    grid = Grid(arms, seeds=(1, 2), labels=("all",), task=task, corpus=(str(tmp_path / "data/corpus.jsonl"),))
     seen: list[Event] = []
 
     def run(folder: Path) -> Experiment:
@@ -73,27 +76,25 @@ def test_arms_share_equal_stages_and_finished_runs_are_not_repeated(tmp_path: Pa
     assert again.rows[:2] == found.rows[:2]
 
 
-def test_values_of_a_setting_are_compared_and_finished_runs_are_not_repeated(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
+def test_values_of_a_setting_are_compared_and_finished_runs_are_not_repeated_after_a_move(tmp_path: Path) -> None:
+    task = write_arms(tmp_path / "data")
     arms = arms_over(str(tmp_path / "data/alone.toml"), ["phases[0].steps=1,2"])
-    task = {name: paths[name] for name in ("train", "dev", "test")}
-    grid = Grid(arms, seeds=(1,), labels=("all",), task=task, settings=("baseline.enabled=false",))
+    grid = Grid(arms, seeds=(1,), labels=("10",), task=task, settings=("baseline.enabled=false",))
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
     assert [(row.arm, row.is_baseline) for row in found.rows] == [("phases[0].steps=1", False), ("phases[0].steps=2", False)]
     assert found.pairs[0].seeds == 1
     tokenizers = [cell.folder / "tokenizer/tokenizer.json" for cell in cells_of(grid, tmp_path / "out")]
     assert tokenizers[0].samefile(tokenizers[1])
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
     seen: list[Event] = []
-    again = compare(grid, out=tmp_path / "out", store=tmp_path / "store", emit=seen.append)
-    assert [event.message for event in seen if event.kind != "progress"] == ["2 runs, 2 finished"]
-    assert again.rows == found.rows
+    again = compare(grid, out=tmp_path / "elsewhere", store=tmp_path / "store", emit=seen.append)
+    assert [event.message for event in seen if event.kind == "note"] == ["2 runs, 2 finished"]
+    assert again.rows == found.rows, "also with the usage of the runs that were moved"
 
 
 def alone_grid(folder: Path, *settings: str) -> Grid:
     """Return a grid with one labels-only run on the tiny task in `folder`."""
-    paths = write_arms(folder)
-    task = {name: paths[name] for name in ("train", "dev", "test")}
-    return Grid(arms_of([str(folder / "alone.toml")]), (1,), ("all",), task, settings=("baseline.enabled=false", *settings))
+    return Grid(arms_in(folder, "alone"), (1,), ("all",), write_arms(folder), settings=("baseline.enabled=false", *settings))
 
 
 def stop_at(step: int, seen: list[Event]) -> Callable[[], int | None]:
@@ -172,16 +173,6 @@ def void(value: object) -> None:
     """Discard a value, for a lambda of type None."""
 
 
-def test_a_moved_experiment_with_subsamples_is_still_finished_and_keeps_its_usage(finished: Path, tmp_path: Path) -> None:
-    grid = replace(alone_grid(tmp_path / "data"), labels=("10",))
-    experiment = compare(grid, out=tmp_path / "out", store=finished / "store")
-    (tmp_path / "out").rename(tmp_path / "elsewhere")
-    seen: list[Event] = []
-    again = compare(grid, out=tmp_path / "elsewhere", store=finished / "store", emit=seen.append)
-    assert [event.message for event in seen if event.kind == "note"] == ["1 runs, 1 finished"]
-    assert again.rows == experiment.rows
-
-
 def test_a_folder_with_an_experiment_on_another_task_is_refused_before_any_run(copied: Path) -> None:
     table = (copied / "out/table.md").read_bytes()
     other = alone_grid(copied / "other")
@@ -195,24 +186,20 @@ def test_a_folder_with_an_experiment_on_another_task_is_refused_before_any_run(c
     assert replaced.grid.task == other.task
 
 
-def test_the_default_folder_of_an_experiment_is_named_after_the_task() -> None:
-    assert default_folder("data/reviews/train.jsonl", "compare") == Path("runs/reviews-compare")
-    assert default_folder("news.csv", "ablate") == Path("runs/news-ablate")
-
-
 def test_over_makes_an_arm_with_its_own_folder_for_every_combination() -> None:
     arms = arms_over("tlm", ["select.top_k=0,50", 'corpus.files=["a"],["a","b"]'])
     assert [arm.name for arm in arms][:2] == ['top_k=0, corpus.files=["a"]', 'top_k=0, corpus.files=["a","b"]']
     assert arms[3].settings == ("retriever.top_k=50", 'corpus.files=["a","b"]')
     assert len({arm.folder for arm in arms}) == 4
+    assert default_folder("data/reviews/train.jsonl", "compare") == Path("runs/reviews-compare")
     for wrong in ("top_k", "top_k=", "top_k=1,,2", "top_k=1,1"):
         with pytest.raises(UsageError, match="KEY=VALUE"):
             arms_over("tlm", [wrong])
 
 
 def test_top_k_zero_keeps_the_phases_on_task_text(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    grid = Grid(arms_over(str(tmp_path / "data/raw.toml"), ["retriever.top_k=0,5"]), (1,), ("all",), {"train": paths["train"]})
+    task = write_arms(tmp_path / "data")
+    grid = Grid(arms_over(str(tmp_path / "data/raw.toml"), ["retriever.top_k=0,5"]), (1,), ("all",), task)
     without, five = (cell.config for cell in cells_of(grid, tmp_path / "out"))
     assert (without.corpus, without.retriever) == (None, None)
     assert [phase.name for phase in without.phases] == [phase.name for phase in five.phases]
@@ -221,8 +208,8 @@ def test_top_k_zero_keeps_the_phases_on_task_text(tmp_path: Path) -> None:
 
 
 def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    grid = Grid(arms_of(["tlm", "labels-only"]), (4,), ("all", "10"), {"train": paths["train"]}, corpus=(paths["corpus"],), budget="2m")
+    task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
+    grid = Grid(arms_of(["tlm", "labels-only"]), (4,), ("all", "10"), task, corpus=corpus, budget="2m")
     cells = cells_of(grid, tmp_path / "out")
     assert [(cell.arm.name, cell.labels, cell.config.seed, cell.config.budget) for cell in cells] == [
         ("tlm", "all", 4, "2m"),
@@ -230,15 +217,17 @@ def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tm
         ("tlm", "10", 4, "2m"),
         ("labels-only", "10", 4, "2m"),
     ]
-    assert cells[2].config.task.train == cells[3].config.task.train != paths["train"]
-    files = arms_of([str(tmp_path / "data" / name) for name in ("raw.toml", "alone.toml")])
-    raw, alone = cells_of(replace(grid, arms=files, labels=("all",)), tmp_path / "out")
+    assert cells[2].config.task.train == cells[3].config.task.train != task["train"]
+    raw, alone = cells_of(replace(grid, arms=arms_in(tmp_path / "data", "raw", "alone"), labels=("all",)), tmp_path / "out")
     assert raw.config.corpus is not None
     assert alone.config.corpus is None, "a config file without raw text stays so"
     with pytest.raises(UsageError, match="--init"):
         cells_of(replace(grid, arms=arms_of(["tlm@init"])), tmp_path / "out")
     with pytest.raises(UsageError, match="different names"):
         arms_of(["tlm", "tlm"])
+    (tmp_path / "data/raw.toml").rename(tmp_path / "data/static.toml")
+    with pytest.raises(UsageError, match="'static' is reserved for a linear model"):
+        cells_of(replace(grid, arms=arms_in(tmp_path / "data", "static")), tmp_path / "out")
 
 
 def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Path) -> None:
@@ -262,16 +251,10 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
 def test_seeds_are_a_number_or_a_list() -> None:
     assert (read_seeds("3"), read_seeds("7, 11"), read_seeds("7,")) == ((1, 2, 3), (7, 11), (7,))
     assert read_counts("100,all") == ("100", "all")
-    for read, wrong in (
-        (read_seeds, "0"),
-        (read_seeds, "a"),
-        (read_seeds, "1,1"),
-        (read_seeds, ","),
-        (read_counts, "some"),
-        (read_counts, ""),
-    ):
-        with pytest.raises(UsageError):
-            read(wrong)
+    for read, wrong in ((read_seeds, ("0", "a", "1,1", ",")), (read_counts, ("some", ""))):
+        for text in wrong:
+            with pytest.raises(UsageError):
+                read(text)
 
 
 def result(arm: str, seed: int, predictions: str, true: str = "aabb" * 10, labels: str = "all") -> CellResult:
@@ -299,10 +282,10 @@ def test_linear_models_are_the_last_rows_with_the_time_of_their_fit() -> None:
 
 
 def test_the_table_and_the_paired_tests_include_both_linear_models(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    task = {name: paths[name] for name in ("train", "dev", "test")}
-    arms = arms_of([str(tmp_path / "data" / name) for name in ("alone.toml", "raw.toml")])
-    found = compare(Grid(arms, (1,), ("all",), task, (paths["corpus"],)), out=tmp_path / "out", store=tmp_path / "store")
+    task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
+    found = compare(
+        Grid(arms_in(tmp_path / "data", "alone", "raw"), (1,), ("all",), task, corpus), out=tmp_path / "out", store=tmp_path / "store"
+    )
     assert [(row.arm, row.is_baseline) for row in found.rows] == [
         *((arm, False) for arm in ("alone", "alone combined", "raw", "raw combined")),
         *((arm, True) for arm in ("static", "tfidf")),
@@ -313,23 +296,14 @@ def test_the_table_and_the_paired_tests_include_both_linear_models(tmp_path: Pat
 
 
 def test_a_linear_recipe_that_is_an_arm_has_one_row(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    task = {name: paths[name] for name in ("train", "dev", "test")}
-    grid = Grid(arms_of(["static", "tfidf"]), (1,), ("all",), task, (paths["corpus"],), settings=("baseline.c=[1.0]",))
+    task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
+    grid = Grid(arms_of(["static", "tfidf"]), (1,), ("all",), task, corpus, settings=("baseline.c=[1.0]",))
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
     assert [(row.arm, row.is_baseline) for row in found.rows] == [("static", False), ("tfidf", False)]
     assert [(pair.arm, pair.other) for pair in found.pairs] == [("tfidf", "static")]
     alone = replace(grid, arms=arms_of(["static"]))
     again = compare(alone, out=tmp_path / "out", store=tmp_path / "store")
     assert [(row.arm, row.is_baseline) for row in again.rows] == [("static", False), ("tfidf", True)]
-
-
-def test_an_encoder_cannot_have_the_name_of_a_linear_model(tmp_path: Path) -> None:
-    paths = write_arms(tmp_path / "data")
-    (tmp_path / "data/raw.toml").rename(tmp_path / "data/static.toml")
-    grid = Grid(arms_of([str(tmp_path / "data/static.toml")]), (1,), ("all",), {"train": paths["train"]})
-    with pytest.raises(UsageError, match="'static' is reserved for a linear model"):
-        cells_of(grid, tmp_path / "out")
 
 
 def test_the_table_shows_mean_deviation_costs_and_paired_tests() -> None:

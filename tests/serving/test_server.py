@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from commands import cramlm
@@ -27,25 +28,17 @@ BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
-def run(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model where a run has it."""
-    run = tmp_path_factory.mktemp("served") / "mine"
-    shutil.copytree(tiny_export, run / "export")
-    return run
-
-
-@pytest.fixture(scope="module")
 def predictor(tiny_export: Path) -> Predictor:
     return Predictor.load(tiny_export)
 
 
 @pytest.fixture(scope="module")
 def server(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with time limits of an hour, whose model folder is deleted after it is loaded."""
-    copy = tmp_path_factory.mktemp("server") / "copy"
-    shutil.copytree(tiny_export, copy)
-    with serving(copy, "--read-timeout", "3600", "--max-wait", "3600") as server:
-        shutil.rmtree(copy)
+    """A server of a run's folder with time limits of an hour, which runs on when that folder is deleted after it is loaded."""
+    run = tmp_path_factory.mktemp("server") / "mine"
+    shutil.copytree(tiny_export, run / "export")
+    with serving(run, "--read-timeout", "3600", "--max-wait", "3600") as server:
+        shutil.rmtree(run)
         yield server
 
 
@@ -90,9 +83,10 @@ def assert_refused(response: httpx.Response, status: int, *needles: str) -> None
 # Predictions
 
 
-def test_http_python_and_the_command_line_give_the_same_predictions(
+def test_http_python_and_the_command_line_give_the_same_predictions_when_the_folder_is_gone(
     server: Server, tiny_export: Path, predictor: Predictor, texts: list[str]
 ) -> None:
+    assert "mine" in server.client.get("/").text, "a run is served under its name"
     inputs = [text for text in texts if text]
     expected = [{"label": each.label, "probabilities": dict(each.probabilities)} for each in predictor.predict(inputs)]
     predictions = server.post("/v1/predict", {"texts": inputs}).json()["predictions"]
@@ -102,10 +96,11 @@ def test_http_python_and_the_command_line_give_the_same_predictions(
 
 
 def test_predictions_do_not_depend_on_other_requests_in_the_batch(server: Server, predictor: Predictor, texts: list[str]) -> None:
+    requests = [[text] for text in texts] + [texts[start : start + size] for start, size in ((1, 3), (4, 10), (14, 26))]
     with ThreadPoolExecutor(16) as pool:
-        responses = list(pool.map(lambda text: server.post("/v1/predict", {"texts": [text]}), texts * 3))
-    for text, response in zip(texts * 3, responses, strict=True):
-        assert probabilities(response)[0] == pytest.approx(predictor.probabilities([text])[0].tolist(), abs=1e-5)
+        responses = list(pool.map(lambda request: server.post("/v1/predict", {"texts": request}), requests * 3))
+    for request, response in zip(requests * 3, responses, strict=True):
+        np.testing.assert_allclose(probabilities(response), predictor.probabilities(request), atol=1e-5)
     assert server.metric("cramlm_batch_texts_count") < server.metric("cramlm_texts_total")
 
 
@@ -114,16 +109,6 @@ def test_pairs_are_classified_as_in_python_and_long_texts_are_marked_as_truncate
     response = server.post("/v1/predict", request)
     assert probabilities(response) == predictor.probabilities(request["texts"], request["pairs"]).tolist()
     assert [prediction["truncated"] for prediction in response.json()["predictions"]] == [False, False, False, True]
-
-
-def test_deleting_the_model_folder_does_not_affect_a_running_server(server: Server, predictor: Predictor) -> None:
-    assert probabilities(server.post("/v1/predict", {"texts": ["aspirin"]})) == predictor.probabilities(["aspirin"]).tolist()
-
-
-def test_a_run_folder_is_served_under_its_name(run: Path, predictor: Predictor) -> None:
-    with serving(run) as server:
-        assert probabilities(server.post("/v1/predict", {"texts": ["aspirin"]})) == predictor.probabilities(["aspirin"]).tolist()
-        assert "mine" in server.client.get("/").text
 
 
 # Invalid requests
@@ -280,7 +265,7 @@ def test_a_connection_whose_response_is_not_read_is_closed(hasty_server: Server)
 
 @pytest.mark.parametrize("half", HALVES)
 def test_half_sent_requests_are_closed(hasty_server: Server, half: bytes) -> None:
-    connections = [hasty_server.connect() for _ in range(20)]
+    connections = [hasty_server.connect() for _ in range(5)]
     for connection in connections:
         with contextlib.suppress(OSError):  # closed before it was sent
             connection.sendall(half)
@@ -394,13 +379,9 @@ def test_an_address_open_to_other_machines_needs_a_token(tiny_export: Path) -> N
 def test_the_openapi_description_lists_every_path_and_response(server: Server) -> None:
     description = server.client.get("/openapi.json").json()
     assert set(description["paths"]) == {"/v1/predict", "/healthz", "/readyz", "/metrics"}
-    operation = description["paths"]["/v1/predict"]["post"]
-    assert operation["description"]
-    assert {"200", "400", "401", "408", "413", "415", "422", "429", "503"} <= set(operation["responses"])
-    schemas = {status: response["content"]["application/json"]["schema"]["$ref"] for status, response in operation["responses"].items()}
-    assert schemas["200"].endswith("/PredictResponse")
-    assert schemas["422"].endswith("/ErrorResponse")
-    assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/PredictRequest")
+    responses = description["paths"]["/v1/predict"]["post"]["responses"]
+    assert {"200", "400", "401", "408", "413", "415", "422", "429", "503"} <= set(responses)
+    assert responses["422"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
 
 
 def test_metrics_and_logs_count_requests_without_their_texts(server: Server) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from cramlm.errors import DivergedError
-from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import Example
 from cramlm.serving.app import build_app
@@ -67,19 +66,6 @@ def batching(
 
 def alone(texts: Sequence[str]) -> list[None]:
     return [None] * len(texts)
-
-
-def test_each_request_gets_its_own_predictions(loaded: ServedModel, tiny_export: Path, texts: list[str]) -> None:
-    requests = [texts[start : start + size] for start, size in ((0, 1), (1, 3), (4, 10), (14, 26))] * 5
-
-    async def submit() -> list[np.ndarray]:
-        with batching(loaded, window_seconds=0.05) as batcher:
-            outputs = await asyncio.gather(*(batcher.submit(request, alone(request)) for request in requests))
-        return [each.probabilities for each in outputs]
-
-    predictor = Predictor.load(tiny_export)
-    for request, outputs in zip(requests, asyncio.run(submit()), strict=True):
-        np.testing.assert_allclose(outputs, predictor.probabilities(request), atol=1e-5)
 
 
 def test_a_cancelled_request_leaves_the_queue_at_once(loaded: ServedModel) -> None:
