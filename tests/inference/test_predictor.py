@@ -83,7 +83,7 @@ def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "pairs", "message"),
+    ("inputs", "pairs", "message"),
     [
         ("some text", None, r"pass a list of strings, like \[text\]"),
         (["a"], "b", "pairs is one string"),
@@ -94,11 +94,11 @@ def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
     ],
 )
 def test_texts_and_pairs_that_are_no_lists_of_equally_many_strings_are_refused(
-    predictor: Predictor, texts: Any, pairs: Any, message: str
+    predictor: Predictor, inputs: Any, pairs: Any, message: str
 ) -> None:
     for predict in (predictor.predict, predictor.probabilities, lambda texts, pairs: list(predictor.predict_iter(texts, pairs))):
         with pytest.raises(CramError, match=message):
-            predict(texts, pairs)
+            predict(inputs, pairs)
     with pytest.raises(CramError, match="batch is 0"):
         predictor.predict_iter(["a"], batch=0)
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from cramlm import recipes
-from cramlm.config.run import RunConfig, load_config, to_toml
+from cramlm.config.run import load_config, to_toml
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
@@ -233,11 +233,12 @@ def test_a_run_without_budget_or_steps_names_the_options(tmp_path: Path) -> None
 
 def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="1e11flops")
-    config = config.model_copy(update={"encoder": RunConfig.model_validate(tiny_config(paths)).encoder, "threads": 1})
+    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="5e10flops")
+    tiny = load_config(tiny_config(paths, baseline={"c": [3.0]}))
+    config = config.model_copy(update={name: getattr(tiny, name) for name in ("encoder", "threads", "baseline", "tokens_per_second")})
     first = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert (tmp_path / "run/schedule-2-finetune/schedule.json").is_file()
-    assert first.scores["flops"]["executed"] == pytest.approx(1e11, rel=0.1)
+    assert first.scores["flops"]["executed"] == pytest.approx(5e10, rel=0.1)
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
