@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
-from cramlm.data.parts import group_files, plan_parts, read_part
+from cramlm.data.parts import group_files
 from cramlm.errors import ArtifactError, DataError, LockedError
 from cramlm.io.paths import FileStamp
 from cramlm.records import Document, Event
@@ -198,19 +198,6 @@ def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
     assert again.fingerprint == grown.fingerprint != first.fingerprint
 
 
-def test_parts_read_elsewhere_are_merged_without_reading(tmp_path: Path) -> None:
-    for name in "abcde":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
-    plans = plan_parts(config(tmp_path / "input"), part_bytes=1)
-    for shard in (1, 0):
-        for plan in plans[shard::2]:
-            assert read_part(plan, tmp_path / "store") == plan.folder(tmp_path / "store")
-    events: list[Event] = []
-    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
-    assert [(event.kind, event.total) for event in events] == [("start", 0), ("done", 0)]
-    assert [document.id for document in corpus] == [f"{name}-{n}" for name in "abcde" for n in range(5)]
-
-
 def test_the_corpus_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     for name in "abc":
         write_jsonl(tmp_path / "input" / f"{name}.jsonl", [*invented(name, 30), {"text": "Everyone says so."}, {"text": 5}])
@@ -224,17 +211,6 @@ def test_the_corpus_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> 
     assert list(together) == list(alone)
     assert sum(event.kind == "warning" and "1 of 32 rows rejected, first line 32" in event.message for event in events) == 6
     assert verify(tmp_path) == 8
-
-
-def test_a_part_that_another_process_reads_is_waited_for(tmp_path: Path) -> None:
-    for name in "ab":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name, 5))
-    settings_, store = config(tmp_path / "input"), tmp_path / "store"
-    other = ReleasedWhenWaitedFor(plan_parts(settings_, part_bytes=1)[0].folder(store))
-    corpus = build_corpus(settings_, store, part_bytes=1, emit=other)
-    assert [document.id for document in corpus] == [f"{name}-{n}" for name in "ab" for n in range(5)]
-    assert len(other.notes) == 1
-    assert "being built by another process" in other.notes[0]
 
 
 def test_a_corpus_that_another_process_builds_is_waited_for_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from linear_fixtures import example, number_task, several_labels_task, topic_task, topics
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 
 from cramlm.config.run import BaselineConfig, TaskConfig
 from cramlm.data.task import read_task
@@ -117,17 +115,6 @@ def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:
     texts = [row.text for row in task.dev]
     plain = replace(model, adjustment=np.zeros(2, np.float32)).logits(texts)
     np.testing.assert_allclose(model.logits(texts), plain + model.adjustment, rtol=1e-6)
-
-
-def test_words_agree_with_an_exact_logistic_regression() -> None:
-    task = topic_task()
-    fitted = fit(task, c=(3.0,), variants=("tokens",))
-    vectorizer = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), lowercase=False, sublinear_tf=True)
-    model = LogisticRegression(C=3.0, tol=1e-8, max_iter=10_000)
-    model.fit(vectorizer.fit_transform([row.text for row in task.train]), [row.label for row in task.train])
-    predicted = model.predict(vectorizer.transform([row.text for row in task.test]))
-    found = fitted.model.logits([row.text for row in task.test]).argmax(axis=1)
-    assert (np.array(task.labels)[found] == predicted).mean() > 0.95
 
 
 def test_a_dev_label_that_training_lacks_is_a_miss_and_no_error() -> None:

@@ -54,17 +54,14 @@ class SoftLabels(NamedTuple):
     power: float
 
 
-def soft_labels(
-    model: LinearModel, task: Task, passages: list[str], tokens: Tokens | None, *, seed: int, align: bool = False
-) -> SoftLabels:
+def soft_labels(model: LinearModel, task: Task, passages: list[str], tokens: Tokens | None, *, seed: int) -> SoftLabels:
     teacher = Teacher.of(model, task, seed=seed)
-    of_passages = teacher.soft_labels(passages, tokens)
-    return SoftLabels(aligned(of_passages, teacher.label_counts) if align else of_passages, teacher.training_texts, teacher.power)
+    return SoftLabels(teacher.soft_labels(passages, tokens), teacher.training_texts, teacher.power)
 
 
-def soft(rows: Rows, passages: list[str], *, seed: int = 0, align: bool = False, **options: Any) -> SoftLabels:
+def soft(rows: Rows, passages: list[str], *, seed: int = 0, **options: Any) -> SoftLabels:
     task = task_of(rows)
-    return soft_labels(model_of(task, **options), task, passages, None, seed=seed, align=align)
+    return soft_labels(model_of(task, **options), task, passages, None, seed=seed)
 
 
 @pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
@@ -194,11 +191,3 @@ def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> No
     np.testing.assert_allclose(aligned(few, np.array([10, 10])), few, atol=0.01)
     without_text = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))  # a label without a training text
     np.testing.assert_allclose(without_text, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)
-
-
-def test_alignment_is_a_setting_and_does_not_change_training_texts() -> None:
-    rows = [*rows_of(("sea", "hill"), 10), *((f"{text} more", label) for text, label in rows_of(("hill",), 20))]
-    passages = ["wave ship", "tide harbour", "sailor wave"] * 200
-    plain, moved = (soft(rows, passages, align=align) for align in (False, True))
-    assert moved.passages.mean(axis=0)[0] > plain.passages.mean(axis=0)[0]
-    assert np.array_equal(plain.training_texts, moved.training_texts)

@@ -27,7 +27,7 @@ def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(per_row=st.integers(1, 7), padding=st.integers(0, 9), pad_id=st.integers(0, 399))
 def test_a_sequence_does_not_see_its_neighbours_or_the_padding(tokenizer: Tokenizer, per_row: int, padding: int, pad_id: int) -> None:
     for name in model_fixtures.SHAPES:
@@ -82,12 +82,6 @@ def test_every_parameter_is_in_exactly_one_group(shape: str) -> None:
     assert all(name.startswith("encoder.layers.") and parameter.dim() == 2 for name, parameter in groups.matrix.items())
     assert all(parameter.dim() == 1 for parameter in groups.undecayed.values())
     assert "encoder.word_embeddings" in groups.decayed
-
-
-def test_matmul_parameters_are_the_products_of_the_layers_sizes() -> None:
-    hidden, intermediate = 32, 48
-    assert built("bert").matmul_parameters == 2 * (4 * hidden**2 + 2 * hidden * intermediate)
-    assert built("modernbert-mean").matmul_parameters == 3 * (4 * hidden**2 + 3 * hidden * intermediate)
 
 
 def test_dropout_is_an_argument_and_not_a_state(shape: str, tokenizer: Tokenizer) -> None:

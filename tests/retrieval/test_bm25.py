@@ -68,8 +68,8 @@ def assert_equal_to_bm25s(texts: list[str], asked: list[str], store: Path) -> No
 
 @pytest.mark.parametrize("alphabet", ["", "".join(map(chr, range(0x4E00, 0x4E00 + 500)))], ids=["words", "without spaces"])
 def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, alphabet: str) -> None:
-    texts = invented_texts(6000, seed=1, alphabet=alphabet)
-    assert_equal_to_bm25s(texts, invented_texts(150, seed=2, words=(1, 150), alphabet=alphabet), tmp_path)
+    texts = invented_texts(3000, seed=1, alphabet=alphabet)
+    assert_equal_to_bm25s(texts, invented_texts(100, seed=2, words=(1, 150), alphabet=alphabet), tmp_path)
 
 
 @pytest.mark.parametrize("frequency", [1, 14, 15, 16, 254, 255, 256, 70_000])
@@ -117,7 +117,7 @@ def test_documents_in_clumps_are_all_found(large: tuple[list[str], Bm25Index], l
     texts, index = large
     queries = [f"zebra{block} {texts[6000]} {texts[9000]}" for block in range(6)]
     found = results(index, queries, limit=limit)
-    for query, hits in list(zip(queries, found, strict=True))[:: 1 if limit == 250 else 5]:
+    for query, hits in list(zip(queries, found, strict=True))[::3]:
         assert_same(hits, reference_search(texts, query, limit))
 
 
@@ -139,16 +139,6 @@ def test_parts_and_segments_do_not_matter(
     queries = [*invented_texts(100, seed=4, vocabulary=500), "zebra1", "quagga zebra2 ba"]
     assert results(other, queries, limit=30) == results(index, queries, limit=30)
     assert other.explain("zebra5 quagga", 20_500) == index.explain("zebra5 quagga", 20_500)
-
-
-def test_a_query_keeps_its_scores_in_any_batch(large: tuple[list[str], Bm25Index]) -> None:
-    _, index = large
-    queries = [" ".join(invented_texts(count, seed=8, words=(50, 60), vocabulary=500)) for count in (1, 20, 200, 2000)]
-    queries = index.compile(queries)
-    assert len(list(bm25.split_by_size(queries, index.totals))) > 1
-    alone = [next(index.search_distinct(queries.take(np.array([number])), limit=20)) for number in range(4)]
-    for (number, positions, scores), (_, position, score) in zip(index.search_distinct(queries, limit=20), alone, strict=True):
-        assert (number, positions.tolist(), scores.tolist()) == (number, position.tolist(), score.tolist())
 
 
 def test_lengths_as_lucene_stores_them_change_scores_as_the_formula_says(tmp_path: Path) -> None:

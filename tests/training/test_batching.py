@@ -166,14 +166,6 @@ def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(wei
     assert (counts <= np.ceil(share + 1e-4)).all()
 
 
-def test_over_many_epochs_sequences_are_sampled_in_proportion_to_their_weights() -> None:
-    weights = [3.0, 1.0, 0.5, 0.25, 0.25]
-    counts = counts_in_epochs(weighted(weights), 300).mean(axis=0)
-    np.testing.assert_allclose(counts, weights, atol=0.1)
-    orders = {tuple(Stream(weighted(weights), "external", seed=7, phase_index=0).indices(range(e * 5, e * 5 + 5))) for e in range(20)}
-    assert len(orders) > 10  # every epoch has an order of its own
-
-
 def test_keys_differ_by_every_argument_and_are_pinned() -> None:
     keys = {
         derived_key(seed, phase_index=phase, purpose=purpose, index=index)
