@@ -161,6 +161,7 @@ for command in (
     models.evaluate,
     models.predict,
     models.explain,
+    models.embed,
     models.label_next,
     models.serve,
     models.export,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 import typer
 
@@ -173,25 +173,42 @@ def serve(
 
 def export(
     path: Annotated[Path, typer.Argument(help="A finished run, or an exported model folder.")],
-    form: Annotated[str, typer.Option("--format", help="onnx: a graph that runs without torch.")] = "onnx",
+    form: Annotated[
+        Literal["onnx", "sentence-transformers"],
+        typer.Option("--format", help="onnx: a graph that runs without torch. sentence-transformers: the encoder for text vectors."),
+    ] = "onnx",
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8; reports how much probabilities change.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Output folder (default: onnx or onnx-int8 in the run).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Output folder (default: onnx, onnx-int8 or sentence-transformers in the run).")
+    ] = None,
     texts: Annotated[str | None, typer.Option(help="Texts for the comparison with the model (default: dev and test of the run).")] = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Convert a model to ONNX. Its logits are compared with the model's before it is published."""
-    if form != "onnx":
-        raise UsageError(f"--format {form!r} is unknown; the format is onnx")
+    """Convert a model to ONNX, or to a folder of sentence-transformers.
+
+    The logits or the vectors of texts are compared with the model's before the folder is published.
+
+    Example: cramlm export runs/mine --format sentence-transformers
+    """
+    if int8 and form != "onnx":
+        raise UsageError("--int8 is for --format onnx; drop it")
     from cramlm.cli.console import console_events
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.export.onnx import export_onnx
+    from cramlm.export.sentence_transformers import export_sentence_encoder
 
     examples = None
     if texts is not None:
         examples = read_examples(texts, RowFormat(text_column, None, text_pair_column))
     with console_events() as emit:
-        artifact = export_onnx(path, int8=int8, out=out, texts=examples, emit=emit)
+        match form:
+            case "onnx":
+                artifact = export_onnx(path, int8=int8, out=out, texts=examples, emit=emit)
+            case "sentence-transformers":
+                artifact = export_sentence_encoder(path, out=out, texts=examples, emit=emit)
+            case _:
+                assert_never(form)
     print(artifact.path)
 
 
@@ -212,6 +229,36 @@ def explain(
         print(json.dumps(explanation, ensure_ascii=False))
     else:
         show_explanation(explanation)
+
+
+def embed(
+    model: Annotated[Path, typer.Argument(help="A finished run of an encoder or of static, or an exported model.")],
+    file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File for the vectors: .npy, or .parquet with the columns id and embedding.")],
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1, for inner products as cosines.")] = False,
+    answer: Annotated[
+        Literal["encoder", "static"], typer.Option(help="encoder: pooled hidden states. static: averaged token embeddings.")
+    ] = "encoder",
+    text_column: TextColumn = "text",
+    text_pair_column: PairColumn = None,
+) -> None:
+    """Write a vector for each text, for search and clustering: float32, in input order.
+
+    Example: cramlm embed runs/mine new.jsonl -o vectors.npy
+    """
+    if out.suffix not in (".npy", ".parquet"):
+        raise UsageError(f"{out}: vectors are written as .npy or .parquet; choose one of these endings")
+    check_address_space_of_model(model, "embed")
+    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.inference.embed import embedder_at, vectors_file
+    from cramlm.storage.artifacts import publish_file
+
+    predictor = embedder_at(model, answer)
+    examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
+    pairs = [example.text_pair for example in examples] if text_pair_column else None
+    vectors = predictor.embeddings([example.text for example in examples], pairs)
+    publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
+    print(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers: {out}")
 
 
 def label_next(

@@ -69,7 +69,7 @@ def stop_on_signals() -> Iterator[Callable[[], int | None]]:
 
 WITHOUT_TORCH = frozenset({"check", "config", "doctor", "index", "recipes", "search", "select", "track", "verify"})
 """Commands that run without the torch memory check."""
-TORCH_BY_MODEL = frozenset({"evaluate", "explain", "label-next", "predict", "push", "serve"})
+TORCH_BY_MODEL = frozenset({"embed", "evaluate", "explain", "label-next", "predict", "push", "serve"})
 """Commands that import torch only for some models; each calls `check_address_space_of_model`."""
 MIN_ADDRESS_SPACE = 2_000_000_000
 """Bytes. Importing torch, numba and scikit-learn maps 1.2e9 on two cores; under a lower limit C++ aborts without a Python exception."""

@@ -28,6 +28,7 @@ from cramlm.records import Example, FloatArray, Task, TaskKind
 from cramlm.storage.artifacts import MANIFEST, check_files
 
 if TYPE_CHECKING:
+    from cramlm.config.retriever import Pooling
     from cramlm.inference.linear import LinearPredictor
     from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.huggingface.folder import LoadedModel
@@ -109,6 +110,16 @@ class Predictor(EncoderPredictor):
             raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
         sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=None)
         return predict_embeddings(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id)
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the hidden states of a text become its vector: that of [CLS], or the mean over its tokens, [CLS] and [SEP] included."""
+        return self._loaded.model.head_config.pooling
+
+    @property
+    def width(self) -> int:
+        """Numbers in a text vector."""
+        return self._loaded.model.encoder_config.hidden
 
     @property
     def longest_text(self) -> int:

@@ -1,0 +1,80 @@
+"""Text vectors: in Python, and `cramlm embed`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from commands import cramlm
+from cramlm.errors import UsageError
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import load_classifier
+
+TEXTS = ["the old ship was near the harbour", "a path from the valley", "tide reef, and a stone cabin in the old forest by the sea", "sea"]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_run: Path) -> Path:
+    return tiny_run / "run"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
+    return path
+
+
+def test_vectors_are_the_input_of_the_classifier_in_the_order_of_the_texts(finished: Path) -> None:
+    predictor = Predictor.load(finished / "export", answer="encoder")
+    vectors = predictor.embeddings(TEXTS)
+    assert (vectors.dtype, vectors.shape) == (np.float32, (4, 32))
+    alone = np.concatenate([predictor.embeddings([text]) for text in TEXTS])
+    assert np.allclose(vectors, alone, atol=1e-5)
+    model = load_classifier(finished / "export").model
+    with torch.no_grad():
+        logits = model.classifier(torch.from_numpy(vectors), dropout=model_without_dropout()).numpy()
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    assert np.allclose(odds / odds.sum(axis=1, keepdims=True), predictor.probabilities(TEXTS), atol=1e-5)
+    assert (Predictor.load(finished / "export").embeddings(TEXTS) == vectors).all()
+    assert predictor.embeddings([]).shape == (0, 32)
+
+
+def model_without_dropout() -> object:
+    from cramlm.model.kernels.torch import no_dropout
+
+    return no_dropout()
+
+
+def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_path: Path) -> None:
+    for answer in ("encoder", "static"):
+        expected = Predictor.load(finished / "export", answer=answer).embeddings(TEXTS)  # type: ignore[arg-type]
+        array, table = tmp_path / f"{answer}.npy", tmp_path / f"{answer}.parquet"
+        result = cramlm("embed", finished, file, "-o", array, "--answer", answer)
+        assert result.returncode == 0, result.stderr
+        assert f"4 vectors of {expected.shape[1]} numbers" in result.stdout
+        assert (np.load(array) == expected).all()
+        assert cramlm("embed", finished, file, "--out", table, "--answer", answer, "--normalize").returncode == 0
+        read = pq.read_table(table)
+        assert read.column("id").to_pylist() == ["1", "2", "3", "4"]
+        rows = np.array(read.column("embedding").to_pylist(), dtype=np.float32)
+        assert np.allclose(rows, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_what_has_no_vectors_is_one_line(finished: Path, file: Path, tmp_path: Path) -> None:
+    tfidf = finished / "export/combination/tfidf"
+    for path, out, code, needle in (
+        (finished, "vectors.csv", 2, ".npy or .parquet"),
+        (tfidf, "vectors.npy", 2, "tfidf has no text vectors"),
+        (tmp_path, "vectors.npy", 5, "holds no exported model"),
+    ):
+        result = cramlm("embed", path, file, "-o", tmp_path / out)
+        assert result.returncode == code, result.stderr
+        assert needle in result.stderr.strip().splitlines()[-1]
+    with pytest.raises(UsageError, match="texts is one string"):
+        Predictor.load(finished / "export").embeddings("one text")
