@@ -62,6 +62,7 @@ from cramlm.storage.artifacts import MANIFEST, hash_json, lock, open_artifact, r
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # increase when the same parts give other files
 TABLE: Final = "corpus.json"
+MAX_RESIDENT_BYTES: Final = 1 << 30
 MOST_SOURCES: Final = 100  # named in statistics: a source may be the URL of a single page
 PARTS_FOLDER: Final = Path("../../parts")  # relative to a corpus, so that a store can be moved
 _BYTES_PER_WORKER: Final = 8e6  # a second of reading: for less, starting a process costs more than it saves
@@ -157,9 +158,12 @@ class Corpus:
         return values
 
     def release(self) -> None:
-        """Drop the resident pages of the memory-mapped text."""
-        for part in self.parts:
-            part.release()
+        """Drop the resident pages of the memory-mapped text, if it has more than `MAX_RESIDENT_BYTES`: mapping them again costs more than
+        copying the text.
+        """
+        if sum(part.buffer.nbytes for part in self.parts) > MAX_RESIDENT_BYTES:
+            for part in self.parts:
+                part.release()
 
     def gather(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """Return the concatenated texts at these positions, uint8 (bytes,), and their offsets, int64 (n + 1,), as new arrays.
