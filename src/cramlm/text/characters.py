@@ -11,10 +11,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from cramlm.storage.tables import stored
 
 Blocks: TypeAlias = tuple[tuple[int, int], ...]
 """First and last code point of each block."""
@@ -110,16 +112,20 @@ def character_set(*blocks: Blocks) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for part in blocks for first, last in part)
 
 
-@functools.cache
 def all_marks() -> Blocks:
     """Return all marks of Unicode."""
-    return blocks_of(is_mark, _WITH_MARKS)
+    return tuple((first, last) for first, last in _marks_and_invisible()[0].tolist())
 
 
-@functools.cache
 def all_invisible() -> Blocks:
     """Return all characters beyond ASCII for which `is_invisible` is True."""
-    return blocks_of(is_invisible, _WITH_MARKS)
+    return tuple((first, last) for first, last in _marks_and_invisible()[1].tolist())
+
+
+@stored(__file__)
+def _marks_and_invisible() -> tuple[npt.NDArray[Any], ...]:
+    """Return the blocks of marks and of invisible characters, int64 (blocks, 2)."""
+    return tuple(np.array(blocks_of(belongs, _WITH_MARKS), np.int64) for belongs in (is_mark, is_invisible))
 
 
 def table_of(values: Sequence[tuple[Blocks, int]], default: int, size: int) -> npt.NDArray[np.uint8]:

@@ -15,13 +15,14 @@ import functools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.records import IntArray
-from cramlm.text import kernels
+from cramlm.storage.tables import stored
+from cramlm.text import characters, kernels
 from cramlm.text.characters import HAN_AND_KANA, OTHER_SPACELESS, STACKING, all_marks, blocks_of, is_letter, table_of
 
 BUCKETS: Final = 10_000
@@ -108,8 +109,18 @@ def _lower(text: bytes) -> bytes:
 @functools.cache
 def _character_classes() -> npt.NDArray[np.uint8]:
     """Return the class of every code point, uint8 (0x110000,), numbered as in kernels.py."""
+    (low,) = _classes()
+    classes = np.full(0x110000, kernels.OTHER, np.uint8)
+    classes[: len(low)] = low
+    return classes
+
+
+@stored(__file__, characters.__file__, kernels.__file__)
+def _classes() -> tuple[npt.NDArray[Any], ...]:
+    """Return the classes below 0x110000, without those at the end that are OTHER."""
     letters = blocks_of(is_letter, range(0x20000))  # above are scripts without spaces, and variation selectors
     spaces = blocks_of(str.isspace, range(0x20000))
     kinds = [(letters, kernels.WORD), ((_UNDERSCORE,), kernels.WORD), (spaces, kernels.SPACE)]
     kinds += [(HAN_AND_KANA, kernels.ALONE), (OTHER_SPACELESS, kernels.ALONE), (all_marks(), kernels.MARK), (STACKING, kernels.STACKING)]
-    return table_of(kinds, kernels.OTHER, 0x110000)
+    classes = table_of(kinds, kernels.OTHER, 0x110000)
+    return (classes[: int(np.flatnonzero(classes != kernels.OTHER)[-1]) + 1],)

@@ -25,6 +25,8 @@ from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
 from cramlm.storage.artifacts import hash_json
+from cramlm.storage.tables import stored
+from cramlm.text import characters
 from cramlm.text.characters import CUT_INTO_PAIRS, CUT_INTO_TRIPLES, is_invisible, is_letter, is_mark, is_unknown, normalise, within
 
 ANALYZER = f"words-ngrams-1 unicode-{unicodedata.unidata_version}"
@@ -34,6 +36,7 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Table: TypeAlias = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]
 
+_LOW, _TAGS = 0x40000, 0xE0000  # code points between them, and above 0xE1000, are unassigned or private
 # Large blocks without compatibility forms or combining characters: the table needs no look-up in unicodedata for them.
 _PLAIN = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFC), (0xAC00, 0xD7A3), (0x17000, 0x187F7), (0x20000, 0x2A6DD), (0x2A700, 0x2B734), (0x2B740, 0x2B81D),
@@ -283,7 +286,16 @@ class _Words:
 
 @functools.cache
 def character_table() -> _Table:
-    """Return the kernel's table of code points, uint32 (0x110000,): kind, flags and the index of the folded form in the second array.
+    """Return the kernel's table of code points, uint32 (0x110000,), and the folded forms, int32; see `_character_table`."""
+    low, tags, expansions = _character_table()
+    codes = np.zeros(0x110000, np.uint32)
+    codes[: len(low)], codes[_TAGS : _TAGS + len(tags)] = low, tags
+    return codes, expansions
+
+
+@stored(__file__, characters.__file__)
+def _character_table() -> tuple[npt.NDArray[Any], ...]:
+    """Return the table below 0x40000, from `_TAGS` on, and the folded forms. Entries: kind, flags and the index of the folded form.
 
     Flags mark characters that cannot be folded alone: those that may join with the previous one (NEEDS_CONTEXT), and those that start or
     end in a combining class other than 0, since two such neighbours may be reordered (STARTS_COMBINED, ENDS_COMBINED). Folded forms:
@@ -295,7 +307,7 @@ def character_table() -> _Table:
         codes[first : last + 1] = kernels.PAIRS
     plain = codes != 0
     joins = _second_characters()
-    for code in [*range(0x40000), *range(0xE0000, 0xE1000)]:
+    for code in [*range(_LOW), *range(_TAGS, _TAGS + 0x1000)]:
         if plain[code]:
             continue
         character = chr(code)
@@ -317,7 +329,7 @@ def character_table() -> _Table:
                 entry |= kernels.FOLDS | len(expansions) << kernels.EXPANSION_SHIFT
                 expansions += [len(folded), *map(ord, folded)]
         codes[code] = entry
-    return codes, np.array(expansions, np.int32)
+    return codes[:_LOW], codes[_TAGS : _TAGS + 0x1000], np.array(expansions, np.int32)
 
 
 def _kind(character: str) -> int:
