@@ -3,11 +3,21 @@ import unicodedata
 from hashlib import blake2b
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.text.words import MeasuredText, _segment_any_script, count_words, cut_passages, duplicate_key, segment, word_pattern
+from cramlm.text.words import (
+    MeasuredText,
+    _segment_any_script,
+    count_words,
+    cut_passages,
+    duplicate_key,
+    segment,
+    segment_block,
+    word_pattern,
+)
 
 
 def words_key(text: str) -> bytes:
@@ -157,3 +167,19 @@ def test_the_pattern_of_words_keeps_combining_marks_and_joiners(text: str, words
     for form in ("NFC", "NFD"):
         found = re.findall(word_pattern(), unicodedata.normalize(form, text))
         assert [unicodedata.normalize("NFC", word) for word in found] == words
+
+
+@given(st.lists(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("abc DÉ“”ﬁ東กा́"))), max_size=12))
+def test_the_words_of_a_block_of_texts_are_those_of_each_text(texts: list[str]) -> None:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    words, ends = segment_block(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+    found = [words[start:end].tobytes().decode().split() for start, end in pairwise(ends.tolist())]
+    assert found == [segment(text) for text in texts]
+
+
+def test_a_block_has_room_for_characters_that_become_much_longer() -> None:
+    texts = ["\ufdfa" * 3000, "a", "\ufdfa" * 500]  # 3 bytes each, normalised 33
+    offsets = np.cumsum([0, *(len(text.encode()) for text in texts)], dtype=np.int64)
+    words, ends = segment_block(np.frombuffer("".join(texts).encode(), np.uint8), offsets)
+    assert [words[start:end].tobytes().decode().split() for start, end in pairwise(ends.tolist())] == [segment(text) for text in texts]

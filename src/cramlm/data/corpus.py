@@ -131,14 +131,20 @@ class Corpus:
 
     def ids(self, positions: Iterable[int]) -> list[str]:
         """Return the ids of the documents at these positions, in the given order."""
-        result = []
-        for number, index in map(self._find, positions):
+        chosen = np.fromiter(positions, np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            raise IndexError(f"positions {chosen.min()} to {chosen.max()} are not all in a corpus of {len(self)} documents")
+        owner = np.searchsorted(self._firsts, chosen, side="right") - 1
+        result = np.empty(len(chosen), object)
+        for number in np.unique(owner).tolist():
             if (ids := self._ids.get(number)) is None:
                 ids = self._ids[number] = PartIds(
                     self.parts[number].columns, self._file_names[number], own_ids_repeat=bool(self.statistics.get("repeated_ids"))
                 )
-            result.append(ids[index])
-        return result
+            part, mine = self.parts[number], np.flatnonzero(owner == number)
+            result[mine] = ids.take(part.index_of(chosen[mine] - part.first))
+        names: list[str] = result.tolist()
+        return names
 
     def words(self, positions: IntArray) -> IntArray:
         """Return the number of words of the documents at these positions, int64."""

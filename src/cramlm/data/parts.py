@@ -490,12 +490,17 @@ class PartIds:
             raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
         self._ends = np.cumsum(counts)
 
-    def __getitem__(self, index: int) -> str:
-        data = self._ids[self._offsets[index] : self._offsets[index + 1]].tobytes()
-        if data.startswith(NAMELESS):
-            return self._file_of(index) + decode(data[len(NAMELESS) :], self._path)
-        own = decode(data, self._path)
-        return f"{self._file_of(index)}/{own}" if self._own_ids_repeat else own
+    def take(self, indices: IntArray) -> list[str]:
+        """Return the ids of these passages."""
+        starts, ends, data = self._offsets[indices].tolist(), self._offsets[indices + 1].tolist(), self._ids.data
+        own = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+        return [self._name(index, name) for index, name in zip(indices.tolist(), own, strict=True)]
+
+    def _name(self, index: int, own: bytes) -> str:
+        if own.startswith(NAMELESS):
+            return self._file_of(index) + decode(own[len(NAMELESS) :], self._path)
+        name = decode(own, self._path)
+        return f"{self._file_of(index)}/{name}" if self._own_ids_repeat else name
 
     def _file_of(self, index: int) -> str:
         return self._names[int(np.searchsorted(self._ends, index, side="right"))]

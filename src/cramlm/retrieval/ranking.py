@@ -28,15 +28,14 @@ from cramlm.data.decontamination import HeldOut
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray
 from cramlm.retrieval.duplicates import NearDuplicates
-from cramlm.text.words import SPACELESS_CHARACTER
+from cramlm.text import kernels
+from cramlm.text.words import word_sizes
 
 STAGE: Final = "selection"  # of events
 MOST_FAILED: Final = 0.01  # share of the queries
 CHARACTERS_PER_TOKEN: Final = 4.0
 _CHUNK: Final = 4096
 _SPARE: Final = 1.25  # read this many times the documents that are still needed, so that drops seldom require another chunk
-_CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # UTF-8 bytes that start no character
-_SPACELESS_STARTS: Final = bytes(byte for byte in range(0xE0, 0xF5) if byte != 0xE2)  # E2 starts quotation marks, dashes and symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +161,6 @@ def bound_of(config: RetrieverConfig) -> Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A kept document. index: in the ranking. tokens: estimated."""
-
-    index: int
-    tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """A dropped document. index: in the ranking. reason: a few words. details: JSON data, what it matched."""
 
@@ -178,22 +169,28 @@ class Dropped:
     details: Mapping[str, str | int | float]
 
 
-def estimate_tokens(data: bytes) -> float:
-    """Estimate the number of tokens of a text (UTF-8) with a vocabulary trained on such text."""
-    if data.isascii():
-        return len(data) / CHARACTERS_PER_TOKEN
-    characters = len(data.translate(None, _CONTINUATIONS))
-    spaceless = len(SPACELESS_CHARACTER.findall(data.decode())) if _may_be_spaceless(data) else 0
-    return (characters - spaceless) / CHARACTERS_PER_TOKEN + spaceless
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents."""
+
+    kept: IntArray
+    tokens: float
+    dropped: tuple[Dropped, ...]
 
 
-def _may_be_spaceless(data: bytes) -> bool:
-    return len(data.translate(None, _SPACELESS_STARTS)) < len(data)
+def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.float64]:
+    """Estimate the number of tokens of texts text[offsets[i]:offsets[i + 1]] (UTF-8) with a vocabulary trained on such text.
+
+    Exact multiples of 1/4, so that sums do not depend on their order.
+    """
+    characters, spaceless = np.empty(len(offsets) - 1, np.int64), np.empty(len(offsets) - 1, np.int64)
+    kernels.count_characters(text, offsets, word_sizes(), characters, spaceless)
+    return np.asarray((characters - spaceless) / CHARACTERS_PER_TOKEN + spaceless)
 
 
 def filter_ranking(
     ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound: Bound, *, duplicates: NearDuplicates | None = None
-) -> Iterator[Kept | Dropped]:
+) -> Iterator[Filtered]:
     """Yield kept and dropped documents in order, until the bound is reached. Drops documents with held-out text and near-duplicates. At
     least one document is kept, however long.
     """
@@ -202,26 +199,53 @@ def filter_ranking(
     while start < len(ranking) and kept != bound.documents:
         size = _CHUNK if bound.documents is None else int(_SPARE * (bound.documents - kept)) + 100
         chunk = range(start, min(start + min(size, _CHUNK), len(ranking)))
-        positions = ranking.position[chunk.start : chunk.stop]
-        texts = dict(_read_texts(corpus, np.sort(positions)))
-        overlaps = {overlap.position: overlap for overlap in held_out_texts.find(texts.items())}
-        for index, position in zip(chunk, positions.tolist(), strict=True):
-            text = texts[position]
-            if (overlap := overlaps.get(position)) is not None:
-                yield Dropped(index, overlap.reason, {"match": overlap.match, "example": overlap.split_example_id})
-                continue
-            if duplicates is not None and (twin := duplicates.twin(position, text.decode())) is not None:
-                yield Dropped(index, "near-duplicate", {"twin": twin[0], "similarity": round(twin[1], 4)})
-                continue
-            cost = estimate_tokens(text)
-            if kept and bound.tokens is not None and tokens + cost > bound.tokens:
-                return
-            yield Kept(index, cost)
-            kept, tokens = kept + 1, tokens + cost
-            if kept == bound.documents:
-                return
-        start = chunk.stop
+        by_position = np.argsort(ranking.position[chunk.start : chunk.stop])  # the order in which text is read fastest
+        positions = ranking.position[chunk.start : chunk.stop][by_position]
+        text, offsets = corpus.gather(positions)
+        costs = np.empty(len(chunk))
+        costs[by_position] = estimate_tokens(text, offsets)
+        dropped = {
+            int(chunk[int(by_position[int(np.searchsorted(positions, overlap.position))])]): overlap
+            for overlap in held_out_texts.find_in(positions.tolist(), text, offsets)
+        }
+        part = [
+            Dropped(index, overlap.reason, {"match": overlap.match, "example": overlap.split_example_id})
+            for index, overlap in dropped.items()
+        ]
+        if duplicates is not None:
+            place = np.argsort(by_position)
+            for index in chunk:
+                if index not in dropped:
+                    number = int(place[index - start])
+                    passage = text[offsets[number] : offsets[number + 1]].tobytes().decode()
+                    if (twin := duplicates.twin(int(positions[number]), passage)) is not None:
+                        part.append(Dropped(index, "near-duplicate", {"twin": twin[0], "similarity": round(twin[1], 4)}))
+        part.sort(key=lambda each: each.index)
+        is_kept = np.ones(len(chunk), np.bool_)
+        is_kept[[each.index - start for each in part]] = False
+        indices, end = _within(np.flatnonzero(is_kept), costs, kept, tokens, bound)
+        complete = end is None
+        stop = chunk.stop if end is None else start + end
+        added = float(costs[indices].sum())
+        yield Filtered(indices + start, added, tuple(each for each in part if each.index < stop))
+        kept, tokens, start = kept + len(indices), tokens + added, chunk.stop
         corpus.release()
+        if not complete:
+            return
+
+
+def _within(indices: IntArray, costs: npt.NDArray[np.float64], kept: int, tokens: float, bound: Bound) -> tuple[IntArray, int | None]:
+    """Return the indices of a chunk that the bound allows, and the index of the chunk at which it is reached, None if it is not."""
+    end: int | None = None
+    if bound.tokens is not None:
+        over = np.flatnonzero(tokens + np.cumsum(costs[indices]) > bound.tokens)
+        over = over[over + kept > 0]  # at least one document is kept
+        if len(over):
+            end, indices = int(indices[over[0]]), indices[: over[0]]
+    if bound.documents is not None and kept + len(indices) >= bound.documents:
+        indices = indices[: bound.documents - kept]
+        end = int(indices[-1]) + 1
+    return indices, end
 
 
 def within_bound(ranking: Ranking, corpus: Corpus, bound: Bound) -> int:
@@ -231,19 +255,14 @@ def within_bound(ranking: Ranking, corpus: Corpus, bound: Bound) -> int:
         return count
     tokens = 0.0
     for start in range(0, count, _CHUNK):
-        texts = dict(_read_texts(corpus, np.sort(ranking.position[start : min(start + _CHUNK, count)])))
-        for index, position in enumerate(ranking.position[start : min(start + _CHUNK, count)].tolist(), start):
-            tokens += estimate_tokens(texts[position])
-            if index and tokens > bound.tokens:
-                return index
+        positions = ranking.position[start : min(start + _CHUNK, count)]
+        sums = tokens + np.cumsum(estimate_tokens(*corpus.gather(positions)))
+        over = np.flatnonzero(sums > bound.tokens)
+        over = over[over + start > 0]
+        if len(over):
+            return start + int(over[0])
+        tokens = float(sums[-1])
     return count
-
-
-def _read_texts(corpus: Corpus, positions: IntArray) -> Iterator[tuple[int, bytes]]:
-    """Return (position, UTF-8) of passages."""
-    text, offsets = corpus.gather(positions)
-    data, ends = text.tobytes(), offsets.tolist()
-    return ((position, data[start:end]) for position, (start, end) in zip(positions.tolist(), pairwise(ends), strict=True))
 
 
 def search_deeper(search: Callable[[int], Proposal], config: Bm25Config | DenseConfig, corpus: Corpus, *, emit: Emit) -> Proposal:

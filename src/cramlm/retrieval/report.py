@@ -36,7 +36,7 @@ def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence
     chosen = [corpus.data(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
     ngrams = hash_utf8(chosen)
     sample, sample_counts = _sample(corpus, len(ngrams.buckets))
-    target = count(hash_texts([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()]))
+    target = _count_ngrams([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()])
     random, own = divergence(target, sample_counts), divergence(target, count(ngrams))
     likeness = {"kl_random": round(random, 4), "kl_selection": round(own, 4), "kl_reduction": round(random - own, 4)}
     sizes = {"buckets": BUCKETS, "passages": len(chosen), "random_passages": len(sample)}
@@ -50,10 +50,11 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
     totals, pooled = (own.total() + PRIOR_WORDS, other.total() + PRIOR_WORDS), own + other
     share = PRIOR_WORDS / max(pooled.total(), 1)
     rows = []
-    for word, both in pooled.items():
+    for word in _promising([word for word in pooled if not word.isnumeric()], own, other, totals, share):
+        both = pooled[word]
         counts = (own[word] + share * both, other[word] + share * both)
         log_odds = _log_odds(counts[0], totals[0]) - _log_odds(counts[1], totals[1])
-        if log_odds > 0 and not word.isnumeric():
+        if log_odds > 0:
             z = log_odds / math.sqrt(1 / counts[0] + 1 / counts[1])
             rows.append((log_odds < math.log(2), -z, word, log_odds))
     return [
@@ -62,9 +63,34 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
     ]
 
 
+def _promising(words: list[str], own: Counter[str], other: Counter[str], totals: tuple[float, float], share: float) -> list[str]:
+    """Return all words that `over_represented` can show, and few others."""
+    margin = 1e-6  # arithmetic in arrays differs from Python's by less
+    own_counts = np.fromiter((own[word] for word in words), np.float64, len(words))
+    counts = (own_counts, np.fromiter((other[word] for word in words), np.float64, len(words)))
+    both = share * (counts[0] + counts[1])
+    smoothed = [each + both for each in counts]
+    odds = [np.log(each / np.maximum(total - each, 1.0)) for each, total in zip(smoothed, totals, strict=True)]
+    log_odds = odds[0] - odds[1]
+    z = log_odds / np.sqrt(1 / smoothed[0] + 1 / smoothed[1])
+    surely = z[log_odds > math.log(2) + margin]  # shown before all words that are less likely
+    if len(surely) < _SHOWN_WORDS:
+        return words
+    least = np.sort(surely)[-_SHOWN_WORDS] - margin
+    return [words[number] for number in np.flatnonzero((log_odds > math.log(2) - margin) & (z >= least)).tolist()]
+
+
 def _evenly(size: int, most: int) -> IntArray:
     """Return at most `most` of the indices 0 to size - 1, evenly spaced, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
+def _count_ngrams(texts: Sequence[str]) -> IntArray:
+    """Return the number of n-grams in each bucket; every distinct text is hashed once."""
+    distinct = Counter(texts)
+    ngrams = hash_texts(list(distinct))
+    repeats = np.repeat(np.fromiter(distinct.values(), np.int64), np.diff(ngrams.offsets))
+    return np.bincount(ngrams.buckets, repeats, minlength=BUCKETS).astype(np.int64)
 
 
 def _log_odds(count: float, total: float) -> float:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import shutil
 import unicodedata
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
-from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Kept, Proposal, Ranking, bound_of, filter_ranking
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, filter_ranking
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.storage.arrays import check_column, open_table, save_table
@@ -256,21 +255,21 @@ class _Writer:
                 f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {self._corpus.path}; "
                 "use a corpus in the task's language"
             )
-        indices, tokens = array("q"), 0.0
+        indices: list[IntArray] = []
+        tokens = 0.0
         with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
             held_out = [*self._task.dev, *self._task.test]
-            for item in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
-                match item:
-                    case Kept():
-                        indices.append(item.index)
-                        tokens += item.tokens
-                    case Dropped():
-                        self._drop(item, ranking, dropped)
-        if not indices:
+            for part in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
+                indices.append(part.kept)
+                tokens += part.tokens
+                for item in part.dropped:
+                    self._drop(item, ranking, dropped)
+        chosen = np.concatenate(indices)
+        if not len(chosen):
             raise DataError(
                 f"0 documents selected: all {self._dropped.total()} hits contain text of the dev or test set; use a larger corpus"
             )
-        kept = ranking.take(np.array(indices))
+        kept = ranking.take(chosen)
         weight = rank_weights(kept.rank, self._decay)
         sources = _Sources.of(self._corpus, kept.position)
         save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)

@@ -187,6 +187,112 @@ def sum_by_text(out, offsets, values):  # type: ignore[no-untyped-def]
 
 
 @jit
+def unknown_characters(text, entry, found):  # type: ignore[no-untyped-def]
+    """Write the distinct code points of a text whose entry is 0 to `found`, until it is full, and set their entry to -1; return their
+    number. entry: int32 (0x200000,), so that no bytes lead out of it.
+    """
+    count, index = 0, 0
+    while index < len(text):
+        if text[index] < 0x80:
+            index += 1
+            continue
+        code, size = _character(text, index)
+        if entry[code] == 0:
+            if count == len(found):
+                return count
+            entry[code] = -1
+            found[count] = code
+            count += 1
+        index += size
+    return count
+
+
+@jit
+def replace_characters(text, offsets, first, fold, entry, words, starts, longest, out, ends, simple):  # type: ignore[no-untyped-def]
+    """Write every text from `first` on with each ASCII byte replaced by `fold`, each other character by words[starts[e]:starts[e + 1]] with
+    its entry e; nothing for a text with an entry below 0. Return the first text that has an unknown character (entry 0), or for which
+    `out` is too small.
+
+    ends: int64 (n + 1,), offsets in `out`; ends[first] is set. longest: bytes of the longest replacement.
+    """
+    for number in range(first, len(offsets) - 1):
+        index, end, written = offsets[number], offsets[number + 1], ends[number]
+        ends[number + 1] = written
+        if written + (end - index) > len(out):
+            return number
+        beyond = np.uint8(0)
+        for place in range(index, end):
+            beyond |= text[place]
+        if beyond < 0x80:
+            for place in range(end - index):
+                out[written + place] = fold[text[index + place]]
+            ends[number + 1] = written + end - index
+            continue
+        while index < end:
+            byte = text[index]
+            if byte < 0x80:
+                if written == len(out):
+                    return number
+                out[written] = fold[byte]
+                written += 1
+                index += 1
+                continue
+            code, size = _character(text, index)
+            own = entry[code]
+            if own == 0:
+                return number
+            if own < 0:
+                simple[number] = False
+                break
+            if written + longest > len(out):
+                return number
+            for place in range(starts[own], starts[own + 1]):
+                out[written] = words[place]
+                written += 1
+            index += size
+        if simple[number]:
+            ends[number + 1] = written
+    return len(offsets) - 1
+
+
+@jit
+def count_characters(text, offsets, quarters, characters, spaceless):  # type: ignore[no-untyped-def]
+    """Write the number of characters of every text, and of those in scripts without spaces: those whose size in `quarters` is below 4."""
+    for number in range(len(offsets) - 1):
+        start, end = offsets[number], offsets[number + 1]
+        continuing, special = np.int64(0), np.int64(0)
+        for index in range(start, end):
+            byte = text[index]
+            continuing += np.int64((byte & 0xC0) == 0x80)
+            special += np.int64((byte >= 0xE0) & (byte != 0xE2))  # E2 starts quotation marks, dashes and symbols
+        characters[number] = end - start - continuing
+        spaceless[number] = 0
+        if special == 0:
+            continue
+        index = start
+        while index < end:
+            if text[index] < 0xE0:
+                index += 1
+                continue
+            code, size = _character(text, index)
+            if code < len(quarters) and quarters[code] < _WORD_QUARTERS:
+                spaceless[number] += 1
+            index += size
+
+
+@jit
+def _character(text, index):  # type: ignore[no-untyped-def]
+    """Code point and size in bytes of the character beyond ASCII at `index`."""
+    lead = np.int64(text[index])
+    if lead < 0xE0:
+        return (lead & 0x1F) << 6 | np.int64(text[index + 1] & 0x3F), 2
+    code = (lead & 0x0F) << 12 | np.int64(text[index + 1] & 0x3F) << 6 | np.int64(text[index + 2] & 0x3F)
+    if lead < 0xF0:
+        return code, 3
+    return (code & 0x7FFF) << 6 | np.int64(text[index + 3] & 0x3F), 4
+
+
+@jit
 def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: ignore[no-untyped-def]
     """Write a hash and the size of every word, those of text i at [word_offsets[i]:word_offsets[i + 1]]; return the number of words.
 

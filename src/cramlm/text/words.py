@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.storage.tables import stored
+from cramlm.text import characters, kernels
 from cramlm.text.characters import (
     HAN_AND_KANA,
     OTHER_SPACELESS,
@@ -67,6 +69,71 @@ def segment_utf8(data: bytes) -> bytes:
         if character.words != character.data:
             data = data.replace(character.data, character.words)
     return data
+
+
+def segment_block(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the words of many texts text[offsets[i]:offsets[i + 1]] (valid UTF-8), as `segment_utf8`, and their offsets."""
+    words, ends, simple = _replacements().replace(text, offsets)
+    if simple.all():
+        return words, ends
+    pieces: list[npt.NDArray[np.uint8]] = []
+    sizes = np.diff(ends)
+    before = 0
+    for number in np.flatnonzero(~simple).tolist():
+        own = np.frombuffer(segment_utf8(text[offsets[number] : offsets[number + 1]].tobytes()), np.uint8)
+        pieces += [words[ends[before] : ends[number]], own]
+        sizes[number], before = len(own), number
+    return np.concatenate([*pieces, words[ends[before] :]]), np.concatenate(([0], np.cumsum(sizes)))
+
+
+@functools.cache
+def _replacements() -> _Replacements:
+    return _Replacements()
+
+
+class _Replacements:
+    """What `segment` makes of each simple character, for the kernel; grows with the characters of the texts."""
+
+    def __init__(self) -> None:
+        self._entry = np.zeros(0x200000, np.int32)  # 0 unknown, -1 not simple, else the number of the replacement
+        self._entry[:128] = 1
+        self._words, self._offsets = np.zeros(0, np.uint8), np.zeros(2, np.int64)
+        self._longest = 0
+
+    def _learn(self, text: npt.NDArray[np.uint8]) -> bool:
+        """Add the unknown characters of a text; return False if there are none."""
+        found, learned = np.empty(256, np.int64), False
+        while count := kernels.unknown_characters(text, self._entry, found):
+            new: list[bytes] = []
+            for code in found[:count].tolist():
+                simple = None if 0xD800 <= code < 0xE000 or code > 0x10FFFF else _simple_character(chr(code))
+                self._entry[code] = -1 if simple is None else len(self._offsets) - 1 + len(new)
+                new += [] if simple is None else [simple.words]
+            learned = True
+            self._longest = max([self._longest, *map(len, new)])
+            self._words = np.concatenate((self._words, np.frombuffer(b"".join(new), np.uint8)))
+            self._offsets = np.concatenate((self._offsets, self._offsets[-1] + np.cumsum([len(words) for words in new], dtype=np.int64)))
+        return learned
+
+    def replace(
+        self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the words of each text, their offsets, and if a text has only simple characters; a text with others has no words."""
+        ends, simple = np.zeros(len(offsets), np.int64), np.ones(len(offsets) - 1, np.bool_)
+        words = np.empty(len(text) + len(text) // 8 + 1024, np.uint8)
+        fold = np.frombuffer(_ASCII_TO_WORDS, np.uint8)
+        done = 0
+        while True:
+            done = kernels.replace_characters(
+                text, offsets, done, fold, self._entry, self._words, self._offsets, self._longest, words, ends, simple
+            )
+            if done == len(offsets) - 1:
+                return words[: ends[-1]], ends, simple
+            if self._learn(text[offsets[done] : offsets[done + 1]]):
+                continue
+            larger = np.empty(2 * len(words) + self._longest * int(offsets[done + 1] - offsets[done]), np.uint8)
+            larger[: ends[done]] = words[: ends[done]]
+            words = larger
 
 
 def _segment_any_script(text: str) -> bytes:
@@ -178,12 +245,12 @@ def _simple_characters(data: bytes) -> Collection[_SimpleCharacter] | None:
     beyond = data.translate(None, _ASCII)
     if len(beyond) * 10 > len(data):
         return None
-    characters = []
+    found = []
     for character in set(beyond.decode()):
         if (simple := _simple_character(character)) is None:
             return None
-        characters.append(simple)
-    return characters
+        found.append(simple)
+    return found
 
 
 @functools.cache
@@ -235,8 +302,16 @@ def _separators() -> re.Pattern[str]:
 
     Code points unknown to this Python may be letters of a later Unicode version, so they do not separate words.
     """
+    (separating,) = _separating()
+    blocks = tuple((first, last) for first, last in separating.tolist())
+    return re.compile(f"[{character_set(blocks, ((0x1F000, 0x1FAFF), (0xE0000, 0xE00FF)))}]+")
+
+
+@stored(__file__, characters.__file__)
+def _separating() -> tuple[npt.NDArray[np.int64], ...]:
+    """Return the blocks of separators of the basic plane, int64 (blocks, 2)."""
     separating = blocks_of(lambda one: not (is_letter(one) or is_mark(one) or is_unknown(one)), range(0x80, 0x10000))
-    return re.compile(f"[{character_set(separating, ((0x1F000, 0x1FAFF), (0xE0000, 0xE00FF)))}]+")
+    return (np.array(separating, np.int64),)
 
 
 @functools.cache
