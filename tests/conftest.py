@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import random
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
+from cramlm.records import Example
 from tiny_task import fit_linear_once, fit_once
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
@@ -76,6 +78,21 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) 
     from server_process import export_tiny
 
     return export_tiny(tmp_path_factory.mktemp("tiny-export") / "export", tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_onnx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_export: Path, texts: list[str]) -> Path:
+    """The ONNX form of `tiny_export`, made once for all pytest-xdist workers; no test may change it."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+    from cramlm.export.onnx import export_onnx
+
+    folder = shared_folder(request, tmp_path_factory) / "tiny-onnx"
+    with folder.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not folder.exists():
+            export_onnx(tiny_export, out=folder, texts=[Example(str(index), text, None, None) for index, text in enumerate(texts)])
+    return folder
 
 
 # The fitted run that all tests share; prefer it to another run. A test that needs other settings, other data or an interrupted run fits

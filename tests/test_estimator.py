@@ -31,6 +31,7 @@ SETTINGS = {
     "precision": "fp32",
     "tokens_per_second": 10_000.0,
     "baseline.enabled": False,
+    "baseline.c": [3.0],  # of the teacher
     "tokenizer.vocab_size": 200,
     "encoder.layers": 1,
     "encoder.hidden": 32,

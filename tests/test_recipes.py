@@ -18,7 +18,7 @@ from cramlm.cli.app import app
 from cramlm.cli.options import resolve_run
 from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig, TeacherConfig
 from cramlm.config.terms import Classify, Distil, Mlm
-from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.errors import ArtifactError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of
 from cramlm.recipes import RECIPES
 from cramlm.recipes.recipe import from_checkpoint
@@ -41,7 +41,7 @@ SMALL = (
     *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=random"),
     *("tokenizer.vocab_size=200",),
 )
-QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "precision=fp32")
+QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "baseline.c=[3.0]", "precision=fp32")
 
 
 @pytest.fixture(scope="module")
@@ -295,15 +295,6 @@ def test_from_a_checkpoint_there_is_no_linear_teacher_however_many_texts_there_a
         config = RECIPES[name](train=train, corpus="corpus.jsonl", init=place["init"])
         assert {soft(phase) for phase in config.phases} == {(0, 0)}
         assert not config.teacher.align_distribution
-
-
-def test_settings_of_the_task_say_how_a_recipe_reads_the_training_file(tmp_path: Path) -> None:
-    train = write_labels(tmp_path / "train.jsonl", [["a"], ["b"], ["a", "b"]] * 10)
-    options: dict[str, Any] = {"task": {"train": train}, "corpus": None, "budget": None, "seed": None}
-    with pytest.raises(DataError, match=r"--set task\.kind=multi-label"):
-        resolve_run("labels-only", None, [], **options)
-    config = resolve_run("labels-only", None, ["task.kind=multi-label"], **options)
-    assert (config.task.kind, softness(config)) == ("multi-label", (("finetune", 0, 0), False))
 
 
 def test_every_subsample_of_labels_gets_its_own_numbers(tmp_path: Path) -> None:

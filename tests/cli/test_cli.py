@@ -219,8 +219,8 @@ def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path)
 
 
 PREDICT = ("predict", "{run}/run", "{run}/data/test.jsonl")
-FIT = ("fit", "--config", "{run}/run.toml", "--out", "out")
-LARGE = ("--set", "tokens_per_second=none", "--set", "encoder.hidden=8192")  # does not even fit to be measured
+FIT = ("fit", "--config", "{run}/run.toml", "--out", "out", "--store", "{run}/store", "--set", "baseline.enabled=false")
+LARGE = ("--set", "tokens_per_second=none", "--set", "encoder.hidden=65536")  # does not even fit to be measured
 
 
 @pytest.mark.parametrize(

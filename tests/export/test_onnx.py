@@ -26,11 +26,11 @@ from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
+from server_process import LABELS
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
 
-LABELS = ("007", "negative", "très bien")
 SHAPES = [("bert", "cls"), ("modernbert", "mean"), pytest.param(("modernbert", "cls"), marks=pytest.mark.slow)]
 HARD = ("[MASK] [SEP] aspirin", "Ọ̀RỌ̀ ilé \u200e kinase", "cell " * 300, "x" * 400)
 
@@ -47,12 +47,18 @@ def saved(folder: Path, tokenizer: Tokenizer, shape: str, pooling: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, texts: list[str]) -> Callable[[str, str], Path]:
+def export(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, texts: list[str], tiny_export: Path, tiny_onnx: Path
+) -> Callable[[str, str], Path]:
     """Returns for a shape and a pooling a folder with export/ and its ONNX form in fp32, which no test may change."""
 
     @functools.cache
     def make(shape: str, pooling: str) -> Path:
         folder = tmp_path_factory.mktemp(f"{shape}-{pooling}")
+        if (shape, pooling) == ("modernbert", "mean"):
+            shutil.copytree(tiny_export, folder / "export")
+            shutil.copytree(tiny_onnx, folder / "export-onnx")
+            return folder
         export_onnx(saved(folder, tokenizer, shape, pooling), texts=examples(texts))
         return folder
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from typer.testing import CliRunner
 
 from cramlm.cli.app import app
@@ -54,20 +53,6 @@ def terms_of(run: Path) -> dict[str, set[str]]:
             found = {name for name in event["data"] if name.rpartition("_")[2] in ("external", "task")}
             terms.setdefault(event["stage"].split("-", 2)[2], set()).update(found)
     return terms
-
-
-def test_an_albert_exports_the_native_class_with_one_stored_layer(tmp_path: Path) -> None:
-    encoder = {"shape": "albert", "layers": 3, "hidden": 32, "heads": 2, "intermediate": 32, "embedding": 16, "max_positions": 64}
-    run = fit(
-        tmp_path,
-        encoder=encoder,
-        head={"pooling": "cls", "generator": 16},
-        phases=[COMMON | {"name": "rtd", "terms": on_both("replaced_tokens")}, FINETUNE],
-    )
-    assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["AlbertForSequenceClassification"]
-    with safe_open(run / "export/model.safetensors", framework="np") as weights:
-        assert sum("ffn.weight" in name for name in weights.keys()) == 1  # noqa: SIM118 - not a mapping
-    assert len(Predictor.load(run / "export").predict(["wave ship"])) == 1
 
 
 def test_an_exported_mixture_of_experts_is_for_cramlm_only(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
 
 def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    config = tiny_config(paths, corpus=None, retriever=None, tokens_per_second=None, baseline={})  # measured, and the whole grid
+    config = tiny_config(paths, corpus=None, retriever=None, tokens_per_second=None)  # which is measured then
     config["phases"] = config["phases"][1:]
     finished = run(load_config(shortened(config)), out=tmp_path / "run", store=tmp_path / "store")
     assert (finished.export / "model.safetensors").is_file()

@@ -104,7 +104,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 * 2
             )
             file.write(json.dumps({"id": f"<i>{number}", "text": text, "source": f"</td><script>{number}"}) + "\n")
-    run(load_config(tiny_config(paths, baseline={})), out=folder / "run", store=folder / "store")
+    run(load_config(tiny_config(paths, baseline={"c": [1.0, 3.0, 10.0]})), out=folder / "run", store=folder / "store")
     return folder / "run"
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from cramlm.errors import DivergedError
 from cramlm.model.huggingface.folder import load_classifier
-from cramlm.records import Example
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
 from cramlm.serving.limits import Limits
@@ -29,16 +28,6 @@ NEVER = 1e6  # seconds
 @pytest.fixture(scope="module")
 def loaded(tiny_export: Path) -> ServedModel:
     return load_model(tiny_export, None)
-
-
-@pytest.fixture(scope="module")
-def onnx_folder(tiny_export: Path, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
-    from cramlm.export.onnx import export_onnx
-
-    examples = [Example(str(index), text, None, None) for index, text in enumerate(texts)]
-    return export_onnx(tiny_export, out=tmp_path_factory.mktemp("batched") / "onnx", texts=examples).path
 
 
 @contextmanager
@@ -138,8 +127,8 @@ def test_lengths_count_tokens_before_truncation(loaded: ServedModel) -> None:
     assert loaded.compute(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
 
 
-def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, onnx_folder: Path, texts: list[str]) -> None:
-    other = load_model(onnx_folder, 1)
+def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, tiny_onnx: Path, texts: list[str]) -> None:
+    other = load_model(tiny_onnx, 1)
     assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
     inputs = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs: list[str | None] = [*alone(texts), None, None, None, "river " * 40]
@@ -148,8 +137,8 @@ def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, onnx_folde
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-4)
 
 
-def test_an_onnx_folder_is_served_without_pytorch_in_the_process(onnx_folder: Path, loaded: ServedModel) -> None:
-    with serving_alone(onnx_folder) as server:
+def test_an_onnx_folder_is_served_without_pytorch_in_the_process(tiny_onnx: Path, loaded: ServedModel) -> None:
+    with serving_alone(tiny_onnx) as server:
         (prediction,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     expected = loaded.compute(["aspirin reduces pain " * 40], [None]).probabilities[0]
