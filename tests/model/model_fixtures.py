@@ -15,23 +15,8 @@ from cramlm.records import Batch
 WORDS = (
     *("the", "of", "and", "to", "binding", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "on", "dose", "rats"),
     *("treated", "with", "aspirin", "reduces", "pain", "p53", "mutation", "river", "bank", "water", "flows", "slowly", "under", "old"),
-    *(
-        "stone",
-        "bridge",
-        "naïve",
-        "café",
-        "résumé",
-        "žluťoučký",
-        "kůň",
-        "한국어",
-        "문장",
-        "अंग्रेज़ी",
-        "वाक्य",
-        "שלום",
-        "עולם",
-        "مرحبا",
-        "بالعالم",
-    ),
+    *("stone", "bridge", "naïve", "café", "résumé", "žluťoučký", "kůň"),
+    *("한국어", "문장", "अंग्रेज़ी", "वाक्य", "שלום", "עולם", "مرحبا", "بالعالم"),
 )
 SAMPLES = (
     "日本語の文章です。東京タワーは高い。",
