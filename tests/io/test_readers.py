@@ -97,6 +97,17 @@ def test_an_invalid_csv_row_is_reported_with_its_line(make: MakeFile, table: byt
     assert fault(make("a.csv", table)).startswith(f":{line}: {words}")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": "c\xe9"}\n', "byte 0xE9 at offset 25 of the file is not UTF-8"),
+        ("a.txt", b"a\nc\0c\n", "NUL byte at offset 3 of the file"),
+    ],
+)
+def test_bytes_that_are_no_text_are_reported_in_json_lines_and_text_files(make: MakeFile, name: str, content: bytes, words: str) -> None:
+    assert fault(make(name, content), (Column("text"),)).startswith(f":2: {words}")
+
+
 def test_quotes_inside_a_field_that_is_not_quoted_are_text(make: MakeFile) -> None:
     assert rows(make("a.tsv", 'text\tlabel\n5" pipe\tx\nhe said "no"\ty\n')) == [('5" pipe', "x"), ('he said "no"', "y")]
 

@@ -19,7 +19,7 @@ from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import Event, silent
-from cramlm.retrieval.dsir import DsirRetriever, resample
+from cramlm.retrieval.dsir import DsirRetriever, in_order, resample
 from cramlm.retrieval.ranking import Ranking
 from cramlm.storage.artifacts import verify
 from cramlm.text.ngrams import count, divergence, hash_texts
@@ -142,3 +142,8 @@ def test_divergence_is_zero_for_equal_shares_and_the_hand_calculated_value_elsew
     target, other = np.array([3, 1, 0]), np.array([1, 1, 2])
     assert divergence(target, 5 * target) == pytest.approx(0)
     assert divergence(target, other) == pytest.approx(0.75 * np.log(0.75 / 0.25) + 0.25 * np.log(0.25 / 0.25))
+
+
+@given(st.integers(0, 40), st.integers(1, 4))
+def test_work_in_order_keeps_the_order(items: int, threads: int) -> None:
+    assert list(in_order(lambda item: item * item, range(items), threads=threads)) == [item * item for item in range(items)]

@@ -16,11 +16,22 @@ from selection_fixtures import write_corpus
 from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.data.corpus import Corpus
+from cramlm.errors import DataError
 from cramlm.records import Emit, FloatArray, silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.dense import embed_part
 from cramlm.retrieval.dsir import corpus_ngrams
-from cramlm.retrieval.ranking import Bound, Proposal, Ranking, cap_per_query, estimate_tokens, one_each, search_deeper, within_bound
+from cramlm.retrieval.ranking import (
+    Bound,
+    Proposal,
+    QueryCounts,
+    Ranking,
+    cap_per_query,
+    estimate_tokens,
+    one_each,
+    search_deeper,
+    within_bound,
+)
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))
@@ -184,3 +195,9 @@ def test_what_another_process_computes_of_a_corpus_is_waited_for(world: World, t
     other = ReleasedWhenWaitedFor(folder)
     assert compute(other) == expected
     assert f"waiting: {folder}: being built by another process" in other.notes[0]
+
+
+def test_more_than_one_percent_of_failed_queries_is_an_error() -> None:
+    QueryCounts(texts=200, distinct=198, answered=198, empty=0, failed=2).check()
+    with pytest.raises(DataError, match="3 of 200 queries failed"):
+        QueryCounts(texts=200, distinct=197, answered=197, empty=0, failed=3).check()

@@ -36,6 +36,12 @@ def test_the_whole_corpus_is_no_nearer_than_random_text(tmp_path: Path) -> None:
     assert report["over_represented"] == []
 
 
+def test_the_random_sample_has_as_much_text_as_the_selection(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*OTHER, " ".join(OTHER[:6])])
+    report = compare_with_corpus(corpus, np.array([120]), OTHER[:3])  # as long as six others
+    assert 3 <= report["task_likeness"]["random_passages"] <= 12
+
+
 def test_the_random_sample_needs_8_bytes_per_position() -> None:
     tracemalloc.start()
     try:
