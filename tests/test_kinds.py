@@ -158,6 +158,9 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     for command in (
         ("explain", export, SEA),
         ("serve", export),
+        ("serve", export, "--abstain-below", "0.5"),
+        ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
+        ("check", data / "train.jsonl", "--kind", kind, "--model", folder / "run"),
         ("export", folder / "run"),
         ("compare", "--train", data / "train.jsonl", "--recipes", "labels-only", "--kind", kind, "--labels", "20", "--out", folder / "c"),
     ):
@@ -168,6 +171,20 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
         CramClassifier(settings={"task.kind": kind}).fit(["a", "b"], ["x", "y"])
     with pytest.raises(ValueError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
+
+
+def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    (tmp_path / "new.txt").write_text("a ship\nthe old summit\nneither of them\nin the harbour\n", "utf-8")
+    command = ("label-next", folder / "run", tmp_path / "new.txt", "-n", "2", "-o", tmp_path / "next.jsonl")
+    if kind == "regression":
+        with pytest.raises(UsageError, match="no margin between labels"):
+            cramlm(*command)
+        return
+    cramlm(*command)
+    rows = [json.loads(line) for line in (tmp_path / "next.jsonl").read_text("utf-8").splitlines()]
+    assert len(rows) == 2
+    assert all(row["label"] is None and isinstance(row["predicted"], list) for row in rows)
 
 
 def test_a_foreign_problem_type_or_a_regression_of_several_numbers_is_refused(fitted: tuple[str, Path], tmp_path: Path) -> None:

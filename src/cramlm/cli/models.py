@@ -74,7 +74,7 @@ def evaluate(
 def predict(
     model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
     file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")],
-    out: Annotated[Path | None, typer.Option(help="File for the JSON lines (default: stdout).")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File for the JSON lines (default: stdout).")] = None,
     precision: Annotated[
         Precision, typer.Option(help="fp32: equal to Python and HTTP. auto: bf16 if the hardware supports it; labels as with fp32.")
     ] = "fp32",
