@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.run import DEV_METRICS
-from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.errors import DataError, UsageError
 from cramlm.evaluation.metrics import LabelScores, NumberScores, Scores, calibration_error, score, score_labels, score_numbers
@@ -254,6 +253,8 @@ def score_test(task: Task, predicted: Sequence[str]) -> tuple[AnyScores, AnyScor
 
     Two public tasks show why: 52 of the 139 test rows of ACL-ARC citation intent and 51 of the 65 of HyperPartisan are verbatim in train.
     """
+    from cramlm.data.decontamination import check_task  # here: imports numba, which predicting does not need
+
     true = [str(example.label) for example in task.test]
     kept = check_task(task).leak_free_test.tolist()
     score = KINDS[task.kind].score
