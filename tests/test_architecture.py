@@ -176,3 +176,8 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 def test_a_package_has_the_same_lower_bound_wherever_it_is_required() -> None:
     assert {name: bounds for name, bounds in lower_bounds().items() if len(bounds) > 1} == {}
+
+
+def test_the_command_line_starts_without_numpy() -> None:
+    code = "import sys, cramlm.cli.app; sys.exit(int('numpy' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0, "--help takes twice as long with it"

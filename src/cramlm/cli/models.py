@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
 
 import typer
 
@@ -27,7 +27,9 @@ from cramlm.cli.options import (
 )
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import UsageError
-from cramlm.records import AnyPrediction, SelectivePrediction
+
+if TYPE_CHECKING:
+    from cramlm.records import AnyPrediction, SelectivePrediction
 
 
 def evaluate(
