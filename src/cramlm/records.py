@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,11 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Split: TypeAlias = Literal["train", "dev", "test"]
 TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
 """The target of a text: one label; any number of labels, or none; a number."""
+LinearName: TypeAlias = Literal["tfidf", "bayes", "static"]
+LINEAR_NAMES: Final[tuple[LinearName, ...]] = get_args(LinearName)
+"""The linear models of a run, cheapest first: logistic regression on TF-IDF; naive Bayes on labelled and retrieved texts; logistic
+regression on TF-IDF and text vectors.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from linear_fixtures import TOPICS, example
 from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
-from cramlm.linear.solvers import SOLVERS, Scheme, Setting
+from cramlm.linear.settings import Scheme, Setting
+from cramlm.linear.solvers import SOLVERS
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import FloatArray, Task

@@ -16,7 +16,8 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.linear import solvers
 from cramlm.linear.features import Vocabulary, unit_rows
-from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Scheme, inner_products
+from cramlm.linear.settings import ClassWeights, Scheme
+from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products
 from cramlm.records import Example, IntArray, Task, TaskKind
 
 

@@ -205,7 +205,7 @@ StoreOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.")]
 Precision = Literal["auto", "fp32", "bf16"]
 AnswerOption = Annotated[
-    Literal["combined", "encoder", "static", "tfidf"],
+    Literal["combined", "encoder", "static", "bayes", "tfidf"],
     typer.Option("--answer", help="Model of the folder that predicts: all of them combined, or one of them alone."),
 ]
 AbstainBelowOption = Annotated[

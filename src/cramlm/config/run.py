@@ -31,7 +31,7 @@ from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
 from cramlm.config.terms import Classify, Term
 from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
-from cramlm.records import TaskKind
+from cramlm.records import LINEAR_NAMES, TaskKind
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 Duplicates: TypeAlias = Literal["exact", "words", "none"]
@@ -215,10 +215,10 @@ class RunConfig(FrozenModel):
     tokenizer: TokenizerConfig = TokenizerConfig()
     encoder: EncoderConfig = EncoderConfig()
     head: HeadConfig = HeadConfig()
-    model: Literal["encoder", "static", "tfidf"] = Field(
+    model: Literal["encoder", "static", "bayes", "tfidf"] = Field(
         "encoder",
         description="model to train and export. encoder: trained by the phases; static: logistic regression on TF-IDF and token vectors; "
-        "tfidf: on TF-IDF only. Linear models have no phases",
+        "tfidf: on TF-IDF only; bayes: naive Bayes on labelled and retrieved texts. Linear models have no phases",
     )
     phases: tuple[PhaseConfig, ...] = ()
     baseline: BaselineConfig = BaselineConfig()
@@ -242,16 +242,18 @@ class RunConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check_model(self) -> RunConfig:
-        if self.name in ("static", "tfidf") and self.name != self.model:
+        if self.name in LINEAR_NAMES and self.name != self.model:
             raise ValueError(f"name: {self.name!r} is reserved for a linear model in tables of scores; choose another name")
         if self.model == "encoder" and not self.phases:
-            raise ValueError("phases: an encoder needs at least one phase; add one, or set model = 'static' or 'tfidf'")
+            raise ValueError("phases: an encoder needs at least one phase; add one, or set model = 'static', 'bayes' or 'tfidf'")
         if self.model != "encoder" and self.phases:
             raise ValueError(f"phases: model {self.model!r} is linear and has no phases; remove them, or set model = 'encoder'")
-        if self.model == "static" and self.corpus is None:
-            raise ValueError("model 'static' needs a corpus for its vectors; pass --corpus, or set model = 'tfidf'")
-        if self.model == "tfidf" and not self.baseline.enabled:
-            raise ValueError("model 'tfidf' is the baseline; set baseline.enabled = true")
+        if self.model in ("static", "bayes") and self.corpus is None:
+            raise ValueError(f"model {self.model!r} learns from raw text, too, and needs a corpus; pass --corpus, or set model = 'tfidf'")
+        if self.model in ("tfidf", "bayes") and not self.baseline.enabled:
+            raise ValueError(f"model {self.model!r} is one of the baselines; set baseline.enabled = true")
+        if self.model == "bayes" and self.task.kind != "classification":
+            raise ValueError("model 'bayes' needs one label for each text; set task.kind = 'classification', or model = 'static'")
         if self.model != "encoder" and self.init is not None:
             raise ValueError(f"init: model {self.model!r} is linear and has no pretrained weights; remove init")
         return self

@@ -125,7 +125,7 @@ def _write(experiment: Experiment, folder: Path, title: str) -> None:
         publish_file(folder / PLOT, plot.encode())
 
 
-POOLED: Final = frozenset({"task", "baseline", "selection", "tokenizer", "tokens", "embedding", "static", "teacher"})
+POOLED: Final = frozenset({"task", "baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher"})
 _RUN: Final = "cramlm.experiments.compare:run_cell"
 
 

@@ -1,7 +1,7 @@
 """Results of an experiment: read from the folders of its runs, averaged over seeds, compared in pairs, shown as Markdown and as a plot.
 
-A row of the table is an arm with a number of training rows. Each group of rows also has one for each linear model, `tfidf` and `static`,
-which a run of the group fitted on the same data. The resources that a run used (`Usage`) are recorded while it runs.
+A row of the table is an arm with a number of training rows. Each group of rows also has one for each linear model, `tfidf`, `bayes` and
+`static`, which a run of the group fitted on the same data. The resources that a run used (`Usage`) are recorded while it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cramlm.config.run import RunConfig
 from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
+from cramlm.records import LINEAR_NAMES
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
 
@@ -103,7 +104,7 @@ def _start_meter() -> Any:
     return meter
 
 
-LINEAR_MODELS: Final = ("static", "tfidf")
+LINEAR_MODELS: Final = tuple(reversed(LINEAR_NAMES))
 """Names of the linear models that the scores of a run may include, in the order of a table's rows."""
 SPLITS: Final = ("test", "test_leak_free", "dev")
 
@@ -210,7 +211,7 @@ def read_results(cells: Sequence[Cell]) -> list[CellResult]:
         for name in LINEAR_MODELS:
             group = (cell.labels, cell.seed, name)
             is_new = name in scores["models"] and name not in arms and group not in seen
-            if is_new and (name != "static" or not has_bm25 or _retrieves_by_bm25(cell)):
+            if is_new and (name == "tfidf" or not has_bm25 or _retrieves_by_bm25(cell)):
                 seen.add(group)
                 results.append(_linear_result(cell, scores, name))
     return results
@@ -482,11 +483,12 @@ def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool)
     words = ["Scores in percent, mean ± standard deviation over seeds."]
     if linear:
         words.append(
-            "Rows tfidf and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, and TF-IDF with "
-            "averaged token vectors from the retrieved text. Their settings are chosen on dev; their minutes are those of the fit."
+            "Rows tfidf, bayes and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, naive Bayes "
+            "on labelled and retrieved texts, and TF-IDF with averaged token vectors from the retrieved text. Their settings are chosen on "
+            "dev; their minutes are those of the fit."
         )
     if combined:
-        words.append("Rows named combined: the calibrated log-probabilities of the arm's encoder, static and tfidf, averaged.")
+        words.append("Rows named combined: the calibrated log-probabilities of the arm's encoder, static, bayes and tfidf, averaged.")
     if "difference to the first (95 %), p" in columns:
         words.append(
             f"Difference to the first: macro-F1 on test minus that of {first}, with a paired bootstrap interval over rows and seeds; p by "

@@ -21,6 +21,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
+from cramlm.linear.settings import NAIVE_BAYES, read_setting
 from cramlm.records import TaskKind
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ _MOST_ROWS: Final = 40
 _MOST_COLUMNS: Final = 3
 _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>#|~$"})
 _WHAT: Final[dict[TaskKind, str]] = {"classification": "classifier", "multi-label": "tagger", "regression": "scorer"}
-_SCHEMES: Final = {"multinomial": "multinomial logistic regression", "one-vs-rest": "one-vs-rest logistic regression", "ridge": "ridge"}
+_SCHEMES: Final = {
+    "multinomial": "multinomial logistic regression",
+    "one-vs-rest": "one-vs-rest logistic regression",
+    "ridge": "ridge",
+    NAIVE_BAYES: "naive Bayes",
+}
 _HUB_METRICS: Final = {
     "accuracy": "accuracy",
     "subset_accuracy": "accuracy",
@@ -75,7 +81,7 @@ def model_card(
     Known keys of `facts`, plain data as in provenance.json: labels, parameters, vocab_size, max_length, mlm, versions; and, each optional,
     kind (of task), config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds
     (per stage), scores (models: name -> dev, test; verdict; comparison), prompt (where the labels are words: prompt.json). The first of
-    scores.models is this model. Of a linear model (`model` is static or tfidf): fit (fit.json) in place of what only an encoder has.
+    scores.models is this model. Of a linear model (`model` is static, bayes or tfidf): fit (fit.json) in place of what only an encoder has.
 
     repository: OWNER/NAME on the hub, for a card that is read there. license_id, language: as the hub spells them (apache-2.0, en).
     """
@@ -144,6 +150,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.filters["setting"] = read_setting
     made.filters["count"] = lambda value: f"{value:,.0f}"
     made.filters["file_name"] = file_name
     made.filters["listing"] = _listing
@@ -294,7 +301,7 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
         if cross_fitted:
             cells.insert(1, format_metric(choice, cross_fitted[name]) if name in cross_fitted else "–")
         rows.append((name, cells))
-    features = (("tfidf", "TF-IDF"), ("static", "TF-IDF and averaged token vectors"))
+    features = (("tfidf", "TF-IDF"), ("bayes", "TF-IDF of these and of retrieved texts"), ("static", "TF-IDF and averaged token vectors"))
     split, measured = _measured(facts)
     return Scores(
         percent=is_percent(main),

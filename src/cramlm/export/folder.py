@@ -130,7 +130,7 @@ def publish_linear(
         if confidence is not None:
             confidence.save(folder)
         facts = {
-            "model": "static" if model.vectors is not None else "tfidf",
+            "model": model.name,
             "labels": list(model.labels),
             "kind": model.kind,
             "parameters": int(model.coefficients.weights.size + model.coefficients.bias.size),

@@ -1,7 +1,7 @@
 """An exported encoder and the linear models beside it as one function from texts to labels (evaluation/combination.py).
 
     combination/combination.json           the calibration of each model
-    combination/static/, combination/tfidf/    the linear models (linear/model.py)
+    combination/static/, bayes/, tfidf/    the linear models (linear/model.py)
 
 These lie in the folder of the encoder, which stays a plain Hugging Face or ONNX folder without them.
 """
@@ -28,7 +28,7 @@ from cramlm.storage.artifacts import check_files, environment_faults
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
 
-AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "tfidf"]
+AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "bayes", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
 

@@ -32,7 +32,7 @@ class LinearPredictor(BasePredictor):
 
     @classmethod
     def load(cls, folder: str | Path) -> LinearPredictor:
-        """Load the exported folder of the recipe `static` or `tfidf`.
+        """Load the exported folder of the recipe `static`, `bayes` or `tfidf`.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.

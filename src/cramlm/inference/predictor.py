@@ -24,7 +24,7 @@ from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredicto
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import Example, FloatArray, Task, TaskKind
+from cramlm.records import LINEAR_NAMES, Example, FloatArray, Task, TaskKind
 from cramlm.storage.artifacts import MANIFEST, check_files
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def load_predictor(
 ) -> AnyPredictor:
     """Load an exported folder of any kind; arguments and errors as of `Predictor.load`."""
     folder = Path(folder)
-    if is_linear(folder) or answer in ("static", "tfidf"):
+    if is_linear(folder) or answer in LINEAR_NAMES:
         return load_linear(folder, answer)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 

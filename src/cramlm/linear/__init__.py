@@ -1,4 +1,4 @@
-"""Linear models of text: TF-IDF, co-occurrence vectors, logistic regression; baselines of every comparison and the teacher.
+"""Linear models of text: logistic regression on TF-IDF and co-occurrence vectors, naive Bayes; baselines and the teacher.
 
 This file holds the names of a linear model's files, so that finding one on disk loads neither scikit-learn, SciPy nor Numba.
 """

@@ -1,9 +1,10 @@
-"""TF-IDF features of text in four variants, fitted on training texts and stored as plain data.
+"""TF-IDF features of text in several variants, fitted on training texts and stored as plain data.
 
     words        1- and 2-grams of words, lower case; a word keeps its combining marks (Yoruba's tones)
     tokens       1- and 2-grams of the strings between white space, as written; markup such as `<<` and `[[` is kept
     characters   2- to 5-grams of characters inside words, lower case
     union        tokens and characters side by side, each scaled by sqrt(1/2)
+    unigrams     normalized words alone (text/words.py), for naive Bayes
 
 Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
 idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1. Character n-grams depend on the word alone: they are counted once per distinct
@@ -25,12 +26,13 @@ import scipy.sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.records import FloatArray
-from cramlm.text.words import word_pattern
+from cramlm.text.words import segment, word_pattern
 
-Variant: TypeAlias = Literal["words", "tokens", "characters", "union"]
-Terms: TypeAlias = Literal["words", "tokens", "characters"]
+Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "unigrams"]
+Terms: TypeAlias = Literal["words", "tokens", "characters", "unigrams"]
 
 VARIANTS: Final[tuple[Variant, ...]] = ("words", "tokens", "characters", "union")
+"""Those that logistic regression chooses from."""
 MAX_FEATURES: Final = 300_000
 MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
@@ -41,6 +43,7 @@ PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "tokens": ("tokens",),
     "characters": ("characters",),
     "union": ("tokens", "characters"),
+    "unigrams": ("unigrams",),
 }
 """The vocabularies of each variant, in the order of their columns."""
 
@@ -59,8 +62,8 @@ class Vocabulary:
     idf: FloatArray
 
     @classmethod
-    def fit(cls, kind: Terms, texts: Sequence[str]) -> tuple[Vocabulary, Any]:
-        """Return the vocabulary of training texts, at most the `MAX_FEATURES` most frequent terms, and the matrix of these texts."""
+    def fit(cls, kind: Terms, texts: Sequence[str], *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
+        """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts."""
         try:
             counts, terms = _count(kind, texts, None)
         except ValueError:  # scikit-learn's "empty vocabulary": no text holds a term of this kind
@@ -68,9 +71,9 @@ class Vocabulary:
             return empty, empty.transform(texts)
         documents = np.bincount(counts.indices, minlength=len(terms))
         kept = np.flatnonzero(documents >= (MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1))
-        if len(kept) > MAX_FEATURES:
+        if len(kept) > limit:
             total = np.asarray(counts.sum(axis=0)).ravel()[kept]
-            kept = np.sort(kept[np.argsort(-total, kind="stable")[:MAX_FEATURES]])
+            kept = np.sort(kept[np.argsort(-total, kind="stable")[:limit]])
         idf = np.log((1 + len(texts)) / (1 + documents[kept])) + 1
         vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32))
         return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
@@ -150,7 +153,7 @@ def _lower_tokens(text: str) -> list[str]:
     return text.lower().split()
 
 
-_TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms}
+_TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms, "unigrams": segment}
 
 
 def character_ngrams(word: str) -> list[str]:

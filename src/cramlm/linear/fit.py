@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metri
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
-from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Coordinates, Fitter, Scheme, Setting, inner_products
+from cramlm.linear.settings import BayesSetting, ClassWeights, Scheme, Setting
+from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
 FEW_TEXTS: Final = 1500
@@ -32,19 +33,21 @@ MAX_CHARACTERS: Final[Mapping[Variant, int]] = {"words": 100_000_000, "tokens": 
 _SAMPLE_STREAM: Final = 0x7F1D
 
 
+AnySetting = TypeVar("AnySetting", Setting, BayesSetting)
+
+
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Generic[AnySetting]):
     """A fitted model: its setting, the tau that is best on dev, and the dev score with it."""
 
     variant: Variant
-    setting: Setting
+    setting: AnySetting
     tau: float
     score: float
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        setting = {"scheme": self.setting.scheme, "class_weights": self.setting.class_weights, "c": self.setting.c}
-        return {"variant": self.variant, **setting, "tau": self.tau, "score": self.score}
+        return {"variant": self.variant, **self.setting.as_dict(), "tau": self.tau, "score": self.score}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +60,7 @@ class LinearFit:
     model: LinearModel
     metric: str
     score: float
-    tried: tuple[Candidate, ...]
+    tried: tuple[Candidate[Any], ...]
     predictions: npt.NDArray[Any]
     train_texts: int
     seconds: float
@@ -65,8 +68,7 @@ class LinearFit:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without the model."""
         best = {"variant": self.model.tfidf.variant, "features": self.model.coefficients.weights.shape[0], "tau": self.model.tau}
-        setting = self.model.setting
-        best |= {"scheme": setting.scheme, "class_weights": setting.class_weights, "c": setting.c}
+        best |= self.model.setting.as_dict()
         tried = [each.as_dict() for each in self.tried]
         spent = {"train_texts": self.train_texts, "seconds": round(self.seconds, 2)}
         return {"metric": self.metric, "score": self.score, **best, "vectors": self.model.vectors is not None, **spent, "tried": tried}
@@ -150,46 +152,66 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: TextVecto
         for finalist in finalists:
             emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
             search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
-    best, seconds = search.best, time.perf_counter() - began
-    tried = best.candidate
-    model = LinearModel(task.kind, task.labels, best.rows.tfidf, vectors, best.coefficients, tried.setting, best.adjustment, tried.tau)
-    predictions = np.unique(np.concatenate(search.predictions), axis=0)
-    adjusted = f", logit adjustment tau = {tried.tau:g}" if KINDS[task.kind].has_prior else ""
-    score = f"{METRIC_NAMES[space.metric]} {format_metric(space.metric, tried.score)}"
-    message = f"best on dev: {tried.variant}, {tried.setting}{adjusted}: {score}"
-    emit(Event("done", stage, message, done=total, data={"score": tried.score}, **progress))
-    return LinearFit(model, space.metric, tried.score, tuple(search.tried), predictions, len(best.rows.kept), seconds)
+    rows_of_best, coefficients = search.best
+    dev = search.dev
+    best = dev.best
+    model = LinearModel(task.kind, task.labels, rows_of_best.tfidf, vectors, coefficients, best.setting, dev.adjustment(best), best.tau)
+    emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
+    texts, seconds = len(rows_of_best.kept), time.perf_counter() - began
+    return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Best:
-    rows: FeatureRows
-    candidate: Candidate
-    coefficients: Coefficients
-    adjustment: FloatArray
+class DevCandidates(Generic[AnySetting]):
+    """Dev scores and predictions of the models of one search, each with the tau that suits it."""
+
+    def __init__(self, task: Task, metric: str) -> None:
+        self._adjustments, self._scorer, self._metric = logit_adjustments(task), DevScorer.of(task, metric), metric
+        self._has_prior = KINDS[task.kind].has_prior
+        self._predictions: list[npt.NDArray[Any]] = []
+        self.tried: list[Candidate[AnySetting]] = []
+        self.best: Candidate[AnySetting]
+
+    def add(self, variant: Variant, setting: AnySetting, logits: FloatArray) -> Candidate[AnySetting]:
+        """Score a model's logits of the dev texts, (n, labels); `best` becomes the model if it is better than all before."""
+        taus = tuple(self._adjustments)
+        predictions = np.stack([self._scorer.predictions(logits + self._adjustments[tau]) for tau in taus])
+        scores = self._scorer.scores(predictions)
+        index = int(np.argmax(scores))
+        candidate = Candidate(variant, setting, taus[index], float(scores[index]))
+        if not self.tried or candidate.score > self.best.score:
+            self.best = candidate
+        self.tried.append(candidate)
+        self._predictions.append(np.unique(predictions, axis=0))
+        return candidate
+
+    def adjustment(self, candidate: Candidate[AnySetting]) -> FloatArray:
+        """What the candidate's tau adds to logits, float32 (labels,)."""
+        return self._adjustments[candidate.tau]
+
+    def distinct_predictions(self) -> npt.NDArray[Any]:
+        """The distinct dev predictions of all candidates and values of tau, (predictions, n, ...)."""
+        return np.unique(np.concatenate(self._predictions), axis=0)
+
+    def message(self, candidate: Candidate[AnySetting]) -> str:
+        """What users read about the chosen candidate."""
+        adjusted = f", logit adjustment tau = {candidate.tau:g}" if self._has_prior else ""
+        score = f"{METRIC_NAMES[self._metric]} {format_metric(self._metric, candidate.score)}"
+        return f"best on dev: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
 
 
 class _Search:
-    """The candidates that were fitted so far on one task."""
+    """The regressions that were fitted so far on one task. best: the features and coefficients of the best on dev."""
 
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task)
-        self._adjustments = logit_adjustments(task)
-        self._scorer = DevScorer.of(task, space.metric)
-        self.tried: list[Candidate] = []
-        self.predictions: list[npt.NDArray[Any]] = []
-        self._best: _Best | None = None
+        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
+        self.best: tuple[FeatureRows, Coefficients]
 
-    @property
-    def best(self) -> _Best:
-        assert self._best is not None, "at least one candidate is fitted"
-        return self._best
-
-    def best_schemes(self, count: int) -> list[Candidate]:
+    def best_schemes(self, count: int) -> list[Candidate[Setting]]:
         """The best candidate of each variant, scheme and class weights, best first, `count` of them."""
-        best: dict[tuple[str, str, str], Candidate] = {}
-        for tried in sorted(self.tried, key=lambda each: -each.score):
+        best: dict[tuple[str, str, str], Candidate[Setting]] = {}
+        for tried in sorted(self.dev.tried, key=lambda each: -each.score):
             best.setdefault((tried.variant, tried.setting.scheme, tried.setting.class_weights), tried)
         return list(best.values())[:count]
 
@@ -223,18 +245,10 @@ class _Search:
         return self._solver.fitter(train, self._targets[rows.kept], scheme, class_weights, outputs=self._outputs, seed=self._seed)
 
     def _try(self, rows: FeatureRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
-        logits = self._solver.logits(setting.scheme, fitted.scores(dev))
-        taus = tuple(self._adjustments)
-        predictions = np.stack([self._scorer.predictions(logits + self._adjustments[tau]) for tau in taus])
-        scores = self._scorer.scores(predictions)
-        index = int(np.argmax(scores))
-        tried = Candidate(rows.tfidf.variant, setting, taus[index], float(scores[index]))
-        self.tried.append(tried)
-        self.predictions.append(np.unique(predictions, axis=0))
-        if self._best is None or tried.score > self._best.candidate.score:
-            coefficients = fitted if coordinates is None else coordinates.restore(fitted, rows.train)
-            self._best = _Best(rows, tried, coefficients, self._adjustments[tried.tau])
-        return tried.score
+        candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, fitted.scores(dev)))
+        if candidate is self.dev.best:
+            self.best = rows, fitted if coordinates is None else coordinates.restore(fitted, rows.train)
+        return candidate.score
 
 
 def _sampled(texts: Sequence[str], strata: IntArray, limit: int, seed: int) -> IntArray:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import safetensors.numpy
@@ -23,18 +23,19 @@ from safetensors import SafetensorError
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.cooccurrence import TextSpace
-from cramlm.linear.features import PARTS, VARIANTS, Tfidf, Vocabulary, normalize
-from cramlm.linear.solvers import SOLVERS, ClassWeights, Coefficients, Scheme, Setting
+from cramlm.linear.features import PARTS, Tfidf, Vocabulary, normalize
+from cramlm.linear.settings import NAIVE_BAYES, BayesSetting, Setting, read_setting
+from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
-from cramlm.records import FloatArray, TaskKind
+from cramlm.records import FloatArray, LinearName, TaskKind
 from cramlm.storage.artifacts import environment_faults, raise_if_refused
 
 FORMAT: Final = 1
 VECTORS_WEIGHT: Final = 0.5
 """Length of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
 _BATCH: Final = 4096
-_SCHEMES: Final[Mapping[TaskKind, tuple[Scheme, ...]]] = {
-    "classification": ("multinomial", "one-vs-rest"),
+_SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
+    "classification": ("multinomial", "one-vs-rest", NAIVE_BAYES),
     "multi-label": ("one-vs-rest",),
     "regression": ("ridge",),
 }
@@ -65,9 +66,16 @@ class LinearModel:
     tfidf: Tfidf
     vectors: TextVectors | None
     coefficients: Coefficients
-    setting: Setting
+    setting: Setting | BayesSetting
     adjustment: FloatArray
     tau: float
+
+    @property
+    def name(self) -> LinearName:
+        """The name of this kind of model in tables of scores."""
+        if isinstance(self.setting, BayesSetting):
+            return "bayes"
+        return "tfidf" if self.vectors is None else "static"
 
     def features(self, texts: Sequence[str], tokens: Tokens | None = None) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, features). tokens: the encoded texts, if they exist already."""
@@ -87,7 +95,8 @@ class LinearModel:
 
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""
-        logits: FloatArray = SOLVERS[self.kind].logits(self.setting.scheme, self.coefficients.scores(rows)) + self.adjustment
+        scheme = self.setting.scheme if isinstance(self.setting, Setting) else "multinomial"
+        logits: FloatArray = SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
         return logits
 
     def save(self, folder: Path) -> None:
@@ -102,9 +111,7 @@ class LinearModel:
             "labels": list(self.labels),
             "variant": self.tfidf.variant,
             "vectors": self.vectors is not None,
-            "scheme": self.setting.scheme,
-            "class_weights": self.setting.class_weights,
-            "c": self.setting.c,
+            **self.setting.as_dict(),
             "tau": self.tau,
             "terms": {part.kind: list(part.terms) for part in self.tfidf.parts},
         }
@@ -143,14 +150,13 @@ class LinearModel:
             coefficients = Coefficients(weights, _vector(tensors, "bias", outputs))
             adjustment = _vector(tensors, "adjustment", outputs)
             _check(all(values.dtype == np.float32 and np.isfinite(values).all() for values in tensors.values()), "a number")
-            setting = Setting(stored["scheme"], stored["class_weights"], float(stored["c"]))
             return cls(
                 stored["kind"],
                 tuple(stored["labels"]),
                 tfidf,
                 vectors,
                 coefficients,
-                setting,
+                read_setting(stored),
                 adjustment,
                 float(stored["tau"]),
             )
@@ -180,10 +186,7 @@ def _read_description(path: Path) -> Mapping[str, Any]:
         description: Mapping[str, Any] = json.loads(path.read_bytes())
         labels, terms, kinds = description["labels"], description["terms"], tuple(SOLVERS)
         strings = len(labels) > 0 and all(_are_distinct_strings(each) for each in (labels, *terms.values()))
-        known = (
-            description["kind"] in kinds and description["variant"] in VARIANTS and description["class_weights"] in get_args(ClassWeights)
-        )
-        known = known and description["scheme"] in _SCHEMES[description["kind"]]
+        known = description["kind"] in kinds and description["variant"] in PARTS and description["scheme"] in _SCHEMES[description["kind"]]
         fits = tuple(terms) == PARTS[description["variant"]] and isinstance(description["vectors"], bool)
     except OSError as error:
         raise_if_refused(error, path)
@@ -193,9 +196,7 @@ def _read_description(path: Path) -> Mapping[str, Any]:
     if description.get("format") != FORMAT:
         raise ArtifactError(f"{path}: format {description.get('format')!r}, this version reads {FORMAT}; export the model again")
     if not (strings and known and fits):
-        raise ArtifactError(
-            f"{path}: labels, terms, kind, variant, scheme or class_weights have values that are not allowed; export the model again"
-        )
+        raise ArtifactError(f"{path}: labels, terms, kind, variant or scheme have values that are not allowed; export the model again")
     return description
 
 

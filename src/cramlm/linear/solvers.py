@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from cramlm.data.labels import RULES
+from cramlm.linear.settings import ClassWeights, Scheme
 from cramlm.records import FloatArray, IntArray, Task, TaskKind
-
-Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
-ClassWeights: TypeAlias = Literal["uniform", "balanced"]
 
 UNEVEN: Final = 2.0
 """Balanced class weights are tried if the largest label has more than this many times the texts of the smallest."""
@@ -38,18 +36,6 @@ _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations
 _JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How one model is fitted. c: inverse L2 regularization. class_weights: balanced gives every label the same total weight."""
-
-    scheme: Scheme
-    class_weights: ClassWeights
-    c: float
-
-    def __str__(self) -> str:
-        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

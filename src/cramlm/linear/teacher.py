@@ -18,6 +18,7 @@ import numpy as np
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
+from cramlm.linear.settings import Setting
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import FloatArray, IntArray, Task
@@ -65,13 +66,15 @@ class Teacher:
 
 def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int) -> FloatArray:
     """(training texts, labels): each text predicted by a model of the same setting that was fitted without its fold."""
+    setting = model.setting
+    assert isinstance(setting, Setting), "a regression is fitted again without each fold"
     texts = [example.whole_text for example in task.train]
     solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
     rows: Any = model.features(texts)
-    dense = len(texts) <= FEW_TEXTS or (model.setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
+    dense = len(texts) <= FEW_TEXTS or (setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
     if dense:
         rows = Coordinates.of(inner_products(rows, rows)).rows
-    setting, fold = model.setting, folds(texts, targets, seed)
+    fold = folds(texts, targets, seed)
     probabilities = np.zeros((len(texts), len(task.labels)), dtype=np.float32)
     for number in range(FOLDS):
         inside = fold == number

@@ -161,34 +161,40 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     from_cooccurrence = config.encoder.embedding_init == "cooccurrence"
     vectors = linear.embedding(run, texts) if has_static or from_cooccurrence else None
     static = linear.fit_static(run, texts, vectors, baseline) if has_static and vectors is not None else None
+    bayes = None if selection is None else linear.fit_naive_bayes(run, selection)
     planned = schedule(run, plan, texts)
     teacher = teach_by_linear_model(run, texts, static, planned.phases) if has_teacher and static is not None else None
     if texts.selection is not None:
         texts.selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=vectors if from_cooccurrence else None)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
-    linear_models = {
-        name: model for name, model in (("tfidf", baseline), ("static", static)) if model is not None and config.baseline.enabled
-    }
+    linear_models = _present(tfidf=baseline, bayes=bayes, static=static) if config.baseline.enabled else {}
     evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, linear_models)
     evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, linear_models)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 
 def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
-    """Build the stages of a linear model (TF-IDF or `static`); return the evaluation."""
-    corpus = selection = None
+    """Build the stages of a linear model; return the evaluation."""
+    corpus = selection = bayes = static = None
     tokenizer: Tokenizer | None = None
-    linear_models: dict[str, Artifact] = {} if baseline is None else {"tfidf": baseline}
-    if run.config.model == "static":
+    if run.config.model != "tfidf":
         corpus = text.corpus(run)
         selection = text.selection(run, linear.plan_linear(run.config), corpus)
+        bayes = None if selection is None else linear.fit_naive_bayes(run, selection)
+    if run.config.model == "static":
         texts = text.tokens(run, selection, text.tokenizer(run, selection))
         tokenizer = texts.tokenizer
-        linear_models["static"] = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
+        static = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
+    linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     evaluation = evaluate.evaluate_linear(run, linear_models, tokenizer=tokenizer)
     evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
     return evaluation
+
+
+def _present(**models: Artifact | None) -> dict[str, Artifact]:
+    """The linear models that were fitted, cheapest first."""
+    return {name: model for name, model in models.items() if model is not None}
 
 
 def _store(store: str | Path | None) -> Path:

@@ -6,7 +6,7 @@
     random_retrieval, external_only, task_text_only, no_stage_2, labels_only      controls, one change each from tlm
     plm, dapt, tapt, dapt_tapt, knn_tapt         from a checkpoint, Gururangan et al. 2020
     selective_masking, selective_masking_random  Gu et al. 2020, and its control
-    static, tfidf                                linear models, without an encoder
+    static, bayes, tfidf                         linear models, without an encoder
     prompt, pet, soft_prompt                     Schick and Schuetze 2021, Lester et al. 2021
 
 A recipe counts the training texts and their labels and sets the numbers that depend on them (the terms of a linear teacher, label
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cramlm.errors import UsageError
+from cramlm.recipes.methods import bayes as bayes
 from cramlm.recipes.methods import dapt as dapt
 from cramlm.recipes.methods import dapt_tapt as dapt_tapt
 from cramlm.recipes.methods import external_only as external_only
@@ -59,7 +60,7 @@ _ALL: tuple[Recipe, ...] = (
     *(plm, dapt, tapt, dapt_tapt, knn_tapt),
     *(selective_masking, selective_masking_random),
     *(prompt, pet, soft_prompt),
-    *(static, tfidf),
+    *(static, bayes, tfidf),
 )
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 """By the name that `--recipe` takes."""

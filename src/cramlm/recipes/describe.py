@@ -58,7 +58,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     else:
         features = "TF-IDF and averaged token embeddings of the retrieved text" if config.model == "static" else "TF-IDF"
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
-        yield "model", f"{kind} on {features}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"
+        model = "naive Bayes, also on the retrieved text" if config.model == "bayes" else f"{kind} on {features}"
+        yield "model", f"{model}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"
 
 
 def _task(task: TaskConfig, seed: int) -> str:

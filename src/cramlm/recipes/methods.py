@@ -173,4 +173,10 @@ static = LinearRecipe(
     "static",
     Bm25Config(max_tokens=STATIC_TOKENS),
 )
+bayes = LinearRecipe(
+    "bayes",
+    "naive Bayes on labelled and retrieved texts, by expectation-maximization; no encoder",
+    "bayes",
+    Bm25Config(max_tokens=STATIC_TOKENS),
+)
 tfidf = LinearRecipe("tfidf", "logistic regression on TF-IDF alone; no raw text, no encoder", "tfidf")

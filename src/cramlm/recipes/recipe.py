@@ -32,7 +32,7 @@ from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
 from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
-from cramlm.records import TaskKind
+from cramlm.records import LinearName, TaskKind
 
 DEFAULT_BUDGET = "20m"
 
@@ -343,9 +343,9 @@ class EncoderRecipe(Recipe):
 
 @dataclass(frozen=True)
 class LinearRecipe(Recipe):
-    """A linear model of the labelled texts; with a retriever, its text vectors come from retrieved passages. A budget limits nothing."""
+    """A linear model of the labelled texts and, with a retriever, of retrieved passages. A budget limits nothing."""
 
-    model: Literal["static", "tfidf"]
+    model: LinearName
     retriever: RetrieverConfig | None = None
     start: Start = field(default="scratch", kw_only=True)
 

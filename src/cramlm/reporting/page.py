@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
+from cramlm.linear.settings import read_setting
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import clean, stylesheet
 from cramlm.reporting.comparison import compare_runs
@@ -110,6 +111,7 @@ def environment() -> Environment:
         "count": lambda value: f"{value:,.0f}",
         "duration": duration,
         "excerpt": excerpt,
+        "setting": lambda fit: str(read_setting(fit)),
         "features": lambda variant: "tokens and characters" if variant == "union" else variant,
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,

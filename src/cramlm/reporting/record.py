@@ -22,7 +22,7 @@ from cramlm.records import Example, Task
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
 
-LINEAR_STAGES: Final = {"static": "static", "tfidf": "baseline"}
+LINEAR_STAGES: Final = {"static": "static", "bayes": "bayes", "tfidf": "baseline"}
 """Name of each linear model -> the stage that fits it."""
 MAX_PASSAGES = 20_000  # passages of the selection, best rank first, that are searched for nearest passages
 TASK_MISSING = "the run has no copy of the task; run the same `cramlm fit` again to add it"
@@ -141,7 +141,8 @@ def read_run(path: Path) -> RunRecord:
         raise ArtifactError(f"{path}: written by another version of cramlm ({error}); write its report with that version") from error
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     kinds = {
-        name: name for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "schedule", "teacher")
+        name: name
+        for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "schedule", "teacher")
     }
     kinds |= dict.fromkeys(phases, "phase") | {name: name for name in ("logit-adjustment", "evaluation", "export")}
     published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}

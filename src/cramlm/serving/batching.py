@@ -27,7 +27,7 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.combined import AnswerBy, CombinedModels, confidence_in, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
-from cramlm.records import FloatArray, IntArray
+from cramlm.records import LINEAR_NAMES, FloatArray, IntArray
 from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import Metrics
 
@@ -87,7 +87,7 @@ def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combine
     Raises:
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
-    if is_linear(folder) or answer in ("static", "tfidf"):
+    if is_linear(folder) or answer in LINEAR_NAMES:
         model = of_linear(load_linear(folder, answer))
     else:
         model = _load_encoder(folder, threads)

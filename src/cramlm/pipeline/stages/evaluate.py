@@ -285,7 +285,7 @@ def score_linear_models(
     for name, artifact in reversed(list(linear_models.items())):
         fit = json.loads((artifact.path / FIT_FILE).read_bytes())
         own_scores = score_outputs(task, outputs[name], target, name=None if name == own else name)
-        scores[name] = {**own_scores, "fit": {key: fit[key] for key in FIT_FACTS}}
+        scores[name] = {**own_scores, "fit": {key: fit[key] for key in FIT_FACTS if key in fit}}
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Stages of the linear models: `baseline` (TF-IDF), co-occurrence embeddings, and `static` (TF-IDF and averaged embeddings).
+"""Stages of the linear models: `baseline` (TF-IDF), `bayes`, co-occurrence embeddings, and `static` (TF-IDF and averaged embeddings).
 
 A model's stage publishes the best candidate on dev, a report (fit.json) and the dev predictions of all candidates, for the verdict.
 """
@@ -15,11 +15,12 @@ from cramlm.config.run import RunConfig
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.executors import available_cores
+from cramlm.linear.bayes import fit_bayes
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import UNCUT
-from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, Stage, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import read_array, save_array
@@ -60,8 +61,8 @@ def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
-FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "tau", "features", "train_texts", "seconds")
-"""Fields of fit.json that scores.json repeats."""
+FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "passage_weight", "scale", "tau", "features", "train_texts", "seconds")
+"""Fields of fit.json that scores.json repeats, if the model has them."""
 _VERSION: Final = 1
 
 
@@ -74,6 +75,18 @@ def fit_baseline(run: RunContext) -> Artifact | None:
         _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
 
     return run.build(Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write))
+
+
+def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | None:
+    """Fit naive Bayes on the labelled texts and the selection; None if the config disables linear models or a text has no single label."""
+    if not run.config.baseline.enabled or run.task.kind != "classification":
+        return None
+
+    def write(target: Path) -> None:
+        _save(fit_bayes(run.task, selection.texts(), metric=run.config.metric, seed=run.config.seed, emit=run.emit), target)
+
+    settings = {"seed": run.config.seed, "metric": run.config.metric}
+    return run.build(Stage("bayes", 1, settings, {"task": _task(run.task), "selection": fingerprint(selection)}, write))
 
 
 def fit_static(run: RunContext, text: EncodedTexts, embedding: Artifact, baseline: Artifact | None) -> Artifact:

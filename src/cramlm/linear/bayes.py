@@ -1,0 +1,108 @@
+"""Naive Bayes that also learns from passages, which it labels itself (expectation-maximization; Nigam, McCallum, Thrun and Mitchell 2000).
+
+A label's log-probabilities of words come from the labelled texts and, weighted down, from the passages in proportion to the label that the
+model of the round before gives them. Counts are TF-IDF rows of length 1 (Rennie, Shih, Teevan and Karger 2003), so that long texts and
+frequent words do not decide. In every round the mean of the passages' labels is aligned with the label frequencies of the training texts,
+as that of soft labels (linear/teacher.py): otherwise a frequent topic of the raw text takes over. Words are whole: with the tokens of the
+encoder's vocabulary the model is worse (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.linear.features import Tfidf, Vocabulary, normalize
+from cramlm.linear.fit import DevCandidates, LinearFit
+from cramlm.linear.model import LinearModel
+from cramlm.linear.settings import BayesSetting
+from cramlm.linear.solvers import SOLVERS, Coefficients
+from cramlm.linear.teacher import aligned
+from cramlm.records import Emit, Event, IntArray, Task, silent
+
+STAGE: Final = "bayes"
+PASSAGE_WEIGHTS: Final = (0.0, 0.02, 0.1, 0.5)
+SCALES: Final = (3.0, 10.0, 30.0, 100.0)
+ROUNDS: Final = 6
+MAX_PASSAGES: Final = 20_000
+MAX_TERMS: Final = 100_000
+_LENGTH: Final = 30.0  # weighted words of a text, so that `_SMOOTHING` has the meaning of a count
+_SMOOTHING: Final = 0.01  # added to every count
+_SAMPLE_STREAM: Final = 0x4E42
+
+
+def fit_bayes(task: Task, passages: Sequence[str], *, metric: str, seed: int, emit: Emit = silent) -> LinearFit:
+    """Fit the model with every weight of passages and every scale, and keep the best on dev; the same arguments give the same result.
+
+    passages: unlabelled texts. Of more than `MAX_PASSAGES` a random sample is read.
+    """
+    assert task.kind == "classification", "naive Bayes gives a text one label"
+    assert task.dev, "settings are chosen on dev"
+    began = time.perf_counter()
+    emit(Event("start", STAGE))
+    data = _Data.of(task, _sample(passages, seed))
+    candidates: DevCandidates[BayesSetting] = DevCandidates(task, metric)
+    solver, best = SOLVERS[task.kind], None
+    for setting in (BayesSetting(weight, scale) for weight, scale in product(PASSAGE_WEIGHTS if passages else (0.0,), SCALES)):
+        fitted = data.fit(setting)
+        if candidates.add("unigrams", setting, solver.logits("multinomial", fitted.scores(data.dev))) is candidates.best:
+            best = fitted
+    assert best is not None, "there is at least one setting"
+    chosen = candidates.best
+    adjustment = candidates.adjustment(chosen)
+    model = LinearModel(task.kind, task.labels, Tfidf("unigrams", (data.vocabulary,)), None, best, chosen.setting, adjustment, chosen.tau)
+    emit(Event("done", STAGE, candidates.message(chosen), data={"score": chosen.score}))
+    seconds = time.perf_counter() - began
+    return LinearFit(model, metric, chosen.score, tuple(candidates.tried), candidates.distinct_predictions(), len(task.train), seconds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    """TF-IDF rows (CSR) of the training texts, the passages and the dev texts. label_counts: training texts of each label, (labels,)."""
+
+    vocabulary: Vocabulary
+    train: Any
+    passages: Any
+    dev: Any
+    targets: IntArray
+    label_counts: IntArray
+
+    @classmethod
+    def of(cls, task: Task, passages: Sequence[str]) -> _Data:
+        train = [normalize(example.whole_text) for example in task.train]
+        vocabulary, rows = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
+        dev = vocabulary.transform([normalize(example.whole_text) for example in task.dev])
+        targets = SOLVERS[task.kind].targets(task)
+        return cls(vocabulary, rows[: len(train)], rows[len(train) :], dev, targets, np.bincount(targets, minlength=len(task.labels)))
+
+    def fit(self, setting: BayesSetting) -> Coefficients:
+        """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before."""
+        gold = np.eye(len(self.label_counts), dtype=np.float32)[self.targets]
+        labelled = _LENGTH * np.asarray(self.train.T @ gold)
+        model = self._model(labelled, setting)
+        by_word = self.passages.T.tocsr()
+        for _ in range(ROUNDS if setting.passage_weight else 0):
+            logits = SOLVERS["classification"].logits("multinomial", model.scores(self.passages))
+            labels = aligned(np.exp(logits), self.label_counts)
+            model = self._model(labelled + setting.passage_weight * _LENGTH * np.asarray(by_word @ labels), setting)
+        return model
+
+    def _model(self, counts: npt.NDArray[Any], setting: BayesSetting) -> Coefficients:
+        """counts: of words by label, (terms, labels)."""
+        smoothed = counts.astype(np.float64) + _SMOOTHING
+        log_words = np.log(smoothed / np.maximum(smoothed.sum(axis=0, keepdims=True), _SMOOTHING))
+        log_prior = np.log(self.label_counts / self.label_counts.sum())
+        return Coefficients((setting.scale * log_words).astype(np.float32), log_prior.astype(np.float32))
+
+
+def _sample(passages: Sequence[str], seed: int) -> Sequence[str]:
+    if len(passages) <= MAX_PASSAGES:
+        return passages
+    random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
+    return [passages[index] for index in np.sort(random.permutation(len(passages))[:MAX_PASSAGES]).tolist()]

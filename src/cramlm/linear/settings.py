@@ -1,0 +1,60 @@
+"""How a linear model was fitted, as plain values; imports neither scikit-learn nor SciPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
+ClassWeights: TypeAlias = Literal["uniform", "balanced"]
+NAIVE_BAYES: Final = "naive-bayes"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of a regression (linear/solvers.py). c: inverse L2 regularization. class_weights: balanced gives each label the same total
+    weight.
+    """
+
+    scheme: Scheme
+    class_weights: ClassWeights
+    c: float
+
+    def __str__(self) -> str:
+        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `read_setting` reads them."""
+        return {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c}
+
+
+@dataclass(frozen=True, slots=True)
+class BayesSetting:
+    """Of naive Bayes (linear/bayes.py). passage_weight: of a passage; a labelled text has 1. scale: factor of a text's log-likelihood; its
+    words are not independent, so that the sum over them is too confident.
+    """
+
+    passage_weight: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"naive Bayes, passage weight {self.passage_weight:g}, scale {self.scale:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `read_setting` reads them."""
+        return {"scheme": NAIVE_BAYES, "passage_weight": self.passage_weight, "scale": self.scale}
+
+
+def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
+    """Read what `as_dict` returned; other keys are ignored.
+
+    Raises:
+        KeyError, TypeError, ValueError: if a value is missing or not allowed.
+    """
+    scheme = values["scheme"]
+    if scheme == NAIVE_BAYES:
+        return BayesSetting(float(values["passage_weight"]), float(values["scale"]))
+    if scheme not in get_args(Scheme) or values["class_weights"] not in get_args(ClassWeights):
+        raise ValueError("scheme or class_weights is none of the known ones")
+    return Setting(scheme, values["class_weights"], float(values["c"]))
