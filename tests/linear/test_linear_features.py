@@ -58,12 +58,11 @@ def test_rare_terms_of_many_texts_are_dropped_as_by_min_df(kind: Terms, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["words", "tokens", "characters"])
-def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms) -> None:
     # Every word has a count of its own, so that no choice among equally frequent terms is left.
     texts = [" ".join(["qa"] * 7 + ["vb"] * 5), " ".join(["qa"] * 6 + ["vb"] * 4 + ["zz"] * 2), "zz"]
     limit = {"words": 4, "tokens": 4, "characters": 3}[kind]
-    monkeypatch.setattr(features, "MAX_FEATURES", limit)
-    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    vocabulary, matrix = Vocabulary.fit(kind, texts, limit=limit)
     assert len(vocabulary.terms) == limit
     counts = features._count(kind, texts, None)
     totals = dict(zip(counts[1], np.asarray(counts[0].sum(axis=0)).ravel(), strict=True))
