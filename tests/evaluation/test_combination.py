@@ -1,4 +1,4 @@
-"""The combination of models: calibration, equal weights, what is left out."""
+"""The combination of models: calibration, weights, what is left out."""
 
 from __future__ import annotations
 
@@ -56,6 +56,16 @@ def test_calibration_adds_back_the_prior_that_logit_adjustment_subtracted() -> N
     assert calibration.shift == pytest.approx(log_prior, abs=0.2)
 
 
+def test_weights_fall_with_the_dev_loss_and_are_equal_for_equally_good_models() -> None:
+    models = {"tfidf": model(2.0, seed=1), "static": model(2.0, seed=1), "tlm": model(1.8, seed=3)}
+    combination = combine_on_dev(TASK, models, metric="macro_f1").combination
+    weights = combination.weights
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["tfidf"] == weights["static"] > weights["tlm"] > 0
+    gap = combination.models["tlm"].loss - combination.models["static"].loss
+    assert weights["tlm"] / weights["static"] == pytest.approx(np.exp(-gap / 0.1))
+
+
 def test_a_model_far_above_the_lowest_dev_loss_is_left_out() -> None:
     models = {"tfidf": model(3.0, seed=1), "static": model(3.0, seed=2), "tlm": model(0.0, seed=3)}
     fit = combine_on_dev(TASK, models, metric="macro_f1")
@@ -83,7 +93,7 @@ def test_a_combination_written_as_json_reads_back_with_equal_logits() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 2}, {"models": {}}, {"adjustment": [0.0]}, {"adjustment": [float("nan")] * len(LABELS)}, {"labels": ["a"]}],
+    [{"format": 1}, {"models": {}}, {"adjustment": [0.0]}, {"adjustment": [float("nan")] * len(LABELS)}, {"labels": ["a"]}],
 )
 def test_a_damaged_combination_is_refused(change: dict[str, Any]) -> None:
     models = {"tfidf": model(1.0, seed=1)}

@@ -1,12 +1,13 @@
-"""The combination of a run's models: the calibrated log-probabilities of the encoder and of the linear models, averaged.
+"""The combination of a run's models: a weighted average of the calibrated log-probabilities of the encoder and of the linear models.
 
-Each model is calibrated on dev (calibration.py). Weights are equal: fitted to the few hundred dev texts of a small task, they would be
-mostly noise. A model whose calibrated dev loss is far above the lowest is left out. The logit adjustment of the average is chosen on dev,
-like that of every model.
+Each model is calibrated on dev (calibration.py). Its weight falls with its calibrated dev loss at a fixed rate: weights that are fitted to
+the few hundred dev texts of a small task would be mostly noise, equal ones let a bad model decide. A model far above the lowest loss is
+left out. The logit adjustment of the average is chosen on dev, like that of every model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,9 +24,11 @@ COMBINED: Final = "combined"
 ENCODER: Final = "encoder"
 """The name of the run's encoder in a combination; linear models have their own names."""
 COMBINATION_FILE: Final = "combination.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+LOSS_SCALE: Final = 0.1
+"""The weight of a model is proportional to exp(-loss / LOSS_SCALE), its calibrated dev loss in nats per text (docs/log.md)."""
 LARGEST_GAP: Final = 0.3
-"""A model whose calibrated dev loss exceeds the lowest by more nats per text is left out."""
+"""A model whose calibrated dev loss exceeds the lowest by more nats per text, of weight below 0.05, is left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +44,16 @@ class Combination:
 
     def logits(self, probabilities: Mapping[str, FloatArray]) -> FloatArray:
         """Combined logits, float32 (n, labels), of the probabilities (n, labels) of each model in `models`."""
-        average = np.mean([each.log_probabilities(probabilities[name]) for name, each in self.models.items()], axis=0)
+        average = sum(weight * self.models[name].log_probabilities(probabilities[name]) for name, weight in self.weights.items())
         logits: FloatArray = (average + self.adjustment).astype(np.float32)
         return logits
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each model; their sum is 1."""
+        lowest = min(each.loss for each in self.models.values())
+        weights = {name: math.exp((lowest - each.loss) / LOSS_SCALE) for name, each in self.models.items()}
+        return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` reads them."""

@@ -92,11 +92,10 @@ class CombinedModels:
     def near_ties(self, logits: FloatArray) -> BoolArray:
         """Rows of combined logits whose label may be another with the encoder in fp32 instead of bf16, (n,).
 
-        The combination multiplies the difference of two logits of the encoder, and so its error, by the encoder's scale over the number of
-        models.
+        The combination multiplies the difference of two logits of the encoder, and so its error, by the encoder's scale and weight.
         """
-        models = self.combination.models
-        return KINDS["classification"].near_ties(logits * (len(models) / models[ENCODER].scale))
+        factor = self.combination.models[ENCODER].scale * self.combination.weights[ENCODER]
+        return KINDS["classification"].near_ties(logits / np.float32(factor))
 
 
 class CombinedPredictor(BasePredictor):

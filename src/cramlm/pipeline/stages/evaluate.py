@@ -87,17 +87,17 @@ def evaluate_encoder(
         )
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
-    return run.build(Stage("evaluation", 5, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 6, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
     """Fit the combination on dev, and report which models are part of it."""
     fit = combine_on_dev(run.task, {name: splits["dev"] for name, splits in outputs.items()}, metric=run.config.metric)
-    metric, parts = run.config.metric, ", ".join(fit.combination.models)
+    metric, parts = run.config.metric, ", ".join(f"{name} ({weight:.2f})" for name, weight in fit.combination.weights.items())
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in fit.losses.items() if name not in fit.combination.models)
     left_out = f"; left out for its loss on dev: {losses} (lowest {min(fit.losses.values()):.2f})" if losses else ""
     score = f"{METRIC_NAMES[metric]} on dev {format_metric(metric, fit.adjustment.after)}"
-    run.emit(Event("note", "evaluation", f"combination of {parts}: logit adjustment tau = {fit.combination.tau:.1f}, {score}{left_out}"))
+    run.emit(Event("note", "evaluation", f"weighted combination of {parts}: logit adjustment tau = {fit.combination.tau:.1f}, {score}{left_out}"))
     return fit
 
 
