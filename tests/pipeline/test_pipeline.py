@@ -70,7 +70,7 @@ class StopIn:
 def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, config = finished
     assert (folder / "run/run.toml").read_text("utf-8") == to_toml(load_config(config))
-    built = "task baseline plan selection tokenizer tokens embedding static schedule teacher phase-1-joint phase-2-finetune"
+    built = "task baseline plan selection tokenizer tokens embedding static bayes schedule teacher phase-1-joint phase-2-finetune"
     stages = [*built.split(), "logit-adjustment", "evaluation", "export"]
     assert all((folder / "run" / stage / "manifest.json").is_file() for stage in stages)
     stored = [manifest.parts[-3] for manifest in (folder / "store").glob("*/*/manifest.json")]
@@ -78,7 +78,7 @@ def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished:
     assert verify(folder) == len(stages) + len(stored)
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
-    assert list(scores["models"]) == ["tlm", "combined", "static", "tfidf"]
+    assert list(scores["models"]) == ["tlm", "combined", "static", "bayes", "tfidf"]
     assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "tfidf"))
     assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm", "combined"}
     assert scores["verdict"] == scores["comparison"]["text"]
@@ -101,7 +101,7 @@ def test_a_second_equal_call_builds_nothing_and_restores_pytorchs_number_of_thre
     finally:
         torch.set_num_threads(threads)
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
-    assert len([event for event in events if event.kind == "up_to_date"]) == 17
+    assert len([event for event in events if event.kind == "up_to_date"]) == 18
     assert hash_file(folder / "run" / WEIGHTS) == before
 
 

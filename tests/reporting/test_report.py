@@ -22,6 +22,7 @@ from jinja2 import UndefinedError
 
 from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError
+from cramlm.linear.settings import read_setting
 from cramlm.pipeline.run import run
 from cramlm.records import Event
 from cramlm.reporting.charts import ticks
@@ -171,18 +172,18 @@ def test_scores_are_shown_with_intervals_baselines_and_without_leaked_rows(repor
 def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_models(reported: Path, page: Page) -> None:
     scores = json.loads((reported / "evaluation/scores.json").read_bytes())
     assert scores["verdict"] in page.words
-    assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "combined", "static", "tfidf"}
+    assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "combined", "static", "bayes", "tfidf"}
     for name, score in scores["comparison"]["cross_fitted"].items():
         dev = scores["models"][name]["dev"]
         low, high = dev["intervals"]["macro_f1"]
         own = f"{name} (this run)" if name == "tlm" else name
         assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
-    for name, stage in (("static", "static"), ("tfidf", "baseline")):
+    for name, stage in (("static", "static"), ("bayes", "bayes"), ("tfidf", "baseline")):
         fit = json.loads((reported / stage / "fit.json").read_bytes())
         uses = fit["variant"].replace("union", "tokens and characters") + (" and token vectors" if name == "static" else "")
-        assert f"{name} {uses} {fit['scheme']} {fit['class_weights']} {fit['c']:g} {fit['tau']:g} {fit['features']:,}" in page.words
-        assert f"{name}: the best 20 of {len(fit['tried'])} settings tried" in page.words
-    assert "F1 of combined F1 of static F1 of tfidf" in page.words
+        assert f"{name} {uses} {read_setting(fit)} {fit['tau']:g} {fit['features']:,}" in page.words
+        assert f"{name}: the best {min(20, len(fit['tried']))} of {len(fit['tried'])} settings tried" in page.words
+    assert "F1 of combined F1 of static F1 of bayes F1 of tfidf" in page.words
 
 
 @pytest.mark.parametrize("name", ["static", "tfidf"])
@@ -203,7 +204,8 @@ def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs:
     assert "static (fitted in" not in words
     assert "not comparable" not in words
     words = Page(write_report([encoder, *linear], tmp_path / "three.html").read_text("utf-8")).words
-    assert "fitted in" not in words
+    assert "tfidf (fitted in" not in words
+    assert "static (fitted in" not in words
     assert "3 runs side by side" in words
 
 
@@ -245,7 +247,7 @@ def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     words = Page(report_page(copied)).words
-    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, schedule, teacher, phase-1-joint"
+    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, schedule, teacher, phase-1-joint"
     assert f"This run is not finished. Finished stages: {published}." in words
     assert "The model is not evaluated yet." in words
     assert "There are no predictions yet." in words

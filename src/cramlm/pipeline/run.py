@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> static -> bayes -> schedule -> teacher
-    -> phases -> logit adjustment -> evaluation -> export -> report
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> static -> bayes
+    -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
 
 A linear model (`config.model`) skips the stages that only an encoder needs.
 

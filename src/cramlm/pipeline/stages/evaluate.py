@@ -97,7 +97,8 @@ def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in fit.losses.items() if name not in fit.combination.models)
     left_out = f"; left out for its loss on dev: {losses} (lowest {min(fit.losses.values()):.2f})" if losses else ""
     score = f"{METRIC_NAMES[metric]} on dev {format_metric(metric, fit.adjustment.after)}"
-    run.emit(Event("note", "evaluation", f"weighted combination of {parts}: logit adjustment tau = {fit.combination.tau:.1f}, {score}{left_out}"))
+    tau = f"logit adjustment tau = {fit.combination.tau:.1f}"
+    run.emit(Event("note", "evaluation", f"weighted combination of {parts}: {tau}, {score}{left_out}"))
     return fit
 
 
