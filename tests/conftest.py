@@ -112,7 +112,7 @@ def session_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def linear_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/, store/ and the finished runs static/ and tfidf/; no test may change it."""
+    """A folder with data/, store/ and the finished runs static/, bayes/ and tfidf/; no test may change it."""
     folder = shared_folder(request, tmp_path_factory) / "linear-runs"
     fit_linear_once(folder)
     return folder

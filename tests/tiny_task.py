@@ -97,13 +97,16 @@ def fit_once(folder: Path) -> None:
 
 
 def fit_linear_once(folder: Path) -> None:
-    """Write data/, store/ and finished runs of the recipes `static` and `tfidf` to folders of these names, unless it was done."""
+    """Write data/, store/ and finished runs of the linear recipes to folders of these names, unless it was done."""
     with folder.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not (folder / "tfidf/report.html").exists():
             paths = write_task(folder / "data", documents=60)
             task = {name: paths[name] for name in ("train", "dev", "test")}
-            for config in (recipes.static(corpus=[paths["corpus"]], **task), recipes.tfidf(**task)):
+            for config in (
+                *(recipe(corpus=[paths["corpus"]], **task) for recipe in (recipes.static, recipes.bayes)),
+                recipes.tfidf(**task),
+            ):
                 quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
                 run(load_config(quick), out=folder / config.name, store=folder / "store")
 

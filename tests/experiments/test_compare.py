@@ -281,29 +281,29 @@ def test_linear_models_are_the_last_rows_with_the_time_of_their_fit() -> None:
     assert "tfidf" not in markdown(rows_of(results[:1]), [], totals_of(results[:1]), {})
 
 
-def test_the_table_and_the_paired_tests_include_both_linear_models(tmp_path: Path) -> None:
+def test_the_table_and_the_paired_tests_include_all_linear_models(tmp_path: Path) -> None:
     task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
     found = compare(
         Grid(arms_in(tmp_path / "data", "alone", "raw"), (1,), ("all",), task, corpus), out=tmp_path / "out", store=tmp_path / "store"
     )
     assert [(row.arm, row.is_baseline) for row in found.rows] == [
         *((arm, False) for arm in ("alone", "alone combined", "raw", "raw combined")),
-        *((arm, True) for arm in ("static", "tfidf")),
+        *((arm, True) for arm in ("static", "bayes", "tfidf")),
     ]
     assert all(row.scores.keys() == found.rows[0].scores.keys() for row in found.rows)
     others = {frozenset((pair.arm, pair.other)) - {"raw"} for pair in found.pairs if "raw" in (pair.arm, pair.other)}
-    assert others == {frozenset([arm]) for arm in ("alone", "alone combined", "raw combined", "static", "tfidf")}
+    assert others == {frozenset([arm]) for arm in ("alone", "alone combined", "raw combined", "static", "bayes", "tfidf")}
 
 
 def test_a_linear_recipe_that_is_an_arm_has_one_row(tmp_path: Path) -> None:
     task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
     grid = Grid(arms_of(["static", "tfidf"]), (1,), ("all",), task, corpus, settings=("baseline.c=[1.0]",))
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
-    assert [(row.arm, row.is_baseline) for row in found.rows] == [("static", False), ("tfidf", False)]
-    assert [(pair.arm, pair.other) for pair in found.pairs] == [("tfidf", "static")]
+    assert [(row.arm, row.is_baseline) for row in found.rows] == [("static", False), ("tfidf", False), ("bayes", True)]
+    assert [(pair.arm, pair.other) for pair in found.pairs] == [("tfidf", "static"), ("bayes", "static"), ("bayes", "tfidf")]
     alone = replace(grid, arms=arms_of(["static"]))
     again = compare(alone, out=tmp_path / "out", store=tmp_path / "store")
-    assert [(row.arm, row.is_baseline) for row in again.rows] == [("static", False), ("tfidf", True)]
+    assert [(row.arm, row.is_baseline) for row in again.rows] == [("static", False), ("bayes", True), ("tfidf", True)]
 
 
 def test_the_table_shows_mean_deviation_costs_and_paired_tests() -> None:

@@ -29,15 +29,15 @@ TEXT = "The old ship was near the harbour << sailor >>, on the path to the islan
 WORDS = "The old ship was near the harbour << sailor >> , on the path to the island !! ỌRỌ\u0301"
 
 
-@pytest.fixture(params=["static", "tfidf"])
+@pytest.fixture(params=["static", "bayes", "tfidf"])
 def finished(request: pytest.FixtureRequest, linear_runs: Path) -> Path:
-    """A finished run of either recipe; its data are in ../data."""
+    """A finished run of a linear recipe; its data are in ../data."""
     return linear_runs / str(request.param)
 
 
 def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finished: Path, tmp_path: Path) -> None:
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]
-    assert list(scores) == (["static", "tfidf"] if finished.name == "static" else ["tfidf"])
+    assert list(scores) == {"static": ["static", "bayes", "tfidf"], "bayes": ["bayes", "tfidf"], "tfidf": ["tfidf"]}[finished.name]
     assert scores[finished.name]["test"]["accuracy"] > 0.8
     assert not list(finished.glob("phase-*"))
     texts = [json.loads(line)["text"] for line in (finished.parent / "data/test.jsonl").read_text().splitlines()]
@@ -109,7 +109,7 @@ def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
     fit = json.loads((finished / "evaluation/scores.json").read_bytes())["models"][finished.name]["fit"]
     for phrase in (
         *("library_name: cramlm", f"**{finished.name}** (this model)", "cross-fitted", "Texts are not truncated.", "40 labelled texts"),
-        f"TF-IDF of {fit['variant']}, {fit['class_weights']} class weights, C = 3, logit adjustment tau = {fit['tau']:g}",
+        f"TF-IDF of {fit['variant']}, {read_setting(fit)}, logit adjustment tau = {fit['tau']:g}",
         f"{fit['features']:,} columns",
     ):
         assert phrase in card
