@@ -79,8 +79,8 @@ def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished:
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
     assert list(scores["models"]) == ["tlm", "combined", "static", "bayes", "tfidf"]
-    assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "tfidf"))
-    assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "static", "tlm", "combined"}
+    assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "bayes", "tfidf"))
+    assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "bayes", "static", "tlm", "combined"}
     assert scores["verdict"] == scores["comparison"]["text"]
     predictor = Predictor.load(folder / "run/export")
     assert [prediction.label for prediction in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == [
