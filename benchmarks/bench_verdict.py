@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 METRIC = "macro_f1"
-RUNGS = ("combined", "encoder", "static")
+RUNGS = ("combined", "encoder", "static", "bayes")
 
 
 def main() -> None:
