@@ -64,13 +64,17 @@ def fit_bayes(task: Task, passages: Sequence[str], *, metric: str, seed: int, em
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Data:
-    """TF-IDF rows (CSR) of the training texts, the passages and the dev texts. label_counts: training texts of each label, (labels,)."""
+    """TF-IDF of the training texts, the passages and the dev texts.
+
+    labelled: counts of words in the training texts by label, (terms, labels). passages, dev: CSR (texts, terms). passages_by_word: CSR
+    (terms, passages). label_counts: training texts of each label, (labels,).
+    """
 
     vocabulary: Vocabulary
-    train: Any
+    labelled: npt.NDArray[Any]
     passages: Any
+    passages_by_word: Any
     dev: Any
-    targets: IntArray
     label_counts: IntArray
 
     @classmethod
@@ -79,18 +83,17 @@ class _Data:
         vocabulary, rows = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
         dev = vocabulary.transform([normalize(example.whole_text) for example in task.dev])
         targets = SOLVERS[task.kind].targets(task)
-        return cls(vocabulary, rows[: len(train)], rows[len(train) :], dev, targets, np.bincount(targets, minlength=len(task.labels)))
+        labelled = _LENGTH * np.asarray(rows[: len(train)].T @ np.eye(len(task.labels), dtype=np.float32)[targets])
+        unlabelled = rows[len(train) :]
+        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, np.bincount(targets, minlength=len(task.labels)))
 
     def fit(self, setting: BayesSetting) -> Coefficients:
         """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before."""
-        gold = np.eye(len(self.label_counts), dtype=np.float32)[self.targets]
-        labelled = _LENGTH * np.asarray(self.train.T @ gold)
-        model = self._model(labelled, setting)
-        by_word = self.passages.T.tocsr()
+        model = self._model(self.labelled, setting)
         for _ in range(ROUNDS if setting.passage_weight else 0):
             logits = SOLVERS["classification"].logits("multinomial", model.scores(self.passages))
             labels = aligned(np.exp(logits), self.label_counts)
-            model = self._model(labelled + setting.passage_weight * _LENGTH * np.asarray(by_word @ labels), setting)
+            model = self._model(self.labelled + setting.passage_weight * _LENGTH * np.asarray(self.passages_by_word @ labels), setting)
         return model
 
     def _model(self, counts: npt.NDArray[Any], setting: BayesSetting) -> Coefficients:
