@@ -32,7 +32,7 @@ from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
-from cramlm.inference.predictor import held_out, model_of, refuse_other_kinds, run_of
+from cramlm.inference.predictor import folder_of_form, model_of, refuse_other_kinds, texts_for_check
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.kernels.torch import no_dropout
@@ -81,20 +81,13 @@ def export_onnx(
         EnvironmentFault: if a package is missing. UsageError: if there are no texts for the check, or `out` holds something else.
         ArtifactError: if there is no model at `path`, or the graph gives other logits than the model (nothing is published).
     """
-    folder, run = model_of(path), run_of(path)
+    folder = model_of(path)
     if is_linear(folder):
         raise UsageError(f"{folder}: a linear model has no ONNX form; use the folder itself, which needs no torch")
     _require_packages()
     refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
-    if texts is None:
-        if run is None:
-            raise UsageError(f"{path}: is not in a run, so there are no texts to check its ONNX form on; pass --texts FILE")
-        texts = held_out(run, limit=MOST_TEXTS)
-    if not texts:
-        raise UsageError("there are no texts to check the ONNX form on; pass --texts FILE")
-    probes = texts[:MOST_TEXTS]
-    name = "onnx-int8" if int8 else "onnx"
-    target = out or (run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}")
+    probes = texts_for_check(path, texts, of="its ONNX form", limit=MOST_TEXTS)
+    target = out or folder_of_form(path, "onnx-int8" if int8 else "onnx")
     loaded = load_classifier(folder)
     if loaded.model.encoder_config.shape == "moe":
         raise UsageError(f"{folder}: a mixture of experts cannot be exported to ONNX; export another shape")

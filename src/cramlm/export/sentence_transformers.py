@@ -24,7 +24,7 @@ from safetensors.torch import load
 
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.inference.predictor import Predictor, held_out, model_of, run_of
+from cramlm.inference.predictor import Predictor, folder_of_form, model_of, texts_for_check
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
@@ -56,16 +56,10 @@ def export_sentence_encoder(
         UsageError: if the model has no text vectors, there are no texts for the check, or `out` holds something else. ArtifactError: if
         there is no model at `path`, or the folder gives other vectors (nothing is published).
     """
-    folder, run = model_of(path), run_of(path)
+    folder = model_of(path)
     _refuse(folder)
-    if texts is None:
-        if run is None:
-            raise UsageError(f"{path}: is not in a run, so there are no texts to check its vectors on; pass --texts FILE")
-        texts = held_out(run, limit=MOST_TEXTS)
-    if not texts:
-        raise UsageError("there are no texts to check the vectors on; pass --texts FILE")
-    probes = [example.text for example in texts[:MOST_TEXTS]]
-    target = out or (run / KIND if run is not None else folder.parent / f"{folder.resolve().name}-{KIND}")
+    probes = [example.text for example in texts_for_check(path, texts, of="its vectors", limit=MOST_TEXTS)]
+    target = out or folder_of_form(path, KIND)
     predictor = Predictor.load_encoder(folder)
 
     def write(temporary: Path) -> None:

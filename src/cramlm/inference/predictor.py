@@ -220,6 +220,29 @@ def task_of(model: Path) -> Task | None:
     return None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
 
 
+def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, limit: int) -> Sequence[Example]:
+    """At most `limit` texts on which another form of the model at `path` is compared with the model: `texts`, by default those of its run.
+
+    of: what the message says is compared.
+
+    Raises:
+        UsageError: if there are none.
+    """
+    if texts is None:
+        if (run := run_of(path)) is None:
+            raise UsageError(f"{path}: is not in a run, so there are no texts to check {of} on; pass --texts FILE")
+        texts = held_out(run, limit=limit)
+    if not texts:
+        raise UsageError(f"there are no texts to check {of} on; pass --texts FILE")
+    return texts[:limit]
+
+
+def folder_of_form(path: Path, name: str) -> Path:
+    """The default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
+    run, folder = run_of(path), model_of(path)
+    return run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}"
+
+
 def held_out(run: Path, *, limit: int) -> list[Example]:
     """At most `limit` dev and test examples, evenly spaced, from the task stored in the run.
 
