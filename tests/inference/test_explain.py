@@ -55,7 +55,7 @@ def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> Non
     column = predictor.labels.index(explanation.label)
     word = explanation.words[2]
     without = f"{TEXT[: word.start]} {TEXT[word.stop :]}"
-    before, after = log_odds(predictor.probabilities([TEXT, without])[:, column].astype(np.float64))
+    before, after = log_odds(predictor.probabilities([TEXT, without]).astype(np.float64), column)
     assert word.contribution == pytest.approx(before - after, abs=1e-4)
     assert explanation.probability == pytest.approx(predictor.probabilities([TEXT])[0, column], abs=1e-5)
 

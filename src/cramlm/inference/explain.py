@@ -30,7 +30,7 @@ from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 
 PASSAGES_FOLDER = "selection-index"
-_SMALLEST = 1e-9  # minimum distance of probabilities from 0 and 1
+_SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,20 @@ def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, pas
     without = [f"{read[:start]} {read[stop:]}" for start, stop in spans]
     probabilities = predictor.probabilities([read, *without]).astype(np.float64)
     label = int(probabilities[0].argmax())
-    odds = log_odds(probabilities[:, label])
+    odds = log_odds(probabilities, label)
     contributions = (odds[0] - odds[1:]).tolist()
     words = tuple(ExplainedWord(start, stop, text[start:stop], value) for (start, stop), value in zip(spans, contributions, strict=True))
     nearest = () if run is None else nearest_passages(run, text, limit=passages)
     return Explanation(text, predictor.labels[label], float(probabilities[0, label]), len(read), words, nearest)
 
 
-def log_odds(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """ln(p / (1 - p)), clipped so that it is finite at 0 and 1."""
-    kept = np.clip(probabilities, _SMALLEST, 1 - _SMALLEST)
-    odds: np.ndarray[Any, Any] = np.log(kept) - np.log1p(-kept)
+def log_odds(probabilities: np.ndarray[Any, Any], label: int) -> np.ndarray[Any, Any]:
+    """ln(p / (1 - p)) of one label, float64 (n,), of probabilities (n, labels).
+
+    1 - p is the sum of the other labels: it is exact where p itself is rounded to 1.
+    """
+    others = np.delete(probabilities, label, axis=1).sum(axis=1, dtype=np.float64)
+    odds: np.ndarray[Any, Any] = np.log(np.maximum(probabilities[:, label], _SMALLEST)) - np.log(np.maximum(others, _SMALLEST))
     return odds
 
 
