@@ -85,3 +85,12 @@ def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_pa
     assert result.returncode == 3
     assert "strange.jsonl:2: label 'lake' is none of the model's" in result.stderr.strip().splitlines()[-1]
     assert cramlm("check", corrupted, "--model", tmp_path).returncode == 5
+
+
+def test_in_a_run_of_naive_bayes_its_regression_predicts_the_texts_out_of_fold(linear_runs: Path, tmp_path: Path) -> None:
+    train = linear_runs / "data/train.jsonl"
+    assert found(linear_runs / "bayes", train)[0] == found(linear_runs / "tfidf", train)[0]
+    alone = shutil.copytree(linear_runs / "bayes/export", tmp_path / "alone")
+    result = cramlm("check", train, "--model", alone)
+    assert result.returncode == 2
+    assert "holds no linear model to predict training texts out of fold (tfidf or static)" in result.stderr.strip().splitlines()[-1]

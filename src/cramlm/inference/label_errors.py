@@ -21,6 +21,7 @@ from cramlm.inference.predictor import model_of, run_of, task_of
 from cramlm.linear import is_linear
 from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel
+from cramlm.linear.settings import Setting
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher
 from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
@@ -73,7 +74,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         labels = task.labels
         emit(Event("note", STAGE, f"probabilities out of fold of {len(probabilities):,} texts are those of the run's teacher"))
     else:
-        model = LinearModel.load(_linear_folder(folder, run))
+        model = _regression(folder, run)
         require_single_label(model.kind, "check --model", "leave out --model")
         labels = model.labels
         check_labels("classification", labels, _without_file(train), origin=train.name)
@@ -106,14 +107,13 @@ def _without_file(train: LabelledFile) -> list[Example]:
     return [Example(each.id.removeprefix(prefix), each.text, each.text_pair, each.label) for each in train.examples]
 
 
-def _linear_folder(folder: Path, run: Path | None) -> Path:
-    """Return the folder of the best linear model of a run or of an exported model."""
-    if is_linear(folder):
-        return folder
+def _regression(folder: Path, run: Path | None) -> LinearModel:
+    """Return the best logistic regression of a run or of an exported model; naive Bayes is not fitted without a fold."""
     stages = [] if run is None else [run / name for name in ("static", "baseline") if is_up_to_date(run, name)]
-    for candidate in (*stages, folder / COMBINATION_FOLDER / "static", folder / COMBINATION_FOLDER / "tfidf"):
-        if is_linear(candidate):
-            return candidate
+    for candidate in (*stages, folder, folder / COMBINATION_FOLDER / "static", folder / COMBINATION_FOLDER / "tfidf"):
+        if is_linear(candidate) and isinstance((model := LinearModel.load(candidate)).setting, Setting):
+            return model
     raise UsageError(
-        f"{folder}: holds no linear model to predict training texts out of fold; pass the folder of a run that `cramlm fit` wrote"
+        f"{folder}: holds no linear model to predict training texts out of fold (tfidf or static); pass the folder of a run that "
+        "`cramlm fit` wrote"
     )

@@ -23,10 +23,9 @@ from cramlm.text.words import word_pattern
 class LinearPredictor(BasePredictor):
     """A loaded linear model; create it with `load`."""
 
-    without_embeddings = "tfidf has no text vectors"
-
     def __init__(self, model: LinearModel) -> None:
         self.model = model
+        self.without_embeddings = f"{model.name} has no text vectors"
         self.labels: tuple[str, ...] = model.labels
         self.kind: TaskKind = model.kind
 
@@ -56,7 +55,7 @@ class LinearPredictor(BasePredictor):
         return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """The averaged token embeddings of `static`; `tfidf` has none."""
+        """The averaged token embeddings of `static`; the other linear models have none."""
         check_texts(texts, pairs)
         vectors = self.model.vectors
         return super().embeddings(texts, pairs) if vectors is None else vectors.of(whole_texts(texts, pairs))
