@@ -1,8 +1,8 @@
 """The combination of a run's models: a weighted average of the calibrated log-probabilities of the encoder and of the linear models.
 
-Each model is calibrated on dev (calibration.py). Its weight falls with its calibrated dev loss at a fixed rate: weights that are fitted to
-the few hundred dev texts of a small task would be mostly noise, equal ones let a bad model decide. A model far above the lowest loss is
-left out. The logit adjustment of the average is chosen on dev, like that of every model.
+Each model is calibrated on dev (calibration.py). Its weight decreases exponentially with its calibrated dev loss, at a fixed rate: weights
+fitted to a few hundred dev texts would be mostly noise, and equal weights give a bad model too much influence. A model far above the lowest
+loss is left out. The logit adjustment of the average is chosen on dev, like that of every model.
 """
 
 from __future__ import annotations

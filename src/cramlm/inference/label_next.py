@@ -1,4 +1,4 @@
-"""Choose which texts to label next: those that the model is unsure of, and that differ from one another (active learning).
+"""Choose which texts to label next: those of low margin that differ from one another (active learning).
 
     texts ─► without those that are labelled already or repeated ─► the 10 n with the smallest margin ─► k-means with n clusters ─► of each
     cluster the text nearest to its centre
@@ -34,7 +34,9 @@ _FITS: Final = 3  # of k-means, from different starts
 
 @dataclass(frozen=True, slots=True)
 class ChosenText:
-    """A text to label. predicted: the label or labels that the model predicts. margin: 0 if it is undecided, 1 if it is sure."""
+    """A text to label. predicted: the label or labels that the model predicts. margin: from 0 (equal
+    probabilities) to 1.
+    """
 
     example: Example
     predicted: Any
@@ -64,14 +66,14 @@ def label_next(
         raise UsageError(f"{count} texts to choose; take at least 1")
     if predictor.kind == "regression":
         raise UsageError("a model of numbers has no margin between labels; label texts at random, or those with the most extreme numbers")
-    known, seen = {text_key(example) for example in labelled}, set[str]()
+    labelled_keys, seen = {text_key(example) for example in labelled}, set[str]()
     kept: list[Example] = []
     repeated = 0
     for example in examples:
         key = text_key(example)
-        if key not in known and key not in seen:
+        if key not in labelled_keys and key not in seen:
             kept.append(example)
-        elif key not in known:
+        elif key not in labelled_keys:
             repeated += 1
         seen.add(key)
     if not kept:

@@ -1,10 +1,10 @@
-"""Naive Bayes that also learns from passages, which it labels itself (expectation-maximization; Nigam, McCallum, Thrun and Mitchell 2000).
+"""Semi-supervised naive Bayes: expectation-maximization on labelled texts and passages (Nigam, McCallum, Thrun and Mitchell 2000).
 
-A label's log-probabilities of words come from the labelled texts and, weighted down, from the passages in proportion to the label that the
-model of the round before gives them. Counts are TF-IDF rows of length 1 (Rennie, Shih, Teevan and Karger 2003), so that long texts and
-frequent words do not decide. In every round the mean of the passages' labels is aligned with the label frequencies of the training texts,
-as that of soft labels (linear/teacher.py): otherwise a frequent topic of the raw text takes over. Words are whole: with the tokens of the
-encoder's vocabulary the model is worse (docs/log.md).
+Each round estimates the probability of a word given a label from the labelled texts and the passages, which count with `passage_weight`
+and with the label probabilities of the round before. Counts are TF-IDF rows of length 1 (Rennie, Shih, Teevan and Karger 2003), which
+limits the effect of long texts and frequent words. In every round the mean label probabilities of the passages are aligned with the label
+frequencies of the training texts (linear/teacher.py); without this, a frequent topic of the raw text gets most of the passages. Features
+are whole words; the tokens of the encoder's vocabulary give lower scores (docs/log.md).
 """
 
 from __future__ import annotations
