@@ -160,9 +160,21 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
         ("serve", export),
         ("serve", export, "--abstain-below", "0.5"),
         ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
-        ("check", data / "train.jsonl", "--kind", kind, "--model", folder / "run"),
+        ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
         ("export", folder / "run"),
-        ("compare", "--train", data / "train.jsonl", "--recipes", "labels-only", "--kind", kind, "--labels", "20", "--out", folder / "c"),
+        (
+            "compare",
+            "--train",
+            data / "train.jsonl",
+            "--recipes",
+            "labels-only",
+            "--task-type",
+            kind,
+            "--labels",
+            "20",
+            "--out",
+            folder / "c",
+        ),
     ):
         with pytest.raises(UsageError, match=refused) as error:
             cramlm(*command)
@@ -208,6 +220,6 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
     with pytest.raises(CramError, match=r"all 2 were rejected, line 1: .*--set task.kind=multi-label"):
         cramlm("check", tmp_path / "train.jsonl")
     with pytest.raises(UsageError, match=r"kind: Input should be 'classification', 'multi-label' or 'regression'"):
-        cramlm(*fit, "--kind", "tagging")
+        cramlm(*fit, "--task-type", "tagging")
     with pytest.raises(CramError, match=r"train.jsonl:1: 'label' is not a number but a list"):
         cramlm(*fit, "--set", "task.kind=regression")

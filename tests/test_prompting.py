@@ -150,7 +150,7 @@ def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(
     card = (run.export / "README.md").read_text("utf-8")
     assert "pipeline does not:" in card
     assert "pipeline_tag: fill-mask" in card
-    explanation = explain_at(run.export, "wave ship harbour " * 20, answer="encoder")
+    explanation = explain_at(run.export, "wave ship harbour " * 20, model_part="encoder")
     assert 0 < explanation.read < len(explanation.text)
     with pytest.raises(UsageError, match=r"a model with a prompt \(prompt\.json\) cannot be exported"):
         export_onnx(run.export)

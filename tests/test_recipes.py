@@ -204,14 +204,14 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--init FOLDER"),
+        ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--base-model FOLDER"),
         ("dapt", {"init": "folder", "corpus": None}, "the recipe dapt retrieves from raw text; pass corpus= (--corpus FILES)"),
         ("tlm-small", {"init": "folder"}, "trains from scratch; drop init"),
         ("tlm-small:mnli", {}, "'mnli' is not a task of the paper; write tlm-small:TASK with one of agnews, hyperpartisan"),
         ("tlm-small:rct:2", {}, "a twin's scale is 2.0, expected a number between 0 and 1"),
         ("tlm-small:rct:half", {}, "the scale 'half' is not a number"),
         ("tlm:rct", {}, "only tlm-small, -medium and -large take :TASK"),
-        ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --init exclude each other"),
+        ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --base-model exclude each other"),
         ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )
@@ -227,9 +227,9 @@ def test_wrong_arguments_of_a_recipe_are_one_line(recipe: str, options: dict[str
 
 def test_an_encoder_set_by_hand_must_be_that_of_the_weights(place: dict[str, str], tmp_path: Path) -> None:
     config = quick_run(place, "plm", "encoder.layers=5", init=place["init"])
-    with pytest.raises(UsageError, match=r"encoder\.layers is 5, the weights in .* have 2; drop that setting or --init"):
+    with pytest.raises(UsageError, match=r"encoder\.layers is 5, the weights in .* have 2; drop that setting or --base-model"):
         fit(config, place, tmp_path / "run")
-    with pytest.raises(ArtifactError, match=r"config\.json: missing; --init takes a folder"):
+    with pytest.raises(ArtifactError, match=r"config\.json: missing; --base-model takes a folder"):
         quick_run(place, "plm", init=str(tmp_path))
 
 
@@ -380,7 +380,7 @@ def test_a_preset_changes_the_size_and_not_how_token_embeddings_start() -> None:
 def test_every_recipe_is_listed_with_a_line_and_what_it_needs() -> None:
     lines = CliRunner().invoke(app, ["recipes"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(RECIPES)
-    assert all(("--init" in line) == (line.split()[0] in FROM_CHECKPOINT) for line in lines)
+    assert all(("--base-model" in line) == (line.split()[0] in FROM_CHECKPOINT) for line in lines)
     assert all(("--corpus" in line) == (line.split()[0] not in WITHOUT_CORPUS) for line in lines)
     for name in RECIPES.keys() - FROM_CHECKPOINT:
         assert CliRunner().invoke(app, ["recipes", "show", name]).stdout.startswith(f"{name}: {RECIPES[name].summary}")

@@ -256,11 +256,11 @@ def command(table: Table, task: str, *, paper: bool) -> str:
     recipe, budget = (f"tlm-small:{task}", "") if paper else ("tlm", f" --budget {TWIN_BUDGET}")
     if table.number == "2" and paper:
         sources = (line.source if line.source == "plm" else f"{line.source}:{task}" for line in table.lines)
-        return f"cramlm compare --recipes {','.join(sources)} --init CHECKPOINT"
+        return f"cramlm compare --recipes {','.join(sources)} --base-model CHECKPOINT"
     if table.number == "2":
         budgets = [setting.partition("=")[2] for line in table.lines for setting in (line.twin or (f"budget={TWIN_BUDGET}",))]
         over = f"cramlm ablate --recipe tlm --over budget={','.join(budgets[1:])}{budget}"
-        return f"cramlm fit --recipe plm --init CHECKPOINT --budget {budgets[0]}\n{over}"
+        return f"cramlm fit --recipe plm --base-model CHECKPOINT --budget {budgets[0]}\n{over}"
     if table.number == "7":
         return f"cramlm compare --recipes {recipe},{NO_STAGE_2 if paper else 'no-stage-2'}{budget}"
     if table.number == "3":

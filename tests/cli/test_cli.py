@@ -18,6 +18,7 @@ import pytest
 
 from commands import Result, cramlm, start
 from cramlm.config.run import load_config, to_toml
+from cramlm.recipes.describe import stages_of
 from ranks import free_port
 from server_process import PATIENCE
 from tiny_task import write_task
@@ -42,6 +43,25 @@ def test_fit_prints_the_scores_of_every_model_and_the_folder_of_the_export(fitte
     assert result.returncode == 0, result.stderr
     assert "tfidf" in result.stdout
     assert str(fitted / "run/export") in result.stdout.replace("\n", "")
+    assert [line.split()[1] for line in result.stdout.splitlines()[-3:]] == ["predict", "explain", "serve"]
+
+
+def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    settings = ("--config", fitted / "run.toml", "--budget", "3e11flops")
+    printed_plan = cramlm("fit", "--dry-run", *settings, "--out", tmp_path / "run", "--store", tmp_path / "store", cwd=tmp_path)
+    assert printed_plan.returncode == 0, printed_plan.stderr
+    for part in ("Phase 1, joint", "distil", "Stages: task, baseline, plan, corpus, index, selection", "FLOPs", "nothing was written"):
+        assert part in printed_plan.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_stages_of_a_dry_run_are_those_of_the_run(fitted: Path, linear_runs: Path) -> None:
+    for folder in (fitted / "run", linear_runs / "static", linear_runs / "bayes", linear_runs / "tfidf"):
+        lines = (folder / "events.jsonl").read_text("utf-8").splitlines()
+        ran = list(dict.fromkeys(json.loads(line)["stage"] for line in lines))
+        stages = stages_of(load_config(tomllib.loads((folder / "run.toml").read_text("utf-8"))))
+        assert [stage for stage in ran if stage != "machine" and not stage.startswith("schedule-")] == stages
 
 
 def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fitted: Path, tmp_path: Path) -> None:

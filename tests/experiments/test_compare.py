@@ -221,7 +221,7 @@ def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tm
     raw, alone = cells_of(replace(grid, arms=arms_in(tmp_path / "data", "raw", "alone"), labels=("all",)), tmp_path / "out")
     assert raw.config.corpus is not None
     assert alone.config.corpus is None, "a config file without raw text stays so"
-    with pytest.raises(UsageError, match="--init"):
+    with pytest.raises(UsageError, match="--base-model"):
         cells_of(replace(grid, arms=arms_of(["tlm@init"])), tmp_path / "out")
     with pytest.raises(UsageError, match="different names"):
         arms_of(["tlm", "tlm"])

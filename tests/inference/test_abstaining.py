@@ -36,8 +36,8 @@ def between(finished: Path) -> float:
 
 
 def test_a_prediction_below_the_threshold_has_no_label_and_keeps_its_confidence(finished: Path, between: float) -> None:
-    for answer in ("combined", "encoder", "static", "tfidf"):
-        predictor = Predictor.load(finished / "export", answer=answer)  # type: ignore[arg-type]
+    for model_part in ("combined", "encoder", "static", "tfidf"):
+        predictor = Predictor.load(finished / "export", model_part=model_part)  # type: ignore[arg-type]
         all_labels = predictor.predict_or_abstain(TEXTS, below=0.0)
         assert [each.label for each in all_labels] == [each.label for each in predictor.predict(TEXTS)]  # type: ignore[union-attr]
         assert [each.probabilities for each in all_labels] == [each.probabilities for each in predictor.predict(TEXTS)]  # type: ignore[union-attr]
@@ -125,8 +125,8 @@ def test_a_server_gives_null_and_the_confidence(finished: Path, between: float) 
 def test_the_onnx_form_has_the_same_confidence(finished: Path, tmp_path: Path, between: float) -> None:
     pytest.importorskip("onnxruntime")
     assert cramlm("export", finished, "--out", tmp_path / "onnx").returncode == 0
-    for answer in ("combined", "encoder", "static"):
-        ours, theirs = (Predictor.load(folder, answer=answer) for folder in (finished / "export", tmp_path / "onnx"))  # type: ignore[arg-type]
+    for model_part in ("combined", "encoder", "static"):
+        ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", tmp_path / "onnx"))  # type: ignore[arg-type]
         pairs = zip(ours.predict_or_abstain(TEXTS, below=between), theirs.predict_or_abstain(TEXTS, below=between), strict=True)
         for one, other in pairs:
             assert one.label == other.label

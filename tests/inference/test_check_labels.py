@@ -77,7 +77,7 @@ def test_an_exported_model_uses_its_linear_model(finished: Path, corrupted: Path
 def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_path: Path) -> None:
     several = tmp_path / "several.jsonl"
     several.write_text('{"text": "a b", "label": ["sea"]}\n{"text": "c d", "label": []}\n', "utf-8")
-    result = cramlm("check", several, "--model", finished, "--kind", "multi-label")
+    result = cramlm("check", several, "--model", finished, "--task-type", "multi-label")
     assert (result.returncode, "one label each" in result.stderr.strip().splitlines()[-1]) == (2, True)
     strange = tmp_path / "strange.jsonl"
     strange.write_text('{"text": "a b", "label": "sea"}\n{"text": "c d", "label": "lake"}\n', "utf-8")

@@ -55,13 +55,13 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
     texts = [text for text in TEXTS if text]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
     different = set()
-    for answer in ("combined", "encoder", "static", "tfidf"):
-        predictor = Predictor.load(finished / "export", answer=answer)  # type: ignore[arg-type]
-        assert isinstance(predictor, LinearPredictor) == (answer in ("static", "tfidf"))
+    for model_part in ("combined", "encoder", "static", "tfidf"):
+        predictor = Predictor.load(finished / "export", model_part=model_part)  # type: ignore[arg-type]
+        assert isinstance(predictor, LinearPredictor) == (model_part in ("static", "tfidf"))
         expected = [each.probabilities for each in predictor.predict(texts)]  # type: ignore[union-attr]
-        printed = cramlm("predict", finished, tmp_path / "texts.txt", "--answer", answer).stdout
+        printed = cramlm("predict", finished, tmp_path / "texts.txt", "--model-part", model_part).stdout
         assert [json.loads(line)["probabilities"] for line in printed.splitlines()] == expected
-        served = load_model(finished / "export", None, answer=answer)  # type: ignore[arg-type]
+        served = load_model(finished / "export", None, model_part=model_part)  # type: ignore[arg-type]
         outputs = served.compute(texts, [None] * len(texts)).probabilities
         assert [dict(zip(served.labels, row.tolist(), strict=True)) for row in outputs] == expected
         different.add(predictor.probabilities(texts).tobytes())
@@ -93,7 +93,7 @@ def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> N
     shutil.rmtree(loose / COMBINATION_FOLDER)
     assert isinstance(Predictor.load(loose), Predictor)
     with pytest.raises(UsageError, match=r"holds no model 'static'"):
-        Predictor.load(loose, answer="static")
+        Predictor.load(loose, model_part="static")
 
 
 def test_a_damaged_combination_is_refused_in_one_line(loose: Path) -> None:
@@ -103,4 +103,4 @@ def test_a_damaged_combination_is_refused_in_one_line(loose: Path) -> None:
         file.write_text(content, "utf-8")
         with pytest.raises(ArtifactError, match=r"combination\.json: damaged"):
             Predictor.load(loose)
-    assert isinstance(Predictor.load(loose, answer="encoder"), Predictor)
+    assert isinstance(Predictor.load(loose, model_part="encoder"), Predictor)

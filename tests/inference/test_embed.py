@@ -31,7 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_vectors_are_the_input_of_the_classifier_in_the_order_of_the_texts(finished: Path) -> None:
-    predictor = Predictor.load(finished / "export", answer="encoder")
+    predictor = Predictor.load(finished / "export", model_part="encoder")
     vectors = predictor.embeddings(TEXTS)
     assert (vectors.dtype, vectors.shape) == (np.float32, (4, 32))
     alone = np.concatenate([predictor.embeddings([text]) for text in TEXTS])
@@ -52,14 +52,14 @@ def model_without_dropout() -> object:
 
 
 def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_path: Path) -> None:
-    for answer in ("encoder", "static"):
-        expected = Predictor.load(finished / "export", answer=answer).embeddings(TEXTS)  # type: ignore[arg-type]
-        array, table = tmp_path / f"{answer}.npy", tmp_path / f"{answer}.parquet"
-        result = cramlm("embed", finished, file, "-o", array, "--answer", answer)
+    for model_part in ("encoder", "static"):
+        expected = Predictor.load(finished / "export", model_part=model_part).embeddings(TEXTS)  # type: ignore[arg-type]
+        array, table = tmp_path / f"{model_part}.npy", tmp_path / f"{model_part}.parquet"
+        result = cramlm("embed", finished, file, "-o", array, "--model-part", model_part)
         assert result.returncode == 0, result.stderr
         assert f"4 vectors of {expected.shape[1]} numbers" in result.stdout
         assert (np.load(array) == expected).all()
-        assert cramlm("embed", finished, file, "--out", table, "--answer", answer, "--normalize").returncode == 0
+        assert cramlm("embed", finished, file, "--out", table, "--model-part", model_part, "--normalize").returncode == 0
         read = pq.read_table(table)
         assert read.column("id").to_pylist() == ["1", "2", "3", "4"]
         rows = np.array(read.column("embedding").to_pylist(), dtype=np.float32)

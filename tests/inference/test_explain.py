@@ -28,7 +28,7 @@ def finished(tiny_run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(finished: Path) -> Predictor:
-    encoder = Predictor.load(finished / "export", answer="encoder")
+    encoder = Predictor.load(finished / "export", model_part="encoder")
     assert isinstance(encoder, Predictor)
     return encoder
 

@@ -50,9 +50,9 @@ def test_as_many_texts_as_wanted_are_chosen_where_vectors_are_equal() -> None:
     assert spread(np.ones((9, 3), dtype=np.float32), np.ones(9), 4, seed=0).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("answer", ["combined", "encoder", "static", "tfidf"])
-def test_chosen_texts_are_uncertain_new_and_ordered(finished: Path, answer: Any) -> None:
-    predictor = Predictor.load(finished / "export", answer=answer)
+@pytest.mark.parametrize("model_part", ["combined", "encoder", "static", "tfidf"])
+def test_chosen_texts_are_uncertain_new_and_ordered(finished: Path, model_part: Any) -> None:
+    predictor = Predictor.load(finished / "export", model_part=model_part)
     texts = unlabelled(120)
     found = label_next(predictor, [*texts, *texts[:5]], 6, labelled=texts[:20], seed=3)
     assert (len(found.chosen), found.labelled, found.repeated) == (6, 25, 0)
@@ -66,7 +66,7 @@ def test_chosen_texts_are_uncertain_new_and_ordered(finished: Path, answer: Any)
 
 
 def test_fewer_texts_than_wanted_are_all_chosen(finished: Path) -> None:
-    predictor = Predictor.load(finished / "export", answer="tfidf")
+    predictor = Predictor.load(finished / "export", model_part="tfidf")
     texts = unlabelled(5)
     assert len(label_next(predictor, [*texts, *texts], 50).chosen) == 5
     assert label_next(predictor, [*texts, *texts], 50).repeated == 5
@@ -112,4 +112,4 @@ def test_an_onnx_folder_compares_texts_by_its_linear_models(finished: Path, tmp_
     texts = unlabelled(60)
     assert len(label_next(Predictor.load(tmp_path / "onnx"), texts, 5).chosen) == 5
     with pytest.raises(UsageError, match="ONNX folder gives logits only"):
-        label_next(Predictor.load(tmp_path / "onnx", answer="encoder"), texts, 5)
+        label_next(Predictor.load(tmp_path / "onnx", model_part="encoder"), texts, 5)

@@ -207,7 +207,7 @@ def only_pickled(folder: Path) -> None:
 
 QUERY = "bert.encoder.layer.0.attention.self.query.weight"
 REFUSED: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: missing; --init takes a folder with"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: missing; --base-model takes a folder with"),
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
     (only_pickled, "pytorch_model.bin: pickle, refused"),

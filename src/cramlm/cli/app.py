@@ -7,9 +7,11 @@ errors to stderr. An error is one line, `cramlm: error: ...`, with the exit code
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,8 +19,14 @@ import typer
 
 from cramlm import __version__
 from cramlm.cli import data, experiments, models, runs
+from cramlm.cli.help import MAX_WIDTH, Command, Group
 from cramlm.cli.options import (
+    FILES,
     SPIN_COUNT,
+    BudgetOption,
+    ConfigOption,
+    CorpusOption,
+    DevOption,
     InitOption,
     KindOption,
     OptionalLabelColumn,
@@ -32,6 +40,9 @@ from cramlm.cli.options import (
     SeparatorOption,
     SetOption,
     StoreOption,
+    TestOption,
+    TrackerName,
+    TrainOption,
     resolve_run,
 )
 from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, is_out_of_memory, stop_on_signals
@@ -39,10 +50,12 @@ from cramlm.errors import CramError
 
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": MAX_WIDTH},
     help="Train a small text classifier from scratch on labelled texts and on the raw text that they retrieve.",
 )
 
@@ -65,21 +78,22 @@ def common(
     check_address_space(context.invoked_subcommand)
 
 
-@app.command()
 def fit(
-    train: Annotated[str | None, typer.Option(help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")] = None,
-    dev: Annotated[str | None, typer.Option(help="Labelled texts for choosing settings (default: a part of train is split off).")] = None,
-    test: Annotated[str | None, typer.Option(help="Labelled texts for the final scores; evaluated once.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="Raw text to search: file, folder or quoted glob; may be repeated.")] = None,
+    train: TrainOption = None,
+    dev: DevOption = None,
+    test: TestOption = None,
+    corpus: CorpusOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run (default: runs/TASK-RECIPE-N; an equal command continues its unfinished run).")
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Folder of the run (default: runs/TASK-RECIPE-N)."),
     ] = None,
     overwrite: OverwriteOption = False,
     recipe: RecipeOption = None,
-    init: InitOption = None,
-    budget: Annotated[str | None, typer.Option(help="Wall-clock time of the whole run, like 20m, or operations, like 3e15flops.")] = None,
+    base_model: InitOption = None,
+    budget: BudgetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and what it costs; write nothing.")] = False,
     preset: PresetOption = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with all settings, as `cramlm config` prints it.")] = None,
+    config: ConfigOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
     text_column: OptionalTextColumn = None,
@@ -89,15 +103,28 @@ def fit(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
     store: StoreOption = None,
-    track: Annotated[str | None, typer.Option(help="Log losses and scores to tensorboard, wandb, mlflow or trackio.")] = None,
+    track: Annotated[
+        TrackerName | None,
+        typer.Option("--report-to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.", rich_help_panel=FILES),
+    ] = None,
 ) -> None:
-    """Retrieve, train, evaluate and export. The same command again resumes a stopped run and does nothing after a finished one."""
+    """Train a classifier on labelled texts and on the raw text that they retrieve; evaluate and export it.
+
+    The same command again resumes a stopped run, and ends in seconds after a finished one.
+
+    Examples:
+        cramlm fit --train train.csv --test test.csv --corpus 'corpus/*.jsonl' --budget 20m -o runs/mine
+        cramlm fit --train train.csv --recipe static --corpus articles.txt
+    """
     from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": init}
+    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model}
+    if dry_run:
+        runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))
+        return
     several = os.environ.get("WORLD_SIZE", "1") != "1"  # then only the first rank reads the training file, after `join`
     resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
@@ -121,60 +148,60 @@ def fit(
         flops = finished.scores["flops"]
         print(f"training FLOPs: {flops['paper']:.2e} as the paper counts them (6 x tokens x parameters), {flops['executed']:.2e} executed")
     print(finished.scores["verdict"])
+    print(f"report: {finished.path / 'report.html'}")
     print(f"model: {finished.export}")
+    print(next_commands(finished.path))
 
 
-@app.command()
+def next_commands(run: Path) -> str:
+    """Return what to type after a fit."""
+    folder = shlex.quote(str(run))
+    return f'next:\n  cramlm predict {folder} new.csv\n  cramlm explain {folder} "some text"\n  cramlm serve {folder}'
+
+
 def config(
     recipe: RecipeOption = None,
-    init: InitOption = None,
-    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 8 labels are assumed).")] = None,
-    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
-    budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
+    base_model: InitOption = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
+    ] = None,
+    dev: DevOption = None,
+    test: TestOption = None,
+    corpus: CorpusOption = None,
+    budget: BudgetOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Print all settings as TOML. `cramlm fit --config` reads them."""
+    """Print all settings of a run as TOML, which `cramlm fit --config` reads.
+
+    Examples:
+        cramlm config --train train.csv --budget 20m > run.toml
+    """
     from cramlm.config.run import to_toml
 
     task = {"train": train or "", "dev": dev, "test": test}
     files = corpus or ["corpus/*.jsonl.zst"]
-    resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=init)
+    resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=base_model)
     if not resolved.task.train:
         resolved = resolved.model_copy(update={"task": resolved.task.model_copy(update={"train": "train.jsonl"})})
     print(to_toml(resolved), end="")
 
 
-for command in (
-    data.check,
-    experiments.compare,
-    experiments.ablate,
-    experiments.attention,
-    runs.plan,
-    data.index,
-    data.select,
-    data.passages,
-    data.search,
-    models.evaluate,
-    models.predict,
-    models.explain,
-    models.embed,
-    models.label_next,
-    models.serve,
-    models.export,
-    models.push,
-    runs.report,
-    runs.track,
-    runs.verify,
-    runs.doctor,
-):  # in the order of --help
-    app.command()(command)
+PANELS: dict[str, tuple[Callable[..., Any] | typer.Typer, ...]] = {
+    "Train": (fit, runs.plan, runs.recipes, experiments.compare, experiments.ablate),
+    "Data": (data.check, data.index, data.search, data.select, data.passages, models.label_next, data.sample_data),
+    "Models": (models.predict, models.evaluate, models.explain, runs.report, models.embed, models.export, models.push, models.serve),
+    "Tools": (runs.doctor, runs.verify, runs.track, experiments.attention, config),
+}
+"""The commands in the order of --help."""
 
-
-app.add_typer(runs.recipes, name="recipes")
+for panel, commands in PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name="recipes", rich_help_panel=panel)
+        else:
+            app.command(cls=Command, rich_help_panel=panel)(command)
 
 
 def main() -> NoReturn:

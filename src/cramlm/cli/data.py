@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cramlm.cli.options import (
+    BM25,
     NORM_HELP,
     DuplicatesOption,
     IdColumn,
+    JsonOption,
     KindOption,
     LabelColumn,
     Norm,
     OnBadRowOption,
     PairColumn,
     RayOption,
+    RetrieverName,
     SeparatorOption,
     StoreOption,
     TextColumn,
+    ThreadsOption,
     checked,
-    checked_kind,
     open_encoder,
     read_stop_words,
     resolve_corpus,
@@ -43,17 +46,18 @@ _SUSPICIOUS = 20  # the same for suspicious labels
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(help="Labelled texts: the training file, then dev, test or any other held-out files.")],
-    corpus: Annotated[list[str] | None, typer.Option(help="Raw text for retrieval; it stays in the store for `fit`.")] = None,
-    index: Annotated[Path | None, typer.Option(help="Output folder of `cramlm index`, instead of --corpus.")] = None,
+    files: Annotated[list[str], typer.Argument(metavar="FILES...", help="The training file, then dev, test or any other held-out files.")],
+    corpus: Annotated[
+        list[str] | None, typer.Option(metavar="FILES", help="Raw text for retrieval; it stays in the store for `fit`.")
+    ] = None,
+    index: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder of `cramlm index`, instead of --corpus.")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A finished run, or an exported model: list training rows whose label it contradicts.")
+        Path | None, typer.Option(metavar="MODEL", help="A run, or an exported model: list rows whose label it contradicts.")
     ] = None,
     show_all: Annotated[
-        bool,
-        typer.Option("--all", help=f"Show every finding (default: the first {_PER_RULE} of each rule, {_SUSPICIOUS} suspicious labels)."),
+        bool, typer.Option("--all", help=f"Show all findings (default: {_PER_RULE} of a rule, {_SUSPICIOUS} suspicious labels).")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all findings and statistics as one JSON object.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
@@ -61,11 +65,13 @@ def check(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Find errors, duplicates and leaks in the data. The exit code is 3 if there is a problem.
+    """Find errors, duplicates and leaks in labelled and raw text; exit with code 3 if there is a problem.
 
     With --model also suspicious labels: training rows whose label has a low probability out of fold, the most suspicious first.
 
-    Example: cramlm check train.jsonl dev.jsonl --model runs/mine
+    Examples:
+        cramlm check train.csv dev.csv test.csv --corpus 'corpus/*.jsonl'
+        cramlm check train.csv --model runs/mine
     """
     from cramlm.cli.console import console_events, show_findings
     from cramlm.data.corpus import build_corpus
@@ -76,7 +82,7 @@ def check(
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index exclude each other; drop one")
-    row_format = RowFormat(text_column, label_column, text_pair_column, checked_kind(kind), label_separator or "|")
+    row_format = RowFormat(text_column, label_column, text_pair_column, kind or "classification", label_separator or "|")
     with console_events() as emit:
         train, *held_out = (read_labelled(file, row_format) for file in files)
         findings = list(check_files(train, held_out))
@@ -105,25 +111,57 @@ def check(
         raise typer.Exit(3)
 
 
+def sample_data(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for train.csv, dev.csv, test.csv and corpus.jsonl.")],
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 13,
+) -> None:
+    """Write a small task and a corpus made by code, to try cramlm without own data.
+
+    The task: which of four hobbies is a short note about? Equal seeds give equal files.
+
+    Examples:
+        cramlm sample-data data/
+        cramlm fit --train data/train.csv --dev data/dev.csv --test data/test.csv --corpus data/corpus.jsonl --budget 1m
+    """
+    from cramlm.data.sample import write_sample
+
+    for name, rows in write_sample(folder, seed=seed).items():
+        print(f"{folder / name}: {rows:,} rows")
+
+
 def index(
-    corpus: Annotated[list[str], typer.Argument(help="Files, folders or quoted globs of raw text.")],
-    out: Annotated[Path, typer.Option(help="Folder for the corpus and its index.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core); the result is the same.")] = None,
+    corpus: Annotated[list[str], typer.Argument(metavar="FILES...", help="Files, folders or quoted globs of raw text.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for the corpus and its index.")],
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes (default: one per core); the result is the same.")
+    ] = None,
     ray: RayOption = None,
     text_column: TextColumn = "text",
     id_column: IdColumn = "id",
     on_bad_row: OnBadRowOption = "fail",
     duplicates: DuplicatesOption = "exact",
-    passage_words: Annotated[int, typer.Option(min=0, help="Cut long documents into passages of so many words; 0: cut none.")] = 200,
-    k1: Annotated[float, typer.Option(min=0, help="BM25: saturation of term frequency.")] = 1.2,
-    b: Annotated[float, typer.Option(min=0, max=1, help="BM25: normalisation by document length.")] = 0.75,
-    norm: Annotated[Norm, typer.Option(help=f"{NORM_HELP}.")] = "exact",
-    stop_words: Annotated[str, typer.Option(help="none, english (33 words, as Lucene), or a text file with a word per line.")] = "none",
-    stemmer: Annotated[str, typer.Option(help="none, or a Snowball algorithm like english or porter (needs cramlm[search]).")] = "none",
+    passage_words: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Cut long documents into passages of so many words; 0: cut none.")
+    ] = 200,
+    k1: Annotated[float, typer.Option(metavar="K1", min=0, help="Saturation of term frequency.", rich_help_panel=BM25)] = 1.2,
+    b: Annotated[float, typer.Option(metavar="B", min=0, max=1, help="Normalisation by document length.", rich_help_panel=BM25)] = 0.75,
+    norm: Annotated[Norm, typer.Option(metavar="NORM", help=f"{NORM_HELP}.", rich_help_panel=BM25)] = "exact",
+    stop_words: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="none, english (33 words, as Lucene), or a file with a word per line.", rich_help_panel=BM25),
+    ] = "none",
+    stemmer: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="none, or a Snowball algorithm like english or porter (cramlm[search]).", rich_help_panel=BM25),
+    ] = "none",
 ) -> None:
-    """Build the BM25 index of raw text, for `search` and `select`.
+    """Read raw text once and build its BM25 index, for `search`, `select` and `fit`.
 
     The index records k1, b, norm, stop words and stemmer; queries are analyzed in the same way.
+
+    Examples:
+        cramlm index 'corpus/*.jsonl.zst' -o index
+        cramlm index articles.csv --text-column body --stemmer english -o index
     """
     from cramlm.cli.console import console_events
     from cramlm.io.executors import executor_for
@@ -140,20 +178,28 @@ def index(
 
 
 def select(
-    index: Annotated[Path, typer.Option(help="Output folder of `cramlm index`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the selection.")],
-    train: Annotated[str | None, typer.Option(help="Labelled texts; each one is a query.")] = None,
-    queries: Annotated[str | None, typer.Option(help="Texts without labels, instead of --train; each one is a query.")] = None,
-    jsonl: Annotated[Path | None, typer.Option(help="Also write the passages to this file as JSON lines.")] = None,
-    retriever: Annotated[str | None, typer.Option(help="bm25 (default), dsir, dense, random or union.")] = None,
+    index: Annotated[Path, typer.Option(metavar="DIR", help="Output folder of `cramlm index`.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for the selection.")],
+    train: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled texts; each one is a query.")] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Texts without labels, instead of --train; each one is a query.")
+    ] = None,
+    jsonl: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the passages to this file as JSON lines.")] = None,
+    retriever: Annotated[RetrieverName | None, typer.Option(metavar="NAME", help="bm25 (default), dsir, dense, random or union.")] = None,
     top_k: Annotated[int | None, top_k_option("Passages per query (default: 50, or as many as a limit below needs).")] = None,
-    dev: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
-    test: Annotated[str | None, typer.Option(help="Drop passages that overlap with these texts.")] = None,
-    max_documents: Annotated[str | None, typer.Option(help="Keep at most so many passages, best rank first, like 20k.")] = None,
-    select_tokens: Annotated[str | None, typer.Option(help="Keep at most so many tokens (estimated), best rank first, like 50M.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change one setting, like retriever.k1=1.5; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 13,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
+    dev: Annotated[str | None, typer.Option(metavar="FILE", help="Drop passages that overlap with these texts.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Drop passages that overlap with these texts.")] = None,
+    max_documents: Annotated[
+        str | None, typer.Option(metavar="N", help="Keep at most so many passages, best rank first, like 20k.")
+    ] = None,
+    select_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Keep at most so many tokens (estimated), best rank first, like 50M.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, like retriever.k1=1.5; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 13,
+    threads: ThreadsOption = 1,
     ray: RayOption = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
@@ -161,7 +207,12 @@ def select(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Write the passages that a task or other texts retrieve, best rank first."""
+    """Write the passages of an index that a task or other texts retrieve, best rank first, with a report.
+
+    Examples:
+        cramlm select --train train.csv --index index -o selection --top-k 50
+        cramlm select --queries texts.txt --index index -o selection --jsonl passages.jsonl --select-tokens 50M
+    """
     from cramlm.cli.console import console_events, show_selection
     from cramlm.config.run import TaskConfig
     from cramlm.data.task import RowFormat, read_task, unlabelled_task
@@ -198,10 +249,14 @@ def select(
 
 
 def passages(
-    selection: Annotated[Path, typer.Argument(help="Output folder of `cramlm select`, or a run.")],
-    out: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
+    selection: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `cramlm select`, or a run.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File to write (default: standard output).")] = None,
 ) -> None:
-    """Write the selected passages as JSON lines, best rank first."""
+    """Write the passages of a selection or a run as JSON lines, best rank first.
+
+    Examples:
+        cramlm passages runs/mine | head -5
+    """
     from cramlm.retrieval.selection import SelectionTable
     from cramlm.storage.artifacts import MANIFEST, publish_file
 
@@ -217,23 +272,34 @@ def passages(
 
 
 def search(
-    index: Annotated[Path, typer.Argument(help="Output folder of `cramlm index`.")],
-    query: Annotated[str | None, typer.Argument(help="Any text; its hits are shown with the words that match.")] = None,
-    queries: Annotated[str | None, typer.Option(help="File of queries: jsonl, csv, tsv, parquet, or a query per line.")] = None,
-    top_k: Annotated[int | None, top_k_option("Passages per query (default: 10; with --queries 100).")] = None,
-    run: Annotated[Path | None, typer.Option(help="File for the hits, as a TREC run (default: standard output).")] = None,
-    qrels: Annotated[
-        Path | None, typer.Option(help="Relevance judgements (TREC or BEIR): print nDCG@10, R@100 and RR of --queries.")
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Output folder of `cramlm index`.")],
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="Any text; its hits are shown with the words that match.")] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File of queries: jsonl, csv, tsv, parquet, or a query per line.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object per passage or query, or the measures.")] = False,
+    top_k: Annotated[int | None, top_k_option("Passages per query (default: 10; with --queries 100).")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the hits, as a TREC run (default: standard output).")] = None,
+    qrels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Relevance judgements (TREC or BEIR): print nDCG@10, R@100 and RR.")
+    ] = None,
+    as_json: JsonOption = False,
     text_column: TextColumn = "text",
     id_column: IdColumn = "id",
-    k1: Annotated[float | None, typer.Option(min=0, help="BM25: saturation of term frequency (default: of the index).")] = None,
-    b: Annotated[float | None, typer.Option(min=0, max=1, help="BM25: normalisation by length (default: of the index).")] = None,
-    norm: Annotated[Norm | None, typer.Option(help=f"{NORM_HELP} (default: of the index).")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the result is the same.")] = 1,
+    k1: Annotated[
+        float | None, typer.Option(metavar="K1", min=0, help="Saturation of term frequency (default: of the index).", rich_help_panel=BM25)
+    ] = None,
+    b: Annotated[
+        float | None, typer.Option(metavar="B", min=0, max=1, help="Normalisation by length (default: of the index).", rich_help_panel=BM25)
+    ] = None,
+    norm: Annotated[Norm | None, typer.Option(metavar="NORM", help=f"{NORM_HELP} (default: of the index).", rich_help_panel=BM25)] = None,
+    threads: ThreadsOption = 1,
 ) -> None:
-    """Search an index with one text, or with a file of queries."""
+    """Search an index with one text, or with a file of queries.
+
+    Examples:
+        cramlm search index "relief of chronic pain" --top-k 5
+        cramlm search index --queries queries.tsv --top-k 100 --run out.trec --qrels qrels.txt
+    """
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.trec import read_qrels, require_measures, run_lines

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from cramlm.cli.options import (
+    METHOD,
     SPIN_COUNT,
+    CorpusOption,
+    DevOption,
     KindOption,
     OptionalLabelColumn,
     OptionalOnBadRow,
@@ -21,31 +24,49 @@ from cramlm.cli.options import (
     SetOption,
     StoreOption,
     TextColumn,
+    complete_recipe,
 )
 from cramlm.cli.process import stop_on_signals
 
-SeedsOption = Annotated[str, typer.Option(help='Number of seeds (3 means 1, 2, 3), or a list like 7,11,13; one seed is written "7,".')]
-LabelsOption = Annotated[str, typer.Option(help="Numbers of training rows, like 100,500,all: stratified samples, the same for all arms.")]
-JobsOption = Annotated[int, typer.Option(min=1, help="Runs in parallel, each in its own process with an equal share of the cores.")]
+SeedsOption = Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds: 3 means 1, 2 and 3. See also --seed.")]
+SeedList = Annotated[
+    list[int] | None, typer.Option("--seed", metavar="SEED", help="One seed, in place of --seeds; may be repeated.", rich_help_panel=METHOD)
+]
+LabelsOption = Annotated[
+    str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all: stratified, the same for all arms.")
+]
+JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, each with an equal share of the cores.")]
 CheckpointOption = Annotated[
-    str | None, typer.Option("--init", help="Checkpoint for recipes that need one, and for recipes written like tlm@init.")
+    str | None,
+    typer.Option("--base-model", metavar="DIR", help="Checkpoint for recipes that need one, and for tlm@init.", rich_help_panel=METHOD),
+]
+RunBudgetOption = Annotated[str | None, typer.Option("--budget", metavar="BUDGET", help="Of each run: time or operations, as in fit.")]
+RequiredTrain = Annotated[str, typer.Option("--train", metavar="FILE", help="Labelled texts, as in fit.")]
+ScoredTest = Annotated[
+    str | None, typer.Option("--test", metavar="FILE", help="Without it the table shows dev scores, which are optimistic.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder of the experiment (default: runs/TASK-COMMAND).")
 ]
 
 
 def compare(
-    train: Annotated[str, typer.Option(help="As in fit.")],
-    recipes: Annotated[str, typer.Option(help="Recipes or config files, like tlm,labels-only,mine.toml; tlm@init starts from --init.")],
-    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    test: Annotated[str | None, typer.Option(help="As in fit; without it the table shows dev scores, which are optimistic.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
-    init: CheckpointOption = None,
-    budget: Annotated[str | None, typer.Option(help="As in fit, for each run.")] = None,
+    train: RequiredTrain,
+    recipes: Annotated[
+        str, typer.Option(metavar="LIST", help="Recipes or config files, like tlm,mine.toml; tlm@init starts from --base-model.")
+    ],
+    dev: DevOption = None,
+    test: ScoredTest = None,
+    corpus: CorpusOption = None,
+    base_model: CheckpointOption = None,
+    budget: RunBudgetOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     seeds: SeedsOption = "3",
+    seed: SeedList = None,
     labels: LabelsOption = "all",
     jobs: JobsOption = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the experiment (default: runs/TASK-compare).")] = None,
+    out: OutOption = None,
     overwrite: OverwriteOption = False,
     store: StoreOption = None,
     text_column: OptionalTextColumn = None,
@@ -55,37 +76,59 @@ def compare(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Compare recipes on one task with equal budgets.
+    """Compare recipes on one task with equal budgets over several seeds.
 
-    Writes scores over seeds, paired tests, costs and a plot. Run it again to continue.
+    Writes scores, paired tests, costs and a plot. Run it again to continue.
+
+    Examples:
+        cramlm compare --recipes tlm,labels-only,static --train train.csv --test test.csv --corpus raw --budget 10m
+        cramlm compare --recipes tlm,tlm-plain --train train.csv --corpus raw --seed 7 --seed 11 --labels 100,all
     """
     from cramlm.experiments.grid import arms_of, default_folder
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    common = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
+    common = {
+        "task": task,
+        "corpus": tuple(corpus or ()),
+        "init": base_model,
+        "budget": budget,
+        "preset": preset,
+        "settings": tuple(set_ or ()),
+    }
     out = out or default_folder(train, "compare")
-    _experiment(arms_of(recipes.replace(" ", "").split(",")), common, seeds, labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
+    _experiment(
+        arms_of(recipes.replace(" ", "").split(",")),
+        common,
+        _seeds(seeds, seed),
+        labels,
+        jobs=jobs,
+        out=out,
+        overwrite=overwrite,
+        store=store,
+    )
 
 
 def ablate(
-    train: Annotated[str, typer.Option(help="As in fit.")],
+    train: RequiredTrain,
     over: Annotated[
-        list[str], typer.Option(help="A setting and its values, like retriever.top_k=0,50,500; may be repeated for all combinations.")
+        list[str],
+        typer.Option(metavar="KEY=VALUES", help="A setting and its values, like retriever.top_k=0,50; repeated: all combinations."),
     ],
-    recipe: Annotated[str, typer.Option(help="Recipe or config file to vary.")] = "tlm",
-    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    test: Annotated[str | None, typer.Option(help="As in fit; without it the table shows dev scores, which are optimistic.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
-    init: CheckpointOption = None,
-    budget: Annotated[str | None, typer.Option(help="As in fit, for each run.")] = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="Recipe or config file to vary.", autocompletion=complete_recipe)] = "tlm",
+    dev: DevOption = None,
+    test: ScoredTest = None,
+    corpus: CorpusOption = None,
+    base_model: CheckpointOption = None,
+    budget: RunBudgetOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     seeds: SeedsOption = "3",
+    seed: SeedList = None,
     labels: LabelsOption = "all",
     jobs: JobsOption = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the experiment (default: runs/TASK-ablate).")] = None,
+    out: OutOption = None,
     overwrite: OverwriteOption = False,
     store: StoreOption = None,
     text_column: OptionalTextColumn = None,
@@ -95,29 +138,49 @@ def ablate(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Compare values of a setting. Writes the table and plot of `compare` with a row per value."""
+    """Compare several values of a setting on one task with equal budgets.
+
+    Writes the table and plot of `compare` with a row per value.
+
+    Examples:
+        cramlm ablate --over retriever.top_k=0,50,500 --train train.csv --corpus raw --budget 10m
+    """
     from cramlm.experiments.grid import arms_over, default_folder
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    common = {"task": task, "corpus": tuple(corpus or ()), "init": init, "budget": budget, "preset": preset, "settings": tuple(set_ or ())}
+    common = {
+        "task": task,
+        "corpus": tuple(corpus or ()),
+        "init": base_model,
+        "budget": budget,
+        "preset": preset,
+        "settings": tuple(set_ or ()),
+    }
     out = out or default_folder(train, "ablate")
-    _experiment(arms_over(recipe, over), common, seeds, labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
+    _experiment(arms_over(recipe, over), common, _seeds(seeds, seed), labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
 
 
 def attention(
-    model: Annotated[Path, typer.Argument(help="A run, an exported model, its mlm folder, or a Hugging Face model folder.")],
-    file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads.")],
-    others: Annotated[list[Path] | None, typer.Argument(help="More models, shown side by side.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for heads.md, heads.svg and heads.json.")] = Path("attention"),
-    max_texts: Annotated[int, typer.Option(min=1, help="Read at most so many texts of the file.")] = 500,
-    max_length: Annotated[int, typer.Option(min=8, help="Truncate texts to so many tokens.")] = 128,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, an exported model, its mlm folder, or a Hugging Face model folder.")
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads.")],
+    others: Annotated[list[Path] | None, typer.Argument(metavar="[MODELS]...", help="More models, shown side by side.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for heads.md, heads.svg and heads.json.")] = Path(
+        "attention"
+    ),
+    max_texts: Annotated[int, typer.Option(metavar="N", min=1, help="Read at most so many texts of the file.")] = 500,
+    max_length: Annotated[int, typer.Option(metavar="N", min=8, help="Truncate texts to so many tokens.")] = 128,
     text_column: TextColumn = "text",
 ) -> None:
-    """Count positional and vertical attention heads.
+    """Count the positional and vertical attention heads in each layer of a model.
 
     Positional heads attend to neighbouring tokens, vertical heads to [CLS], [SEP] and full stops.
+
+    Examples:
+        cramlm attention runs/mine test.csv -o attention
     """
     from cramlm.cli.console import console_events
     from cramlm.data.task import RowFormat, read_examples
@@ -130,6 +193,11 @@ def attention(
     write(heads, out)
     print(markdown(heads))
     print(f"{out / 'heads.svg'}, heads.md, heads.json")
+
+
+def _seeds(number: str, each: list[int] | None) -> str:
+    """Return the seeds as `read_seeds` reads them."""
+    return number if each is None else ",".join(map(str, each)) + ","
 
 
 def _experiment(

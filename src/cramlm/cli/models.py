@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
 import typer
 
 from cramlm.cli.options import (
+    LIMITS,
     AbstainAtAccuracyOption,
     AbstainBelowOption,
-    AnswerOption,
+    JsonOption,
     LabelColumn,
+    ModelArgument,
+    ModelPartOption,
     PairColumn,
     Precision,
     SeparatorOption,
     TextColumn,
+    TextsArgument,
     abstain_threshold,
 )
 from cramlm.cli.process import check_address_space_of_model
@@ -33,13 +37,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    file: Annotated[str, typer.Argument(help="Labelled texts.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    model: ModelArgument,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Labelled texts.")],
+    as_json: JsonOption = False,
     unseen_labels: Annotated[
-        Literal["fail", "ignore"], typer.Option(help="Labels that the model has not: fail, or ignore: count these texts as wrong.")
+        Literal["fail", "ignore"],
+        typer.Option(metavar="RULE", help="Labels that the model does not have: fail, or ignore: count these texts as wrong."),
     ] = "fail",
-    answer: AnswerOption = "combined",
+    model_part: ModelPartOption = "combined",
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     text_pair_column: PairColumn = None,
@@ -48,6 +53,10 @@ def evaluate(
     """Score a model on labelled texts.
 
     Prints accuracy, micro- and macro-F1 and a row per label; for numbers RMSE and correlations.
+
+    Examples:
+        cramlm evaluate runs/mine test.csv
+        cramlm evaluate runs/mine test.csv --model-part static --json
     """
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
@@ -55,7 +64,7 @@ def evaluate(
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
     from cramlm.inference.predictor import load_predictor, model_of
 
-    predictor = load_predictor(model_of(model), answer=answer)
+    predictor = load_predictor(model_of(model), model_part=model_part)
     examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
@@ -74,24 +83,28 @@ def evaluate(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="File for the JSON lines (default: stdout).")] = None,
+    model: ModelArgument,
+    file: TextsArgument,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the JSON lines (default: stdout).")] = None,
     precision: Annotated[
-        Precision, typer.Option(help="fp32: equal to Python and HTTP. auto: bf16 if the hardware supports it; labels as with fp32.")
+        Precision,
+        typer.Option(metavar="TYPE", help="fp32 (as Python and HTTP), bf16, or auto: bf16 if the CPU has it, labels as with fp32."),
     ] = "fp32",
-    answer: AnswerOption = "combined",
+    model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Predict the labels of texts.
+    """Predict the labels of texts and write a JSON line per text.
 
-    Writes a JSON line per text with label (or labels) and probabilities, or with a value, in input order. With one of the --abstain
-    options a line also has the calibrated confidence, and the label is null if that is too low.
+    A line has the label (or labels) and probabilities, or a value, in input order. With one of the --abstain options a line also has the
+    calibrated confidence, and the label is null if that is too low.
 
-    Example: cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
+    Examples:
+        cramlm predict runs/mine new.csv -o predictions.jsonl
+        cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
+        echo "some text" | cramlm predict runs/mine -
     """
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
@@ -100,7 +113,7 @@ def predict(
 
     folder = model_of(model)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
-    predictor = load_predictor(folder, precision=precision, answer=answer)
+    predictor = load_predictor(folder, precision=precision, model_part=model_part)
     texts = [example.text for example in examples]
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     predictions: Sequence[AnyPrediction | SelectivePrediction]
@@ -121,33 +134,47 @@ def predict(
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; any but a loopback address needs --token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
-    token: Annotated[str | None, typer.Option(envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model (default: PyTorch's).")] = None,
-    batch_window_ms: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds that an idle server waits to fill a batch.")] = 0.0,
-    max_texts: Annotated[int, typer.Option(help="Limit: texts in one request.")] = 64,
-    max_characters: Annotated[int, typer.Option(help="Limit: characters in one text.")] = 20_000,
-    max_body_bytes: Annotated[int, typer.Option(help="Limit: bytes of one request.")] = 1_000_000,
-    queue_texts: Annotated[int, typer.Option(help="Limit: texts in the queue; beyond it requests get status 429.")] = 1024,
-    max_wait: Annotated[float, typer.Option(help="Limit: seconds in the queue; beyond it a request gets status 429.")] = 2.0,
-    read_timeout: Annotated[float, typer.Option(help="Limit: seconds for sending a request.")] = 10.0,
-    answer: AnswerOption = "combined",
+    model: ModelArgument,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on; any but a loopback address needs --token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of the model (default: PyTorch's).")] = None,
+    batch_window: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, max=1, help="Time that an idle server waits to fill a batch.")
+    ] = 0.0,
+    batch_window_ms: Annotated[float | None, typer.Option(min=0, max=1000, hidden=True)] = None,
+    max_texts: Annotated[int, typer.Option(metavar="N", help="Texts in one request.", rich_help_panel=LIMITS)] = 64,
+    max_characters: Annotated[int, typer.Option(metavar="N", help="Characters in one text.", rich_help_panel=LIMITS)] = 20_000,
+    max_body_bytes: Annotated[int, typer.Option(metavar="N", help="Bytes of one request.", rich_help_panel=LIMITS)] = 1_000_000,
+    queue_texts: Annotated[int, typer.Option(metavar="N", help="Texts in the queue; beyond it status 429.", rich_help_panel=LIMITS)] = 1024,
+    max_wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in the queue; beyond it status 429.", rich_help_panel=LIMITS)
+    ] = 2.0,
+    read_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for sending a request.", rich_help_panel=LIMITS)] = 10.0,
+    model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
 ) -> None:
-    """Serve predictions over HTTP.
+    """Serve the predictions of a model over HTTP.
 
     Paths: POST /v1/predict, a page at /, /healthz, /readyz, /metrics, /openapi.json.
 
-    Example: cramlm serve runs/mine --port 8000 --abstain-below 0.6
+    Examples:
+        cramlm serve runs/mine --port 8000 --abstain-below 0.6
+        curl localhost:8000/v1/predict -d '{"texts": ["some text"]}'
     """
     check_address_space_of_model(model, "serve")
     from cramlm.serving import serve as serve_model
     from cramlm.serving.limits import Address, Limits
 
     announce = partial(print, file=sys.stderr, flush=True)
+    if batch_window_ms is not None:
+        announce("cramlm: --batch-window-ms is now --batch-window, in seconds; the next version does not accept --batch-window-ms")
+        batch_window = batch_window_ms / 1000
     limits = Limits(
         body_bytes=max_body_bytes,
         texts=max_texts,
@@ -159,14 +186,14 @@ def serve(
     if abstain_below is not None or abstain_at_accuracy is not None:
         from cramlm.inference.predictor import confidence_at
 
-        abstain_below = abstain_threshold(confidence_at(model, answer), abstain_below, abstain_at_accuracy)
+        abstain_below = abstain_threshold(confidence_at(model, model_part), abstain_below, abstain_at_accuracy)
     code = serve_model(
         model,
         Address(host, port, token),
-        answer=answer,
+        model_part=model_part,
         abstain_below=abstain_below,
         threads=threads,
-        window_seconds=batch_window_ms / 1000,
+        window_seconds=batch_window,
         limits=limits,
         announce=announce,
     )
@@ -174,24 +201,32 @@ def serve(
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="A finished run, or an exported model folder.")],
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run, or an exported model folder.")],
     form: Annotated[
         Literal["onnx", "sentence-transformers"],
-        typer.Option("--format", help="onnx: a graph that runs without torch. sentence-transformers: the encoder for text vectors."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="onnx: a graph that runs without torch; sentence-transformers: the encoder for text vectors.",
+        ),
     ] = "onnx",
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8; reports how much probabilities change.")] = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Output folder (default: onnx, onnx-int8 or sentence-transformers in the run).")
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Output folder (default: a folder named like the format in the run).")
     ] = None,
-    texts: Annotated[str | None, typer.Option(help="Texts for the comparison with the model (default: dev and test of the run).")] = None,
+    texts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Texts for the comparison with the model (default: dev and test of the run).")
+    ] = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Convert a model to ONNX, or to a folder of sentence-transformers.
+    """Convert a model to ONNX, or to a folder that sentence-transformers loads.
 
     The logits or the vectors of texts are compared with the model's before the folder is published.
 
-    Example: cramlm export runs/mine --format sentence-transformers
+    Examples:
+        cramlm export runs/mine --format onnx --int8
+        cramlm export runs/mine --format sentence-transformers -o encoder
     """
     if int8 and form != "onnx":
         raise UsageError("--int8 is for --format onnx; drop it")
@@ -215,18 +250,22 @@ def export(
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    text: Annotated[str, typer.Argument(help="Text to explain.")],
-    passages: Annotated[int, typer.Option(min=0, help="Number of nearest retrieved passages to show.")] = 3,
-    answer: AnswerOption = "combined",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
+    passages: Annotated[int, typer.Option(metavar="N", min=0, help="Number of nearest retrieved passages to show.")] = 3,
+    model_part: ModelPartOption = "combined",
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the contribution of each word to the predicted label. Also shows the nearest passages of the run."""
+    """Show the contribution of each word to the predicted label, and the nearest passages of the run.
+
+    Examples:
+        cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
+    """
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
 
-    explanation = explain_at(model, text, passages=passages, answer=answer).as_dict()
+    explanation = explain_at(model, text, passages=passages, model_part=model_part).as_dict()
     if as_json:
         print(json.dumps(explanation, ensure_ascii=False))
     else:
@@ -234,19 +273,22 @@ def explain(
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A finished run of an encoder or of static, or an exported model.")],
-    file: Annotated[str, typer.Argument(help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="File for the vectors: .npy, or .parquet with the columns id and embedding.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run of an encoder or of static, or an exported model.")],
+    file: TextsArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vectors: .npy, or .parquet with the columns id and embedding.")],
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1, for inner products as cosines.")] = False,
-    answer: Annotated[
-        Literal["encoder", "static"], typer.Option(help="encoder: pooled hidden states. static: averaged token embeddings.")
+    model_part: Annotated[
+        Literal["encoder", "static"],
+        typer.Option("--model-part", metavar="PART", help="encoder: pooled hidden states; static: averaged token embeddings."),
     ] = "encoder",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
     """Write a vector for each text, for search and clustering: float32, in input order.
 
-    Example: cramlm embed runs/mine new.jsonl -o vectors.npy
+    Examples:
+        cramlm embed runs/mine new.jsonl -o vectors.npy
+        cramlm embed runs/mine new.csv -o vectors.parquet --normalize
     """
     if out.suffix not in (".npy", ".parquet"):
         raise UsageError(f"{out}: vectors are written as .npy or .parquet; choose one of these endings")
@@ -255,7 +297,7 @@ def embed(
     from cramlm.inference.embed import embedder_at, vectors_file
     from cramlm.storage.artifacts import publish_file
 
-    predictor = embedder_at(model, answer)
+    predictor = embedder_at(model, model_part)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     vectors = predictor.embeddings([example.text for example in examples], pairs)
@@ -264,25 +306,30 @@ def embed(
 
 
 def label_next(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder with linear models.")],
-    file: Annotated[str, typer.Argument(help="Texts without labels, in a format that fit reads.")],
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of texts to choose.")] = 50,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run, an exported model, or an ONNX folder with linear models.")
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Texts without labels, in a format that fit reads.")],
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Number of texts to choose.")] = 50,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="File for the texts: .csv for a spreadsheet, else JSON lines (default: stdout).")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="File for the texts: .csv, else JSON lines (default: stdout)."),
     ] = None,
     labelled: Annotated[
-        list[str] | None, typer.Option(help="More labelled texts that are left out, beside those of the run; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="FILE", help="More labelled texts that are left out, beside those of the run; may be repeated."),
     ] = None,
-    answer: AnswerOption = "combined",
-    seed: Annotated[int, typer.Option(help="Seed of the choice among similar texts.")] = 0,
+    model_part: ModelPartOption = "combined",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the choice among similar texts.")] = 0,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Choose which texts to label next: those that the model is unsure of, and that differ from one another.
+    """Choose the texts to label next: those of low confidence that differ from one another.
 
     Writes a row per text, the least certain first, with an empty label to fill in. Texts that the run has labels of are left out.
 
-    Example: cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
+    Examples:
+        cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
     """
     check_address_space_of_model(model, "label-next")
     from cramlm.data.task import RowFormat, read_examples
@@ -296,7 +343,7 @@ def label_next(
     for name in labelled or ():
         known += read_examples(name, row_format)
     examples = read_examples(file, row_format)
-    found = choose(load_predictor(folder, answer=answer), examples, count, labelled=known, seed=seed)
+    found = choose(load_predictor(folder, model_part=model_part), examples, count, labelled=known, seed=seed)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
     message = (
         f"{len(found.chosen):,} of {len(examples):,} texts; left out: {found.labelled:,} labelled already, {found.repeated:,} repeated"
@@ -333,13 +380,19 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def push(
-    model: Annotated[Path, typer.Argument(help="A finished run, an exported model, or an ONNX folder.")],
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face Hub; created if missing.")],
+    model: ModelArgument,
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub; created if missing.")],
     public: Annotated[bool, typer.Option("--public", help="Create the repository as public (default: private).")] = False,
-    license_id: Annotated[str | None, typer.Option("--license", help="License in the model card, like apache-2.0.")] = None,
-    language: Annotated[str | None, typer.Option(help="Language in the model card, like en.")] = None,
+    license_id: Annotated[str | None, typer.Option("--license", metavar="NAME", help="License in the model card, like apache-2.0.")] = None,
+    language: Annotated[str | None, typer.Option(metavar="CODE", help="Language in the model card, like en.")] = None,
 ) -> None:
-    """Upload a model with its card to the Hugging Face Hub. The access token is in the environment variable HF_TOKEN."""
+    """Upload a model with its card to the Hugging Face Hub.
+
+    The access token is in the environment variable HF_TOKEN.
+
+    Examples:
+        cramlm push runs/mine me/topics --license apache-2.0 --language yo
+    """
     check_address_space_of_model(model, "push")
     from cramlm.cli.console import console_events
     from cramlm.export.hub import push_model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -122,7 +122,14 @@ def read_stop_words(value: str) -> str | list[str]:
 
 def top_k_option(text: str) -> Any:
     """Return the option for the number of hits, with this help."""
-    return typer.Option("--top-k", "-k", "--k", min=1, help=text)
+    return typer.Option("--top-k", "-k", metavar="N", min=1, help=text)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the names of recipes that start with `incomplete`, for the completion of a shell."""
+    from cramlm.recipes import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
 
 
 def checked(build: Callable[[], Any]) -> Any:
@@ -135,17 +142,6 @@ def checked(build: Callable[[], Any]) -> Any:
         return build()
     except ValidationError as error:
         raise UsageError(explain_validation_error(error)) from error
-
-
-def checked_kind(kind: str | None) -> Any:
-    """Return the kind of task with this name; None is classification.
-
-    Raises:
-        UsageError: if there is no such kind.
-    """
-    from cramlm.config.run import TaskConfig
-
-    return checked(lambda: TaskConfig(train="", **({} if kind is None else {"kind": kind}))).kind
 
 
 def abstain_threshold(confidence: Confidence, below: float | None, at_accuracy: float | None) -> float:
@@ -172,47 +168,122 @@ def open_encoder(config: Any) -> Any:
     return open_sentence_encoder(config)
 
 
-IdColumn = Annotated[str, typer.Option("--id-column", help="Column that holds the ids; only the default column may be missing.")]
+# The panels of --help that options of several commands are in; an option without one is among the first ("Options").
+COLUMNS: Final = "Columns and labels"
+METHOD: Final = "Method and settings"
+FILES: Final = "Files and tracking"
+LIMITS: Final = "Limits"
+BM25: Final = "BM25"
+
+# Choices as literal types: typer validates and completes them. They repeat types of packages that --help should not import
+# (tests/cli/test_help.py compares them).
+TaskType = Literal["classification", "multi-label", "regression"]
+ModelPart = Literal["combined", "encoder", "static", "bayes", "tfidf"]
+DuplicateRule = Literal["exact", "words", "none"]
+BadRowRule = Literal["fail", "skip"]
+Preset = Literal["tiny", "mini", "small", "base", "bert-base", "bert-large"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+RetrieverName = Literal["bm25", "dsir", "dense", "random", "union"]
 Norm = Literal["exact", "lucene"]
-NORM_HELP = "Document lengths; lucene: as Lucene stores them, in one byte"
-TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
-LabelColumn = Annotated[str, typer.Option("--label-column", help="Column that holds the label.")]
-OptionalTextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text (default: text).")]
-OptionalLabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column that holds the label (default: label).")]
-PairColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of the second text, for sentence pairs.")]
-KindOption = Annotated[
-    str | None,
-    typer.Option("--kind", help="Kind of task: classification (one label; default), multi-label, or regression (a number)."),
+Precision = Literal["auto", "fp32", "bf16"]
+NORM_HELP = "Document lengths: exact, or lucene: as Lucene stores them, in one byte"
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run, an exported model, or an ONNX folder.")]
+TextsArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")
 ]
-SeparatorOption = Annotated[
-    str | None, typer.Option("--label-separator", help="Character between several labels in a csv, tsv or parquet cell (default: |).")
+TrainOption = Annotated[
+    str | None, typer.Option("--train", metavar="FILE", help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")
 ]
-DuplicatesOption = Annotated[
+DevOption = Annotated[
+    str | None, typer.Option("--dev", metavar="FILE", help="Labelled texts for choosing settings (default: split off from train).")
+]
+TestOption = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the final scores; evaluated once.")]
+CorpusOption = Annotated[
+    list[str] | None, typer.Option("--corpus", metavar="FILES", help="Raw text: file, folder or quoted glob; may be repeated.")
+]
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the whole run, like 20m, or operations, like 3e15flops.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="All settings as TOML, as `cramlm config` prints them.", rich_help_panel=METHOD),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU threads; the result is the same.")]
+IdColumn = Annotated[
     str,
     typer.Option(
-        "--duplicates", help="exact: drop repeated passages; words: also those that differ only in case and punctuation; none: keep all."
+        "--id-column", metavar="NAME", help="Column that holds the ids; only the default column may be missing.", rich_help_panel=COLUMNS
     ),
 ]
-OnBadRowOption = Annotated[str, typer.Option("--on-bad-row", help="fail: stop at the first bad row; skip: list it in rejected.jsonl.")]
+TextColumn = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column that holds the text.", rich_help_panel=COLUMNS)]
+LabelColumn = Annotated[str, typer.Option("--label-column", metavar="NAME", help="Column that holds the label.", rich_help_panel=COLUMNS)]
+OptionalTextColumn = Annotated[
+    str | None, typer.Option("--text-column", metavar="NAME", help="Column that holds the text (default: text).", rich_help_panel=COLUMNS)
+]
+OptionalLabelColumn = Annotated[
+    str | None,
+    typer.Option("--label-column", metavar="NAME", help="Column that holds the label (default: label).", rich_help_panel=COLUMNS),
+]
+PairColumn = Annotated[
+    str | None,
+    typer.Option("--text-pair-column", metavar="NAME", help="Column of the second text, for sentence pairs.", rich_help_panel=COLUMNS),
+]
+KindOption = Annotated[
+    TaskType | None,
+    typer.Option(
+        "--task-type",
+        metavar="TYPE",
+        help="classification (one label; default), multi-label, or regression (a number).",
+        rich_help_panel=COLUMNS,
+    ),
+]
+SeparatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label-separator",
+        metavar="CHAR",
+        help="Character between several labels in a csv, tsv or parquet cell (default: |).",
+        rich_help_panel=COLUMNS,
+    ),
+]
+DuplicatesOption = Annotated[
+    DuplicateRule,
+    typer.Option("--duplicates", metavar="RULE", help="Drop exact copies, also those that differ in case or signs (words), or none."),
+]
+OnBadRowOption = Annotated[
+    BadRowRule, typer.Option("--on-bad-row", metavar="RULE", help="fail at the first bad row, or skip: list it in rejected.jsonl.")
+]
 OptionalOnBadRow = Annotated[
-    str | None, typer.Option("--on-bad-row", help="fail (default): stop at the first bad row; skip: list it in rejected.jsonl.")
+    BadRowRule | None,
+    typer.Option(
+        "--on-bad-row", metavar="RULE", help="fail at the first (default), or skip: list it in rejected.jsonl.", rich_help_panel=COLUMNS
+    ),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one setting, like phases[0].steps=500; may be repeated.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of all random numbers.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting, like phases[0].steps=500; may be repeated.", rich_help_panel=METHOD),
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of all random numbers.", rich_help_panel=METHOD)]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Folder for corpora and indexes (default: $CRAMLM_STORE or the user's cache).")
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        help="Folder for corpora and indexes (default: $CRAMLM_STORE or the user's cache).",
+        rich_help_panel=FILES,
+    ),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.")]
-Precision = Literal["auto", "fp32", "bf16"]
-AnswerOption = Annotated[
-    Literal["combined", "encoder", "static", "bayes", "tfidf"],
-    typer.Option("--answer", help="Model of the folder that predicts: all of them combined, or one of them alone."),
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.", rich_help_panel=FILES)
+]
+ModelPartOption = Annotated[
+    ModelPart,
+    typer.Option("--model-part", metavar="PART", help="combined (all models), or encoder, static, bayes or tfidf alone."),
 ]
 AbstainBelowOption = Annotated[
     float | None,
-    typer.Option(
-        "--abstain-below", min=0, max=1, metavar="CONFIDENCE", help="Give no label (null) to texts of lower confidence, like 0.6."
-    ),
+    typer.Option("--abstain-below", min=0, max=1, metavar="SHARE", help="Give texts of lower confidence no label (null), like 0.6."),
 ]
 AbstainAtAccuracyOption = Annotated[
     float | None,
@@ -221,17 +292,33 @@ AbstainAtAccuracyOption = Annotated[
         min=0,
         max=1,
         metavar="SHARE",
-        help="The same with the lowest threshold for which this share of the labels is right on dev, like 0.95.",
+        help="The same at the threshold where this share of the labels is right on dev, like 0.95.",
     ),
 ]
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local.")]
-RecipeOption = Annotated[str | None, typer.Option(help="Method: tlm (default), labels-only, plm, ...; `cramlm recipes` lists them.")]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Method: tlm (default), labels-only, static, ...; `cramlm recipes` lists them.",
+        autocompletion=complete_recipe,
+    ),
+]
 InitOption = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER", help="Pretrained weights to start from: a Hugging Face folder, or export/mlm of a run."),
+    typer.Option(
+        "--base-model", metavar="DIR", help="Pretrained weights: a Hugging Face folder, or export/mlm of a run.", rich_help_panel=METHOD
+    ),
 ]
 PresetOption = Annotated[
-    str | None, typer.Option(help="Model size: tiny, mini, small, base, bert-base or bert-large (default: chosen from the budget).")
+    Preset | None,
+    typer.Option(
+        "--preset",
+        metavar="SIZE",
+        help="tiny, mini, small, base, bert-base or bert-large (default: from the budget).",
+        rich_help_panel=METHOD,
+    ),
 ]
 SPIN_COUNT = "10000"
 """Value of GOMP_SPINCOUNT, the number of iterations for which an idle OpenMP thread spins before it sleeps; read when torch is imported.

@@ -67,7 +67,7 @@ def stop_on_signals() -> Iterator[Callable[[], int | None]]:
             signal.signal(number, handler)
 
 
-WITHOUT_TORCH = frozenset({"check", "config", "doctor", "index", "recipes", "search", "select", "track", "verify"})
+WITHOUT_TORCH = frozenset({"check", "config", "doctor", "index", "recipes", "sample-data", "search", "select", "track", "verify"})
 """Commands that run without the torch memory check."""
 TORCH_BY_MODEL = frozenset({"embed", "evaluate", "explain", "label-next", "predict", "push", "serve"})
 """Commands that import torch only for some models; each calls `check_address_space_of_model`."""

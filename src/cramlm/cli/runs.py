@@ -14,9 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
+from cramlm.cli.help import Command, Group
 from cramlm.cli.options import (
     SPIN_COUNT,
+    BudgetOption,
+    ConfigOption,
+    CorpusOption,
+    DevOption,
     InitOption,
+    JsonOption,
     KindOption,
     OptionalLabelColumn,
     OptionalOnBadRow,
@@ -27,6 +33,9 @@ from cramlm.cli.options import (
     SeedOption,
     SeparatorOption,
     SetOption,
+    TestOption,
+    TrackerName,
+    complete_recipe,
     resolve_run,
 )
 
@@ -43,29 +52,42 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numb
 
 
 def plan(
-    budgets: Annotated[list[str] | None, typer.Argument(help="Budgets in time or operations, like 20m 4h 3e15flops.")] = None,
-    train: Annotated[str | None, typer.Option(help="As in fit (default: 4,000 texts of 50 tokens are assumed).")] = None,
-    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit (default: 500 MB of text are assumed).")] = None,
+    budgets: Annotated[
+        list[str] | None, typer.Argument(metavar="[BUDGETS]...", help="Budgets in time or operations, like 20m 4h 3e15flops.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 50 tokens are assumed).")
+    ] = None,
+    dev: DevOption = None,
+    test: TestOption = None,
+    corpus: Annotated[
+        list[str] | None, typer.Option(metavar="FILES", help="Raw text, as in fit (default: 500 MB of text are assumed).")
+    ] = None,
     recipe: RecipeOption = None,
-    init: InitOption = None,
+    base_model: InitOption = None,
     preset: PresetOption = None,
-    config: Annotated[Path | None, typer.Option(help="As in fit.")] = None,
+    config: ConfigOption = None,
     set_: SetOption = None,
     text_column: OptionalTextColumn = None,
     label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per budget.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show model size, steps and cost of `fit` for several budgets. Measures the speed of this machine; does not train."""
+    """Show the model size, steps and cost of `fit` for several budgets; nothing is trained.
+
+    The speed of this machine is measured in some seconds.
+
+    Examples:
+        cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
+        cramlm plan 3e15flops --preset small
+    """
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
     files = corpus or ([""] if config is None else None)
-    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": init}
+    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from cramlm.cli.console import console_events, show_plans
@@ -80,31 +102,60 @@ def plan(
     show_plans([planned.as_dict() for planned in plans])
 
 
-recipes = typer.Typer(help="List the recipes, or show the phases and loss terms of one.", invoke_without_command=True)
+def show_dry_run(config: Any) -> None:
+    """Print what `fit` would run with this config, and for an encoder what it costs on this machine; write nothing."""
+    from cramlm.cli.console import console_events, show_plans
+    from cramlm.recipes import RECIPES
+    from cramlm.recipes.describe import describe_run, stages_of
+
+    recipe = RECIPES.get(config.name)
+    print(describe_run(config, summary="" if recipe is None else recipe.summary))
+    print(f"\nStages: {', '.join(stages_of(config))}")
+    if config.model != "encoder":
+        print("Cost: that of a linear model, which is fitted without a budget; nothing was written")
+        return
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    from cramlm.planning.plan import forecast_runs
+
+    with console_events() as emit:
+        plans = forecast_runs([config], emit=emit)
+    print()
+    show_plans([planned.as_dict() for planned in plans])
+    print("nothing was written")
+
+
+recipes = typer.Typer(cls=Group, invoke_without_command=True, subcommand_metavar="[show NAME]")
 
 
 @recipes.callback()
 def list_recipes(context: typer.Context) -> None:
-    """List the recipes of `fit --recipe` with the options they need; `show NAME` prints the phases and loss terms of one."""
+    """List the recipes of `fit --recipe`, or show the phases and loss terms of one.
+
+    Examples:
+        cramlm recipes
+        cramlm recipes show tlm --train train.csv --budget 20m
+    """
     if context.invoked_subcommand is not None:
         return
     from cramlm.recipes import RECIPES
 
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():
-        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--init"] * (recipe.start == "checkpoint"))
+        needs = ", ".join(["--corpus"] * recipe.retrieves + ["--base-model"] * (recipe.start == "checkpoint"))
         print(f"{name:<{width}}  {recipe.summary}" + (f" ({needs})" if needs else ""))
 
 
-@recipes.command()
+@recipes.command(cls=Command)
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe, like tlm or tlm-small:chemprot.")],
-    train: Annotated[str | None, typer.Option(help="Labelled texts; without them 4,000 texts of 8 labels are assumed.")] = None,
-    dev: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    test: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="As in fit.")] = None,
-    budget: Annotated[str | None, typer.Option(help="As in fit.")] = None,
-    init: InitOption = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot.", autocompletion=complete_recipe)],
+    train: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
+    ] = None,
+    dev: DevOption = None,
+    test: TestOption = None,
+    corpus: CorpusOption = None,
+    budget: BudgetOption = None,
+    base_model: InitOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -115,9 +166,12 @@ def show(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Show what a recipe runs on a task with a budget: data, phases and loss terms. Reads the training file only; trains nothing.
+    """Show what a recipe runs on a task with a budget: data, phases and loss terms; nothing is trained.
 
-    `cramlm config --recipe NAME` prints every setting of the same run, `cramlm plan --recipe NAME` its steps and its cost on this machine.
+    `cramlm config --recipe NAME` prints every setting of the same run, `cramlm fit --dry-run` its steps and its cost on this machine.
+
+    Examples:
+        cramlm recipes show tlm --train train.csv --budget 20m
     """
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
@@ -133,18 +187,27 @@ def show(
         budget=budget,
         seed=seed,
         preset=preset,
-        init=init,
+        init=base_model,
     )
     print(describe_run(config, summary=find(name)[0].summary))
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of a run, finished or not; several are shown side by side.")],
-    out: Annotated[Path | None, typer.Option(help="Output file (default: report.html in the run; runs.html for several).")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS...", help="Folder of a run, finished or not; several are shown side by side.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Output file (default: report.html in the run; runs.html for several)."),
+    ] = None,
 ) -> None:
-    """Write an HTML report of a run, or of several.
+    """Write an HTML report of a run, or of several side by side.
 
     Shows data, retrieved text, training curves, scores and errors. The page loads nothing from the network.
+
+    Examples:
+        cramlm report runs/mine
+        cramlm report runs/mine runs/other -o both.html
     """
     from cramlm.reporting.page import write_report
 
@@ -152,10 +215,16 @@ def report(
 
 
 def track(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.")],
-    tracker: Annotated[str, typer.Argument(help="tensorboard, wandb, mlflow or trackio.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")],
+    tracker: Annotated[TrackerName, typer.Argument(metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
 ) -> None:
-    """Send losses and scores to an experiment tracker. `fit --track` does this during training."""
+    """Send the losses and scores of a run to an experiment tracker.
+
+    `cramlm fit --report-to` does this during training.
+
+    Examples:
+        cramlm track runs/mine tensorboard
+    """
     from cramlm.cli.console import console_events
     from cramlm.pipeline.trackers import replay
 
@@ -163,8 +232,16 @@ def track(
         replay(tracker, run, emit)
 
 
-def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index, an exported model, or a folder with several.")]) -> None:
-    """Check the hashes of all published files below a folder. A missing part of a corpus is an error, too."""
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a corpus, an index, an exported model, or a folder with several.")],
+) -> None:
+    """Check every published file below a folder against its hash.
+
+    A missing part of a corpus is an error, too. The exit code of a damaged folder is 5.
+
+    Examples:
+        cramlm verify runs/mine
+    """
     from cramlm.data.corpus import verify_corpora
     from cramlm.retrieval.bm25.index import verify_indexes
     from cramlm.storage.artifacts import verify as verify_artifacts
@@ -176,7 +253,11 @@ def verify(path: Annotated[Path, typer.Argument(help="A run, a corpus, an index,
 
 
 def doctor() -> None:
-    """Print versions, hardware and missing extras."""
+    """Print the versions of packages, the hardware in use, and missing extras.
+
+    Examples:
+        cramlm doctor
+    """
     for name, value in machine_lines():
         print(f"{name:<14} {value}")
 

@@ -187,7 +187,7 @@ def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
     common["corpus"] = list(grid.corpus) if grid.corpus and reads else None
     recipe = arm.source.removesuffix(ON_INIT)
     if on_init and grid.init is None:
-        raise UsageError(f"{arm.source}: no checkpoint to start from; pass --init FOLDER")
+        raise UsageError(f"{arm.source}: no checkpoint to start from; pass --base-model FOLDER")
     if grid.init is not None and (on_init or _needs_checkpoint(recipe)):
         common["init"] = grid.init
     config = resolve_run(None if is_file else recipe, Path(arm.source) if is_file else None, settings, **common)

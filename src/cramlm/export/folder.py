@@ -43,7 +43,7 @@ from cramlm.storage.artifacts import Artifact, stage
 from cramlm.training.sequences import pack
 
 KIND: Final = "export"
-CODE_FORMAT: Final = 4  # raise it when the same model would give another folder
+CODE_FORMAT: Final = 5  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE: Final = 1e-5
 MOST_PROBES: Final = 32
 _MLM_POSITIONS: Final = 128

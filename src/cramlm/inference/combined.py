@@ -28,7 +28,7 @@ from cramlm.storage.artifacts import check_files, environment_faults
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
 
-AnswerBy: TypeAlias = Literal["combined", "encoder", "static", "bayes", "tfidf"]
+ModelPart: TypeAlias = Literal["combined", "encoder", "static", "bayes", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
 
@@ -153,7 +153,7 @@ def has_combination(folder: Path) -> bool:
     return (folder / COMBINATION_FOLDER / COMBINATION_FILE).is_file()
 
 
-def confidence_in(folder: Path, answer: AnswerBy) -> Confidence | None:
+def confidence_in(folder: Path, model_part: ModelPart) -> Confidence | None:
     """Read the confidence of the model that predicts; None if the folder has none.
 
     Raises:
@@ -161,24 +161,24 @@ def confidence_in(folder: Path, answer: AnswerBy) -> Confidence | None:
     """
     if is_linear(folder):
         return load_confidence(folder)
-    return load_confidence(folder, ENCODER if answer == "combined" and not has_combination(folder) else answer)
+    return load_confidence(folder, ENCODER if model_part == "combined" and not has_combination(folder) else model_part)
 
 
-def load_linear(folder: Path, answer: AnswerBy) -> LinearPredictor:
-    """Read the linear model of a folder: its only one, or the one named `answer` beside its encoder.
+def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:
+    """Read the linear model of a folder: its only one, or the one named `model_part` beside its encoder.
 
     Raises:
-        UsageError: if the folder holds no model `answer`. ArtifactError: if it is damaged.
+        UsageError: if the folder holds no model `model_part`. ArtifactError: if it is damaged.
     """
     from cramlm.inference.linear import LinearPredictor  # loads scikit-learn, which an encoder alone does not need
 
     if is_linear(folder):
-        if answer == "encoder":
-            raise UsageError(f"{folder}: is a linear model without an encoder; leave out the answer {answer!r}")
+        if model_part == "encoder":
+            raise UsageError(f"{folder}: is a linear model without an encoder; leave out the part {model_part!r}")
         return LinearPredictor.load(folder)
-    if not (folder / COMBINATION_FOLDER / answer).is_dir():
-        raise UsageError(f"{folder}: holds no model {answer!r} beside its encoder; choose the answer combined or encoder")
-    return _load_part(folder, answer)
+    if not (folder / COMBINATION_FOLDER / model_part).is_dir():
+        raise UsageError(f"{folder}: holds no model {model_part!r} beside its encoder; choose the part combined or encoder")
+    return _load_part(folder, model_part)
 
 
 def _load_part(folder: Path, name: str) -> LinearPredictor:

@@ -16,14 +16,14 @@ from cramlm.records import FloatArray
 from cramlm.storage.arrays import array_bytes
 
 
-def embedder_at(path: Path, answer: Literal["encoder", "static"]) -> BasePredictor:
-    """Load the model at `path`, a run or a model; a linear one is loaded whatever `answer` is.
+def embedder_at(path: Path, model_part: Literal["encoder", "static"]) -> BasePredictor:
+    """Load the model at `path`, a run or a model; a linear one is loaded whatever `model_part` is.
 
     Raises:
-        ArtifactError: if there is no model, or it is damaged. UsageError: if there is no model `answer`.
+        ArtifactError: if there is no model, or it is damaged. UsageError: if there is no model `model_part`.
     """
     folder = model_of(path)
-    return load_predictor(folder, answer="static" if is_linear(folder) else answer)
+    return load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
 
 
 def vectors_file(vectors: FloatArray, ids: Sequence[str], *, form: str, normalize: bool) -> bytes:

@@ -23,7 +23,7 @@ from cramlm.config.run import CorpusConfig
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.combined import AnswerBy
+from cramlm.inference.combined import ModelPart
 from cramlm.inference.predictor import run_of
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
@@ -116,9 +116,9 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit,
     return tuple(Index.open(folder).explain(text, limit))
 
 
-def explain_at(path: Path, text: str, *, passages: int = 3, answer: AnswerBy = "combined") -> Explanation:
+def explain_at(path: Path, text: str, *, passages: int = 3, model_part: ModelPart = "combined") -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
     from cramlm.inference.predictor import load_predictor, model_of
 
     folder = model_of(path)
-    return explain(load_predictor(folder, answer=answer), text, run=run_of(folder), passages=passages)
+    return explain(load_predictor(folder, model_part=model_part), text, run=run_of(folder), passages=passages)

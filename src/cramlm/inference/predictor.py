@@ -20,7 +20,7 @@ from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
-from cramlm.inference.combined import AnswerBy, CombinedModels, CombinedPredictor, confidence_in, has_combination, load_linear
+from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
@@ -57,18 +57,18 @@ class Predictor(EncoderPredictor):
         *,
         precision: Precision | Literal["auto"] = "fp32",
         device: str = "cpu",
-        answer: AnswerBy = "combined",
+        model_part: ModelPart = "combined",
     ) -> AnyPredictor:
         """Load an exported folder of any kind; only the packages of its kind are imported.
 
-        answer: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision, device: of
-        an encoder in PyTorch. bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16 there, and
-        fp32 again for texts whose label could differ.
+        model_part: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision,
+        device: of an encoder in PyTorch. bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16
+        there, and fp32 again for texts whose label could differ.
 
         Raises:
-            ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `answer`.
+            ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `model_part`.
         """
-        return load_predictor(folder, precision=precision, device=device, answer=answer)
+        return load_predictor(folder, precision=precision, device=device, model_part=model_part)
 
     @classmethod
     def load_encoder(cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu") -> Predictor:
@@ -153,15 +153,15 @@ def load_predictor(
     *,
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     device: str = "cpu",
-    answer: AnswerBy = "combined",
+    model_part: ModelPart = "combined",
 ) -> AnyPredictor:
     """Load an exported folder of any kind; arguments and errors as of `Predictor.load`."""
     folder = Path(folder)
-    if is_linear(folder) or answer in LINEAR_NAMES:
-        return load_linear(folder, answer)
+    if is_linear(folder) or model_part in LINEAR_NAMES:
+        return load_linear(folder, model_part)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 
-    combines = answer == "combined" and has_combination(folder)
+    combines = model_part == "combined" and has_combination(folder)
     if (folder / GRAPH_FILE).is_file():
         graph = OnnxPredictor.load(folder)
         return CombinedPredictor(graph, CombinedModels.load(folder), origin=folder) if combines else graph
@@ -181,7 +181,7 @@ def model_of(path: Path) -> Path:
     raise ArtifactError(f"{path}: holds no exported model; pass the folder of a finished run, or of a model")
 
 
-def confidence_at(path: Path, answer: AnswerBy) -> Confidence:
+def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
     """Return the confidence of the model that predicts at `path`, a run or a model.
 
     Raises:
@@ -189,7 +189,7 @@ def confidence_at(path: Path, answer: AnswerBy) -> Confidence:
     """
     folder = model_of(path)
     refuse_other_kinds(folder, "abstaining", "use cramlm predict without it")
-    confidence = confidence_in(folder, answer)
+    confidence = confidence_in(folder, model_part)
     return usable_confidence(confidence, () if confidence is None else confidence.labels)
 
 

@@ -23,7 +23,7 @@ from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
-_PACKAGES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+PACKAGES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 _LONGEST_PARAMETER = 500  # MLflow's limit in characters
 
 
@@ -114,16 +114,16 @@ def final_scores(run: Path) -> dict[str, float]:
 
 def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
     """Raises UsageError or EnvironmentFault like `follow`."""
-    if name not in _PACKAGES:
-        raise UsageError(f"--track {name!r} is not one of {', '.join(_PACKAGES)}")
+    if name not in PACKAGES:
+        raise UsageError(f"--report-to {name!r} is not one of {', '.join(PACKAGES)}")
     opened = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[name]
     try:
         return opened(run, config.model_dump(mode="json"))
     except ImportError as error:
-        raise EnvironmentFault(f"--track {name}: {_first_line(error)}; pip install {_PACKAGES[name]}") from error
+        raise EnvironmentFault(f"--report-to {name}: {_first_line(error)}; pip install {PACKAGES[name]}") from error
     except Exception as error:
         raise EnvironmentFault(
-            f"--track {name}: cannot start ({_first_line(error)}); see its own documentation, or drop --track"
+            f"--report-to {name}: cannot start ({_first_line(error)}); see its own documentation, or drop --report-to"
         ) from error
 
 

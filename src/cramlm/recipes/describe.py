@@ -35,6 +35,26 @@ def describe_run(config: RunConfig, *, summary: str = "") -> str:
     return "\n".join(lines)
 
 
+def stages_of(config: RunConfig) -> list[str]:
+    """Return the names of the stages that `pipeline.run` builds, in its order, without those of optional prompts and token importance."""
+    retrieves = config.retriever is not None and config.corpus is not None
+    text = ["corpus", "index", "selection"] if retrieves else []
+    first = ["task", *(["baseline"] if config.baseline.enabled else [])]
+    if config.model != "encoder":
+        text = [] if config.model == "tfidf" else text
+        bayes = ["bayes"] if text else []
+        static = ["tokenizer", "tokens", "embedding", "static"] if config.model == "static" else []
+        return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
+    has_teacher = any(linear_teachers(phase) for phase in config.phases)
+    has_static = has_teacher or (config.baseline.enabled and retrieves)
+    embeds = has_static or config.encoder.embedding_init == "cooccurrence"
+    linear = ["embedding"] * embeds + ["static"] * has_static + ["bayes"] * retrieves
+    phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
+    adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
+    middle = ["tokenizer", "tokens", *linear, "schedule", *(["teacher"] if has_teacher else []), *phases, *adjusts]
+    return [*first, "plan", *text, *middle, "evaluation", "export", "report"]
+
+
 def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "task", _task(config.task, config.seed)
     if config.retriever is not None and config.corpus is not None:

@@ -200,7 +200,7 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
     if name not in PRESETS:
         raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
     if config.init is not None:
-        raise UsageError(f"--preset {name} and --init exclude each other: the weights in {config.init} have a size; drop one")
+        raise UsageError(f"--preset {name} and --base-model exclude each other: the weights in {config.init} have a size; drop one")
     encoder = PRESETS[name]
     if config.encoder.embedding_init == "random":
         encoder = encoder.model_copy(update={"embedding_init": "random"})
@@ -293,8 +293,8 @@ class Recipe(ABC):
     def _check_start(self, init: str | None) -> None:
         if self.start == "checkpoint" and init is None:
             raise UsageError(
-                f"the recipe {self.name} starts from pretrained weights; pass init= (--init FOLDER, with config.json, model.safetensors "
-                "and tokenizer.json), or take the recipe tlm, which needs none"
+                f"the recipe {self.name} starts from pretrained weights; pass init= (--base-model FOLDER, with config.json, "
+                "model.safetensors and tokenizer.json), or take the recipe tlm, which needs none"
             )
         if self.start == "scratch" and init is not None:
             raise UsageError(f"the recipe {self.name} trains from scratch; drop init, or take the recipe tlm with it")

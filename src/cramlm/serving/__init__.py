@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cramlm.errors import EnvironmentFault
-from cramlm.inference.combined import AnswerBy
+from cramlm.inference.combined import ModelPart
 from cramlm.serving.limits import Address, Limits
 
 
@@ -15,7 +15,7 @@ def serve(
     path: Path,
     address: Address,
     *,
-    answer: AnswerBy = "combined",
+    model_part: ModelPart = "combined",
     abstain_below: float | None = None,
     threads: int | None = None,
     window_seconds: float = 0.0,
@@ -24,7 +24,7 @@ def serve(
 ) -> int:
     """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
 
-    answer: the model of the folder that predicts (inference/combined.py). abstain_below: the lowest confidence of a prediction with a
+    model_part: the model of the folder that predicts (inference/combined.py). abstain_below: the lowest confidence of a prediction with a
     label; None: every prediction has a label, and none a confidence. threads: of the model; None = the default of PyTorch or onnxruntime.
     window_seconds: how long an idle server waits for more requests to compute together. `announce` is called with one line when the server
     listens and one when the model is loaded.
@@ -39,5 +39,5 @@ def serve(
         if (error.name or "").startswith("cramlm"):
             raise
         raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
-    load = partial(load_model, answer=answer, abstain_below=abstain_below, threads=threads)
+    load = partial(load_model, model_part=model_part, abstain_below=abstain_below, threads=threads)
     return run_server(path, address, load=load, window_seconds=window_seconds, limits=limits, announce=announce)

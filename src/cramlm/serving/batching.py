@@ -24,7 +24,7 @@ import numpy as np
 
 from cramlm.evaluation.confidence import Confidence, usable_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.combined import AnswerBy, CombinedModels, confidence_in, has_combination, load_linear
+from cramlm.inference.combined import CombinedModels, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.linear import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import LINEAR_NAMES, FloatArray, IntArray
@@ -79,7 +79,7 @@ class ServedModel:
         return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
 
 
-def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combined", abstain_below: float | None = None) -> ServedModel:
+def load_model(folder: Path, threads: int | None, *, model_part: ModelPart = "combined", abstain_below: float | None = None) -> ServedModel:
     """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
 
     abstain_below: the lowest confidence of a prediction with a label; None: every prediction has one.
@@ -87,14 +87,14 @@ def load_model(folder: Path, threads: int | None, *, answer: AnswerBy = "combine
     Raises:
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
-    if is_linear(folder) or answer in LINEAR_NAMES:
-        model = of_linear(load_linear(folder, answer))
+    if is_linear(folder) or model_part in LINEAR_NAMES:
+        model = of_linear(load_linear(folder, model_part))
     else:
         model = _load_encoder(folder, threads)
-        if answer == "combined" and has_combination(folder):
+        if model_part == "combined" and has_combination(folder):
             model = of_combined(model, CombinedModels.load(folder))
     if abstain_below is not None:
-        model = replace(model, abstention=Abstention(usable_confidence(confidence_in(folder, answer), model.labels), abstain_below))
+        model = replace(model, abstention=Abstention(usable_confidence(confidence_in(folder, model_part), model.labels), abstain_below))
     model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
     return model
 

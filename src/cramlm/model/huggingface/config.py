@@ -232,19 +232,22 @@ def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig
     shape = _SAME_AS.get(str(settings.get("model_type")), settings.get("model_type"))
     if shape not in DEFAULTS:
         raise ArtifactError(
-            f"{path}: model_type is {shape!r}; pretrained weights may be of the shapes {', '.join(DEFAULTS)}; pass another folder to --init"
+            f"{path}: model_type is {shape!r}; pretrained weights may be of the shapes {', '.join(DEFAULTS)}; "
+            "pass another folder to --base-model"
         )
     for key, values in _ONLY_VALUES.items():
         if settings.get(key) not in values:
-            raise ArtifactError(f"{path}: {key} is {settings[key]!r}, which this encoder does not compute; pass another folder to --init")
+            raise ArtifactError(
+                f"{path}: {key} is {settings[key]!r}, which this encoder does not compute; pass another folder to --base-model"
+            )
     complete = DEFAULTS[shape] | {key: value for key, value in settings.items() if value is not None} | {"model_type": shape}
     if shape == "modernbert":
         complete = _with_layer_settings(complete, path)
-    encoder = _encoder(complete, path, remedy="pass another folder to --init")
+    encoder = _encoder(complete, path, remedy="pass another folder to --base-model")
     pad = complete["pad_token_id"] if isinstance(complete["pad_token_id"], int) else 0
     expected = native_config(encoder, HeadConfig(), vocab_size=0, ids=Ids(pad, 0, 0), task="mlm", labels=())
     relevant = {key: value for key, value in expected.items() if key not in _IRRELEVANT}
-    compare(complete, relevant, path, remedy="pass another folder to --init")
+    compare(complete, relevant, path, remedy="pass another folder to --base-model")
     return encoder
 
 
@@ -328,7 +331,7 @@ def _with_layer_settings(settings: Mapping[str, Any], path: Path) -> dict[str, A
             kind: {"rope_type": "default", "rope_theta": theta} | (rope.get(kind) or {}) for kind, theta in thetas.items()
         }
     except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ArtifactError(f"{path}: layer_types or rope_parameters are invalid; pass another folder to --init") from error
+        raise ArtifactError(f"{path}: layer_types or rope_parameters are invalid; pass another folder to --base-model") from error
     return result
 
 

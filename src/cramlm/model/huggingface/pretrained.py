@@ -53,8 +53,8 @@ def open_pretrained(folder: Path) -> Pretrained:
     for name in _FILES:
         if not (folder / name).is_file():
             raise ArtifactError(
-                f"{folder / name}: missing; --init takes a folder with {', '.join(_FILES)}, as transformers' save_pretrained leaves it for "
-                "model and tokenizer, or export/mlm of a run"
+                f"{folder / name}: missing; --base-model takes a folder with {', '.join(_FILES)}, as transformers' save_pretrained leaves "
+                "it for model and tokenizer, or export/mlm of a run"
             )
     path = folder / CONFIG_FILE
     settings = read_json(path)
@@ -68,12 +68,12 @@ def _check_tokenizer(settings: dict[str, Any], encoder: EncoderConfig, tokenizer
     rows = settings["vocab_size"]
     if type(rows) is not int or tokenizer.vocab_size > rows:
         raise ArtifactError(
-            f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {rows!r}; pass both of one model to --init"
+            f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {rows!r}; pass both of one model to --base-model"
         )
     if encoder.shape == "roberta" and tokenizer.pad_id != settings["pad_token_id"]:
         raise ArtifactError(
             f"{folder / CONFIG_FILE}: pad_token_id is {settings['pad_token_id']!r}, the tokenizer's is {tokenizer.pad_id}, and positions "
-            "are counted from it; pass both of one model to --init"
+            "are counted from it; pass both of one model to --base-model"
         )
 
 
@@ -102,9 +102,9 @@ def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
         field = next(name for name, value in settings.items() if value != stored[name])
         raise UsageError(
             f"encoder.{field} is {settings[field]!r}, the weights in {pretrained.folder} have {stored[field]!r}; "
-            "drop that setting or --init"
+            "drop that setting or --base-model"
         )
     head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
     changed: dict[str, Any] = {"init": str(pretrained.folder), "encoder": own, "head": head, "tokenizer": tokenizer}
-    return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--init {pretrained.folder}")
+    return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--base-model {pretrained.folder}")

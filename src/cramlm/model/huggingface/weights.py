@@ -141,7 +141,7 @@ def load_pretrained_weights(model: Model, pretrained: Pretrained) -> LoadedWeigh
         encoder = [ours for ours in names if ours.startswith("encoder.")]
         if missing := [name for ours in encoder for name in names[ours] if name not in stored]:
             raise ArtifactError(
-                f"{path}: tensor {missing[0]!r} is missing{more(missing)}, which config.json describes; pass another folder to --init"
+                f"{path}: tensor {missing[0]!r} is missing{more(missing)}, which config.json describes; pass another folder to --base-model"
             )
         head = _complete([ours for ours in names if ours.startswith("mlm_head.")], names, stored)
         below = [ours for ours in names if ours.startswith("classifier.") and not ours.startswith("classifier.classifier.")]
@@ -149,7 +149,9 @@ def load_pretrained_weights(model: Model, pretrained: Pretrained) -> LoadedWeigh
         used = {name for group in loaded.values() for name in group}
         unused = sorted(stored[name] for name in stored.keys() - used)
         if unknown := [name for name in unused if not _BESIDE.fullmatch(name)]:
-            raise ArtifactError(f"{path}: tensor {unknown[0]!r} has no place in this model{more(unknown)}; pass another folder to --init")
+            raise ArtifactError(
+                f"{path}: tensor {unknown[0]!r} has no place in this model{more(unknown)}; pass another folder to --base-model"
+            )
         for ours, group in loaded.items():
             for name, target in zip(group, parameters[ours].detach().chunk(len(group)), strict=True):
                 _copy(weights, stored[name], target, ours, path)
@@ -197,7 +199,7 @@ def _copy(weights: Any, name: str, target: Tensor, ours: str, path: object) -> N
         tensor = torch.cat([tensor, tensor[-1:].expand(rows, -1)])[:rows]  # only the first type is used
     if tensor.shape != target.shape:
         shapes = f"has shape {tuple(tensor.shape)}, config.json says {tuple(target.shape)}"
-        raise ArtifactError(f"{path}: tensor {name!r} {shapes}; pass another folder to --init")
+        raise ArtifactError(f"{path}: tensor {name!r} {shapes}; pass another folder to --base-model")
     if not torch.isfinite(tensor).all():
         raise ArtifactError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or its training failed")
     target.copy_(tensor)

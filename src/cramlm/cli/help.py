@@ -1,0 +1,114 @@
+"""How `--help` is printed, and old spellings of options.
+
+    Usage: cramlm COMMAND [OPTIONS]
+
+      One sentence, then details.
+
+    Options:                 the options that most calls need
+    Data, Training, ...:     the others, by the `rich_help_panel` of each
+    Examples:                the last paragraph of the docstring, as it stands
+
+The layout is that of click, without boxes, at most 100 characters wide, so that a command fits on one screen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+RENAMED_OPTIONS: Final = {
+    "--kind": "--task-type",
+    "--init": "--base-model",
+    "--track": "--report-to",
+    "--answer": "--model-part",
+    "--k": "--top-k",
+}
+"""Spellings that work until the next version."""
+MAX_WIDTH: Final = 100
+_EXAMPLES: Final = "Examples:\n"
+_LONGEST_NAME: Final = 26  # characters of an option before its description starts on the next line
+
+
+class _Sections:
+    """Description and examples of a command or a group."""
+
+    help: str | None
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(split_help(self.help)[0])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if examples := split_help(self.help)[1]:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in examples))
+
+
+class Command(_Sections, TyperCommand):
+    """A command whose help has panels and examples, and that accepts old spellings of its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, replace_old_spellings(args, names))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_panels(self, ctx, formatter)
+
+
+class Group(_Sections, TyperGroup):
+    """A group of commands whose help lists them by panel, each with its first sentence."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_panels(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            sentence = (command.help or "").partition("\n\n")[0].replace("\n", " ")
+            panels.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append((name, sentence))
+        width = max(len(name) for name in self.commands)
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), sentence) for name, sentence in rows])
+
+
+def replace_old_spellings(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Return the arguments with the current names of options; print a line to stderr for each old one.
+
+    names: the options of the command; an old spelling that it still has, or whose successor it lacks, stays as it is.
+    """
+    replaced = list(arguments)
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        old, equals, value = argument.partition("=")
+        new = RENAMED_OPTIONS.get(old)
+        if new in names and old not in names:
+            replaced[position] = f"{new}{equals}{value}"
+            print(f"cramlm: {old} is now {new}; the next version does not accept {old}", file=sys.stderr)
+    return replaced
+
+
+def split_help(text: str | None) -> tuple[str, list[str]]:
+    """Split the docstring of a command into its description and the lines of its examples."""
+    description, found, examples = (text or "").partition(_EXAMPLES)
+    return description.strip(), [line.strip() for line in examples.splitlines() if line.strip()] if found else []
+
+
+def write_panels(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments and options, a section for each panel; --help is in the first section of options."""
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+    for panel, rows in panels.items():
+        if rows:
+            with formatter.section(panel):
+                formatter.write_dl(rows, col_max=_LONGEST_NAME)

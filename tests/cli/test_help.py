@@ -1,0 +1,90 @@
+"""--help of every command: one screen, one sentence, an example that parses; old spellings of options; choices and their sources."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, get_args
+
+import pytest
+import typer
+
+from commands import cramlm
+from cramlm.cli import options
+from cramlm.cli.app import PANELS, app
+from cramlm.cli.help import RENAMED_OPTIONS, replace_old_spellings, split_help
+from cramlm.config.run import Duplicates, OnBadRow
+from cramlm.inference.combined import ModelPart
+from cramlm.pipeline.trackers import PACKAGES
+from cramlm.recipes.recipe import PRESETS
+from cramlm.records import TaskKind
+
+GROUP: Any = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)
+SCREEN = 54  # lines, at 80 characters
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = cramlm(name, "--help").stdout
+    assert len(printed.splitlines()) <= SCREEN
+    description, examples = split_help(GROUP.commands[name].help)
+    sentence = description.partition("\n\n")[0]
+    assert sentence.endswith(".")
+    assert not sentence.endswith("..")
+    assert examples
+    assert all(example in printed for example in examples)
+    for example in examples:
+        if example.startswith("cramlm "):
+            _, command, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
+            GROUP.commands[command].make_context(command, arguments, resilient_parsing=command == "recipes").close()
+
+
+def test_the_help_of_cramlm_lists_every_command_in_a_panel_with_its_whole_sentence() -> None:
+    printed = "".join(cramlm("--help").stdout.split())  # also a word is broken at its hyphen
+    for panel in PANELS:
+        assert f"{panel}:" in printed
+    for name, command in GROUP.commands.items():
+        sentence = command.help.partition("\n\n")[0]
+        assert "".join(f"{name} {sentence}".split()) in printed
+
+
+def test_an_old_spelling_is_replaced_with_one_line_about_it(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"--task-type", "--base-model", "--top-k"}
+    replaced = replace_old_spellings(["--kind=regression", "--init", "folder", "--track", "wandb", "--", "--kind"], names)
+    assert replaced == ["--task-type=regression", "--base-model", "folder", "--track", "wandb", "--", "--kind"]
+    assert capsys.readouterr().err.splitlines() == [
+        "cramlm: --kind is now --task-type; the next version does not accept --kind",
+        "cramlm: --init is now --base-model; the next version does not accept --init",
+    ]
+    assert replace_old_spellings(["--init", "folder"], {"--init", "--base-model"}) == ["--init", "folder"]
+
+
+def test_every_old_spelling_has_a_command_with_its_successor() -> None:
+    known = {name for command in GROUP.commands.values() for parameter in command.params for name in parameter.opts}
+    assert set(RENAMED_OPTIONS.values()) <= known
+    assert not set(RENAMED_OPTIONS) & known
+
+
+@pytest.mark.parametrize(
+    ("choices", "source"),
+    [
+        (options.TaskType, get_args(TaskKind)),
+        (options.ModelPart, get_args(ModelPart)),
+        (options.DuplicateRule, get_args(Duplicates)),
+        (options.BadRowRule, get_args(OnBadRow)),
+        (options.Preset, tuple(PRESETS)),
+        (options.TrackerName, tuple(PACKAGES)),
+    ],
+)
+def test_the_choices_of_an_option_are_those_of_the_package_that_reads_them(choices: Any, source: tuple[str, ...]) -> None:
+    assert set(get_args(choices)) == set(source)
+
+
+def test_a_choice_that_does_not_exist_gives_one_line_with_the_choices() -> None:
+    result = cramlm("fit", "--train", "train.csv", "--task-type", "tagging")
+    assert result.returncode == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("cramlm: error: ")
+    assert "'tagging'" in last
+    assert "multi-label" in last

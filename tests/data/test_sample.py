@@ -1,0 +1,50 @@
+"""The data of `cramlm sample-data`: equal for equal seeds, and raw text helps a model that has few labels."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from commands import cramlm
+from cramlm.data.sample import LABELLED, PASSAGES, SPLITS, write_sample
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_equal_seeds_write_equal_files_and_other_seeds_other_texts(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_sample(tmp_path / name, seed=seed, passages=20)
+    for file in ("train.csv", "dev.csv", "test.csv", "corpus.jsonl"):
+        first, second, third = ((tmp_path / name / file).read_bytes() for name in "abc")
+        assert first == second != third
+
+
+def test_the_command_writes_balanced_distinct_texts_and_a_corpus(tmp_path: Path) -> None:
+    result = cramlm("sample-data", tmp_path / "data")
+    assert result.returncode == 0, result.stderr
+    texts = []
+    for split, count in SPLITS.items():
+        rows = rows_of(tmp_path / f"data/{split}.csv")
+        labels = [row["label"] for row in rows]
+        assert {label: labels.count(label) for label in labels} == dict.fromkeys(LABELLED, count // len(LABELLED))
+        texts += [row["text"] for row in rows]
+    assert len(set(texts)) == sum(SPLITS.values())
+    lines = (tmp_path / "data/corpus.jsonl").read_text("utf-8").splitlines()
+    assert len({json.loads(line)["id"] for line in lines}) == PASSAGES
+
+
+def test_labels_alone_leave_room_for_retrieved_text(tmp_path: Path) -> None:
+    """TF-IDF is above chance (25 %) and far from solving the task: most words of a hobby are not in the training texts."""
+    write_sample(tmp_path, passages=1)
+    train, test = rows_of(tmp_path / "train.csv"), rows_of(tmp_path / "test.csv")
+    vectorizer = TfidfVectorizer()
+    model = LogisticRegression(C=10).fit(vectorizer.fit_transform([row["text"] for row in train]), [row["label"] for row in train])
+    accuracy = model.score(vectorizer.transform([row["text"] for row in test]), [row["label"] for row in test])
+    assert 0.35 < accuracy < 0.75
