@@ -220,6 +220,6 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
     with pytest.raises(CramError, match=r"all 2 were rejected, line 1: .*--set task.kind=multi-label"):
         cramlm("check", tmp_path / "train.jsonl")
     with pytest.raises(UsageError, match=r"kind: Input should be 'classification', 'multi-label' or 'regression'"):
-        cramlm(*fit, "--task-type", "tagging")
+        cramlm(*fit, "--set", "task.kind=tagging")
     with pytest.raises(CramError, match=r"train.jsonl:1: 'label' is not a number but a list"):
         cramlm(*fit, "--set", "task.kind=regression")
