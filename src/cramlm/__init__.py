@@ -6,7 +6,7 @@
 Retrieval alone needs no labels:
 
 >>> index = cramlm.Index.build("corpus/*.jsonl.zst", out="index")
->>> index.search(["some query"], k=10).texts()
+>>> index.search(["some query"], top_k=10).texts()
 
 Names are imported on first use: `import cramlm` loads neither torch nor transformers.
 """

@@ -44,7 +44,7 @@ def error(result: Result, code: int) -> str:
 
 
 def test_hits_equal_the_formula_and_texts_are_those_of_the_ids(index: cramlm.Index) -> None:
-    hits = index.search([*QUERIES, "xylophone"], k=7)
+    hits = index.search([*QUERIES, "xylophone"], top_k=7)
     assert len(hits) == len(QUERIES) + 1
     for query, ids, scores, texts in zip(QUERIES, hits.ids, hits.scores, hits.texts(), strict=False):
         expected = reference_search(TEXTS, query, 7)
@@ -52,12 +52,12 @@ def test_hits_equal_the_formula_and_texts_are_those_of_the_ids(index: cramlm.Ind
         assert scores.tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
         assert texts == [TEXTS[int(name)] for name in ids]
     assert (hits.ids[-1], hits.texts()[-1], len(hits.scores[-1])) == ([], [], 0)
-    assert index.search(QUERIES[0], k=7).ids == hits.ids[:1]
+    assert index.search(QUERIES[0], top_k=7).ids == hits.ids[:1]
 
 
 def test_the_union_keeps_the_best_rank_of_each_document_and_the_first_query_that_gave_it(index: cramlm.Index) -> None:
     queries = [*QUERIES, "xylophone", QUERIES[0]]
-    hits, union = index.search(queries, k=9), index.union(queries, k=9)
+    hits, union = index.search(queries, top_k=9), index.union(queries, top_k=9)
     best: dict[str, tuple[int, int]] = {}
     for number, ids in enumerate(hits.ids):
         for rank, name in enumerate(ids):
@@ -113,7 +113,7 @@ def test_an_index_keeps_its_settings_and_analyzes_queries_with_them(tmp_path: Pa
     scoring = Scoring(settings.get("k1", 1.2), settings.get("b", 0.75), settings.get("norm", "exact"))
     assert index.scoring == scoring
     kept = [" ".join(analyze(text, analyzer)) for text in TEXTS]
-    hits = index.search(QUERIES, k=20)
+    hits = index.search(QUERIES, top_k=20)
     if scoring.norm == "exact":  # the reference has no other
         for query, ids, scores in zip(QUERIES, hits.ids, hits.scores, strict=True):
             expected = reference_search(kept, " ".join(analyze(query, analyzer)), 20, k1=scoring.k1, b=scoring.b)
@@ -184,7 +184,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_search_writes_a_trec_run_for_every_format_of_queries(folder: Path) -> None:
     index = cramlm.Index.open(folder / "index")
     assert index.scoring == Scoring(0.9, 0.4)
-    hits = index.search(["the red harbour"], k=5)
+    hits = index.search(["the red harbour"], top_k=5)
     assert hits.ids == [["ship", "hill"]]
     expected = [
         f"q1 Q0 {name} {rank} {score:.9g} cramlm" for rank, (name, score) in enumerate(zip(hits.ids[0], hits.scores[0], strict=True), 1)
@@ -289,7 +289,7 @@ def test_an_id_with_white_space_cannot_be_in_a_run(tmp_path: Path) -> None:
 
 def test_measures_need_judged_queries(index: cramlm.Index) -> None:
     pytest.importorskip("ir_measures", reason="ir-measures is missing: pip install 'cramlm[search]'")
-    hits = index.search(QUERIES[:2], k=5)
+    hits = index.search(QUERIES[:2], top_k=5)
     with pytest.raises(CramError, match="other queries"):
         measure(hits, ["a", "b"], {"c": {"0": 1}})
     perfect = measure(hits, ["a", "b"], {"a": {hits.ids[0][0]: 1}})
@@ -301,7 +301,7 @@ def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder:
     result = command(*arguments)
     assert result.returncode == 0, result.stderr
     (row,) = SelectionTable.open(tmp_path / "out").rows()
-    best = cramlm.Index.open(folder / "index").search(["the red harbour"], k=1)
+    best = cramlm.Index.open(folder / "index").search(["the red harbour"], top_k=1)
     assert (row["id"], row["query"], row["text"]) == ("ship", 0, DOCUMENTS["ship"])
     assert row["score"] == pytest.approx(float(best.scores[0][0]))
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())

@@ -59,7 +59,7 @@ class IndexSettings(TypedDict, total=False):
 class Hits:
     """The best documents of each query, best first: ids, scores and positions in the corpus, a list per query.
 
-    A query has fewer than k hits if fewer documents share a term with it.
+    A query has fewer than `top_k` hits if fewer documents share a term with it.
     """
 
     ids: list[list[str]]
@@ -123,7 +123,7 @@ class Index:
     """A BM25 index with its documents, memory-mapped: safe to share between threads and processes.
 
     >>> index = cramlm.Index.build({"d1": "a red ship", "d2": "a green hill"}, out="index")
-    >>> index.search(["red ships"], k=10).ids
+    >>> index.search(["red ships"], top_k=10).ids
     [['d1']]
     """
 
@@ -190,14 +190,14 @@ class Index:
         """Number of documents."""
         return len(self.corpus)
 
-    def search(self, queries: str | Sequence[str], k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> Hits:
-        """Return the best k documents for every query by BM25. scoring: None = with the index's own k1, b and norm.
+    def search(self, queries: str | Sequence[str], top_k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> Hits:
+        """Return the best `top_k` documents for every query by BM25. scoring: None = with the index's own k1, b and norm.
 
         Raises:
-            UsageError: k or threads is below 1, or a query is too long.
+            UsageError: top_k or threads is below 1, or a query is too long.
         """
-        _check_k(k)
-        found = self.bm25.search(_list(queries), limit=k, scoring=scoring or self.scoring, threads=threads)
+        _check_top_k(top_k)
+        found = self.bm25.search(_list(queries), limit=top_k, scoring=scoring or self.scoring, threads=threads)
         ends = found.offsets.tolist()
         ids = self._ids(found.position)
         parts = [slice(start, end) for start, end in pairwise(ends)]
@@ -205,22 +205,22 @@ class Index:
             [ids[part] for part in parts], [found.score[part] for part in parts], [found.position[part] for part in parts], self.corpus
         )
 
-    def union(self, queries: str | Sequence[str], k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> UnionHits:
-        """Return the union of the best k documents of every query. Memory: 12 bytes per document of the corpus.
+    def union(self, queries: str | Sequence[str], top_k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> UnionHits:
+        """Return the union of the best `top_k` documents of every query. Memory: 12 bytes per document of the corpus.
 
         Raises:
             UsageError: as `search`.
         """
-        _check_k(k)
+        _check_top_k(top_k)
         compiled = self.bm25.compile(_list(queries))
         first_text = dict(zip(compiled.owner[::-1].tolist(), range(len(compiled.owner) - 1, -1, -1), strict=True))
-        hits = self.bm25.search_distinct(compiled, limit=k, scoring=scoring or self.scoring, threads=threads)
+        hits = self.bm25.search_distinct(compiled, limit=top_k, scoring=scoring or self.scoring, threads=threads)
         ranking = best_of_hits(len(self), ((first_text[number], positions, scores) for number, positions, scores in hits))
         return UnionHits(self._ids(ranking.position), ranking.score, ranking.rank, ranking.query, ranking.position, self.corpus)
 
-    def explain(self, query: str, k: int = 10) -> list[ExplainedHit]:
-        """Return the best k documents for a query with the terms that they share."""
-        hits = self.search(query, k)
+    def explain(self, query: str, top_k: int = 10) -> list[ExplainedHit]:
+        """Return the best `top_k` documents for a query with the terms that they share."""
+        hits = self.search(query, top_k)
         explained = []
         for rank, (position, score) in enumerate(zip(hits.positions[0].tolist(), hits.scores[0].tolist(), strict=True)):
             document = self.corpus.document(position)
@@ -290,9 +290,9 @@ def _save_texts(path: Path, texts: Mapping[str, str]) -> None:
     publish_file(path, content)
 
 
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise UsageError(f"k is {k}, the number of documents per query; pass 1 or more")
+def _check_top_k(top_k: int) -> None:
+    if top_k < 1:
+        raise UsageError(f"top_k is {top_k}, the number of documents per query; pass 1 or more")
 
 
 def _list(queries: str | Sequence[str]) -> list[str]:
