@@ -149,9 +149,9 @@ def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> N
 
 def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:
     for search in (index.search, index.union):
-        with pytest.raises(UsageError, match="k is 0"):
+        with pytest.raises(UsageError, match="top_k is 0"):
             search(QUERIES, 0)
-    assert "'--top-k'" in error(command("search", index.path, "word", "--k", "0"), 2)
+    assert "'--top-k'" in error(command("search", index.path, "word", "--top-k", "0"), 2)
 
 
 def test_the_index_needs_neither_torch_nor_labels(tmp_path: Path) -> None:
