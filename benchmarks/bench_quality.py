@@ -2,8 +2,8 @@
 
     python benchmarks/bench_quality.py --data ../shared/data --budget 5m --seeds 1 2 3
 
-One `cramlm compare` (docs/experiments.md) for each task and number of labels. Prints the tables and, as the last line, one JSON object. The
-results are added to results/quality-BUDGET.json, which keeps those of earlier calls for other tasks, numbers of labels, seeds and arms.
+One `cramlm compare` (docs/guides/experiments.md) for each task and number of labels. Prints the tables and, last, a JSON object.
+The results are added to results/quality-BUDGET.json, which keeps those of earlier calls for other tasks, numbers of labels, seeds and arms.
 Every run has the commit that made it; all runs of a folder (--out) must be made by the same commit.
 """
 

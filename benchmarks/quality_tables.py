@@ -1,10 +1,12 @@
-"""The README's tables of scores, from the results of bench_quality.py.
+"""The tables of scores in the README and in docs/benchmarks/quality.md, from the results of bench_quality.py.
 
     python benchmarks/quality_tables.py 2e13flops
     python benchmarks/quality_tables.py rungs 2e13flops
+    python benchmarks/quality_tables.py means 2e13flops
 
 The first call prints a summary of means, a table for each number of labels (rows are arms, columns tasks, cells test macro-F1), and the
-commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json.
+commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json; the
+third their means over development and confirmation tasks, which the README shows.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
 RUNGS: Final = {"tfidf": "tfidf", "bayes": "bayes", "static": "static", "tlm-plain": "tlm-plain", "tlm": "tlm", "tlm combined": "combined"}
 """Arm -> column of the table of models, cheapest first."""
+GROUPS: Final = {
+    "development": ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20"),
+    "confirmation": ("trec", "scicite", "cr", "masakhanews_ibo"),
+}
+"""The tasks that settings were developed on, and those that are scored once per release."""
 Run = tuple[str, str, int]  # number of labels, task, seed
 
 
@@ -86,6 +93,28 @@ def rungs(measured: Mapping[str, Any]) -> str:
         cells.append(f"| mean of {len(lines)} | {' | '.join(f'{100 * macro:.1f} / {100 * micro:.1f}' for macro, micro in mean)} |")
         parts.append("\n".join([head, "|---" * (len(RUNGS) + 1) + "|", *cells]))
     return "\n\n".join(parts)
+
+
+def means(measured: Mapping[str, Any]) -> str:
+    """Return a Markdown table: rows are models (`RUNGS`), columns numbers of labels by group of tasks, cells means of test macro- and
+    micro-F1; "not measured" unless all tasks of the group have scores of the model.
+    """
+    columns = [(group, labels) for group in GROUPS for labels in ("100", "500", ALL)]
+    heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels" for group, labels in columns]
+    lines = [f"| macro-F1 / micro-F1 | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for arm, name in RUNGS.items():
+        cells = (_group_mean(measured["tasks"], GROUPS[group], labels, arm) for group, labels in columns)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _group_mean(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str) -> str:
+    found = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
+    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm] for cells in found]
+    if not all(tests):
+        return "not measured"
+    macro, micro = (fmean(fmean(test[metric] for test in of) for of in tests) for metric in ("macro_f1", "micro_f1"))
+    return f"{100 * macro:.1f} / {100 * micro:.1f}"
 
 
 def _rung_cell(macro: float, micro: float, seeds: int, *, of: int) -> str:
@@ -187,8 +216,8 @@ def _star(experiment: Mapping[str, Any], arm: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "rungs":
-        print(rungs(json.loads((RESULTS / f"rungs-{sys.argv[2]}.json").read_bytes())))
+    if sys.argv[1] in ("rungs", "means"):
+        print({"rungs": rungs, "means": means}[sys.argv[1]](json.loads((RESULTS / f"rungs-{sys.argv[2]}.json").read_bytes())))
         sys.exit()
     results = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
     print(f"{summary(results)}\n\n{tables(results)}\n\n{commits(results)}")

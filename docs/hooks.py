@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 
 import cramlm
 from cramlm import recipes
-from cramlm.cli.app import app
+from cramlm.cli.app import PANELS, app
+from cramlm.cli.help import split_help
 from cramlm.config import retriever as retriever_config
 from cramlm.config import run as config
 
@@ -45,11 +46,15 @@ def pages() -> dict[str, str]:
 
 def _commands() -> str:
     group: Any = typer.main.get_command(app)
-    parts = ["# Commands", "Results go to stdout, progress and errors to stderr. `cramlm COMMAND --help` prints the same text."]
-    for name, command in sorted(group.commands.items()):
-        parts += [f"## cramlm {name}", command.help or ""]
-        rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
-        parts.append("\n".join(["| | | default |", "|---|---|---|", *rows]))
+    parts = ["# Command line", "Results go to stdout, progress and errors to stderr. `cramlm COMMAND --help` prints the same text."]
+    panels = {panel: [command for command in group.commands.values() if command.rich_help_panel == panel] for panel in PANELS}
+    parts += [f"**{panel}**: {', '.join(f'[{each.name}](#cramlm-{each.name})' for each in of)}" for panel, of in panels.items()]
+    for command in (command for of in panels.values() for command in of):
+        description, examples = split_help(command.help)
+        parts += [f"## cramlm {command.name}", description, "\n".join(["```", *examples, "```"])]
+        rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help" and not parameter.hidden]
+        if rows:
+            parts.append("\n".join(["| | | default |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 

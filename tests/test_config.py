@@ -165,13 +165,13 @@ def test_an_invalid_config_is_a_one_line_error_with_the_setting(changes: dict[st
         ("phases[0].most_passes=3", "phases[0].most_passes was renamed phases[].max_passes; "),
         (
             "phases[0].marks.rule=gradient",
-            "phases[0].marks was replaced by the term 'important_tokens' in phases[].terms (docs/objectives.md)",
+            "phases[0].marks was replaced by the term 'important_tokens' in phases[].terms (docs/guides/objectives.md)",
         ),
         *(
             (f"phases[0].{name}=none", f"phases[0].{name} was replaced by ")
             for name in ("objective", "mlm_weight", "task_weight", "teacher_weight", "teacher_from", "label_smoothing", "causal_share")
         ),
-        ("phases[0].rtd_weight=2", "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/objectives.md)"),
+        ("phases[0].rtd_weight=2", "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/guides/objectives.md)"),
     ],
 )
 def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(override: str, expected: str) -> None:

@@ -366,7 +366,7 @@ def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path)
 
 
 def test_the_page_of_the_recipes_lists_every_control() -> None:
-    page = Path(__file__).parents[1] / "docs" / "recipes.md"
+    page = Path(__file__).parents[1] / "docs" / "concepts" / "recipes.md"
     listed = re.findall(r"^\| `([\w-]+)` \| `", page.read_text("utf-8").partition("**The controls**")[2], flags=re.MULTILINE)
     assert listed == list(CONTROLS)
 

@@ -1,4 +1,4 @@
-"""Write docs/reproduction.md from the paper's figures and our results: `python benchmarks/reproduce/page.py`."""
+"""Write docs/benchmarks/reproduction.md from the paper's figures and our results: `python benchmarks/reproduce/page.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cramlm.experiments.results import Summary, score_text
 from reproduce.tables import FOLDERS, METRIC, TABLES, TWIN_BUDGET, Line, Table, arm_name, command
 
 RESULTS = Path(__file__).parents[1] / "results" / "reproduce"
-PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "reproduction.md"
 NOTES = Path(__file__).parent / "notes.md"
 NOT_RUN, NO_DATA = "not run", "no data"
 HEAD = f"""# The paper's tables, reproduced at small scale
@@ -30,7 +30,7 @@ for chemprot and rct, macro-F1 elsewhere. `acl-arc` is the released split, with 
 `--print` prints the commands below (the paper's, then ours), to which `--train`, `--dev`, `--test`, `--corpus`,
 `--seeds` and `--out` must be added. A row of several tables is one run. Table 1 is the cost of the methods: every table of
 `cramlm compare` has FLOPs. `cramlm attention` counts positional and vertical heads, which the paper plots. GLUE is not included.
-See [experiments.md](experiments.md) for the commands.
+See [comparing methods](../guides/experiments.md) for the commands.
 """
 
 

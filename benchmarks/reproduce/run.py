@@ -1,4 +1,4 @@
-"""Run tables of the paper at small scale (or at its size), and write docs/reproduction.md.
+"""Run tables of the paper at small scale (or at its size), and write docs/benchmarks/reproduction.md.
 
     python benchmarks/reproduce/run.py 4 --data ../shared/data                 # table 4 at small scale, on the available tasks
     python benchmarks/reproduce/run.py 3 4 --tasks scierc --seeds 1 2 3

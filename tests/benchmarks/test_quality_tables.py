@@ -1,4 +1,4 @@
-"""The README's tables equal the results in the repository."""
+"""The tables of the README and of the page on quality equal the results in the repository."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from quality_tables import RESULTS, commits, rungs, summary, tables
+from quality_tables import GROUPS, RESULTS, commits, means, rungs, summary, tables
 
 README = Path(__file__).parents[2] / "README.md"
+PAGE = README.parent / "docs/benchmarks/quality.md"
 
 
 def row(arm: str, *values: float, labels: str = "500", minutes: float | None = 2.0) -> dict[str, Any]:
@@ -98,14 +99,26 @@ def test_runs_of_several_commits_are_listed() -> None:
 
 
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
-def test_the_readmes_tables_equal_the_results() -> None:
+def test_the_tables_of_the_pages_equal_the_results() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
-    readme = README.read_text("utf-8")
-    assert summary(measured) in readme, "the first table of python benchmarks/quality_tables.py 2e13flops"
-    assert tables(measured) in readme, "python benchmarks/quality_tables.py 2e13flops"
     models = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
-    assert rungs(models) in readme, "python benchmarks/quality_tables.py rungs 2e13flops"
-    assert commits(measured) in readme, "the last line of python benchmarks/quality_tables.py 2e13flops"
+    page = PAGE.read_text("utf-8")
+    assert summary(measured) in page, "the first table of python benchmarks/quality_tables.py 2e13flops"
+    assert tables(measured) in page, "python benchmarks/quality_tables.py 2e13flops"
+    assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
+    assert means(models) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means 2e13flops"
+
+
+def test_a_mean_over_a_group_of_tasks_needs_all_of_them() -> None:
+    def scored(*scores: float) -> dict[str, Any]:
+        arms = ["tfidf", "bayes", "static", "tlm-plain", "tlm", "tlm combined"]
+        tests = [(arm, {"test": {"macro_f1": score, "micro_f1": score / 2}}) for arm in arms for score in scores]
+        return {"cells": [{"arm": arm, "seed": 1, "scores": test} for arm, test in tests]}
+
+    tasks = {task: {"100": scored(0.5)} for task in GROUPS["confirmation"]} | {"sst2": {"100": scored(0.9)}}
+    lines = means({"tasks": tasks}).splitlines()
+    assert lines[0].startswith("| macro-F1 / micro-F1 | 7 development tasks, 100 labels |")
+    assert lines[2] == "| `tfidf` | not measured | not measured | not measured | 50.0 / 25.0 | not measured | not measured |"
 
 
 def test_the_table_of_models_has_means_over_seeds_and_omits_incomplete_tasks() -> None:

@@ -150,13 +150,18 @@ def fit(
     print(finished.scores["verdict"])
     print(f"report: {finished.path / 'report.html'}")
     print(f"model: {finished.export}")
-    print(next_commands(finished.path))
+    print(next_commands(finished.path, finished.config.task.kind))
 
 
-def next_commands(run: Path) -> str:
-    """Return what to type after a fit."""
+def next_commands(run: Path, kind: str) -> str:
+    """Return what to type after a fit of this kind of task."""
     folder = shlex.quote(str(run))
-    return f'next:\n  cramlm predict {folder} new.csv\n  cramlm explain {folder} "some text"\n  cramlm serve {folder}'
+    others = (
+        {"explain": ' "some text"', "serve": ""}
+        if kind == "classification"
+        else {"evaluate": " test.csv", "embed": " new.csv -o vectors.npy"}
+    )
+    return "\n".join(["next:", f"  cramlm predict {folder} new.csv", *(f"  cramlm {name} {folder}{rest}" for name, rest in others.items())])
 
 
 def config(

@@ -1,4 +1,4 @@
-"""Settings of the head: a classifier, or a prompt, which has patterns around a text and words for each label (docs/prompts.md)."""
+"""Settings of the head: a classifier, or a prompt, which has patterns around a text and words for each label (docs/guides/prompts.md)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class PhaseConfig(FrozenModel):
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
-    terms: tuple[Term, ...] = Field(min_length=1, description="terms whose weighted sum is the loss (docs/objectives.md)")
+    terms: tuple[Term, ...] = Field(min_length=1, description="terms whose weighted sum is the loss (docs/guides/objectives.md)")
     steps: int | None = Field(None, ge=0, description="optimizer updates; None = from passes, or set by the budget")
     passes: float | None = Field(
         None,

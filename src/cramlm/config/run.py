@@ -180,7 +180,7 @@ class TeacherConfig(FrozenModel):
 
 
 class DistributedConfig(FrozenModel):
-    """Training by several processes under torchrun (docs/distributed.md); no effect with one process."""
+    """Training by several processes under torchrun (docs/guides/distributed.md); no effect with one process."""
 
     timeout: float = Field(60.0, gt=0, description="seconds to wait for the other ranks in a step before all ranks stop")
 
@@ -326,16 +326,16 @@ RENAMED: Final[dict[str, str]] = {
 """Settings (or `setting = value`) of earlier versions and their new names. [] stands for any index."""
 
 REPLACED: Final[dict[str, str]] = {
-    "distributed.parallel": "DistributedDataParallel, always (docs/distributed.md); remove it",
-    "phases[].objective": "phases[].terms, like terms = [{kind = 'mlm', on = 'external'}] (docs/objectives.md)",
-    "phases[].mlm_weight": "the weight of the term 'mlm' on task text in phases[].terms (docs/objectives.md)",
-    "phases[].task_weight": "the weight of the term 'classify' in phases[].terms (docs/objectives.md)",
-    "phases[].teacher_weight": "the weight of the term 'distil' in phases[].terms (docs/objectives.md)",
-    "phases[].teacher_from": "the teacher of the term 'distil' in phases[].terms (docs/objectives.md)",
-    "phases[].label_smoothing": "the label_smoothing of the term 'classify' in phases[].terms (docs/objectives.md)",
-    "phases[].causal_share": "the share of the term 'causal' in phases[].terms (docs/objectives.md)",
-    "phases[].rtd_weight": "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/objectives.md)",
-    "phases[].marks": "the term 'important_tokens' in phases[].terms (docs/objectives.md)",
+    "distributed.parallel": "DistributedDataParallel, always (docs/guides/distributed.md); remove it",
+    "phases[].objective": "phases[].terms, like terms = [{kind = 'mlm', on = 'external'}] (docs/guides/objectives.md)",
+    "phases[].mlm_weight": "the weight of the term 'mlm' on task text in phases[].terms (docs/guides/objectives.md)",
+    "phases[].task_weight": "the weight of the term 'classify' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].teacher_weight": "the weight of the term 'distil' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].teacher_from": "the teacher of the term 'distil' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].label_smoothing": "the label_smoothing of the term 'classify' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].causal_share": "the share of the term 'causal' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].rtd_weight": "the detection_weight of the term 'replaced_tokens' in phases[].terms (docs/guides/objectives.md)",
+    "phases[].marks": "the term 'important_tokens' in phases[].terms (docs/guides/objectives.md)",
 }
 """Settings of earlier versions without a direct successor, and what to write instead."""
 

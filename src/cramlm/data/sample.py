@@ -70,13 +70,13 @@ OTHERS: Final = {
 }
 _TOPICAL: Final = (
     "{who} {action} the {thing} next to the {kind} {other}", "After {amount} {who} {action} the {thing} without the {other}",
-    "The {kind} {thing} was better than the old {other}", "{when} {who} bought a {thing} and later {action} the {other}",
+    "The {kind} {thing} was better than the old {other}", "{when} {who} bought the {thing} and later {action} the {other}",
     "Nobody had {action} the {thing} before the {other} came", "In the end the {thing} and the {kind} {other} were worth the trouble",
-    "With a {thing} like that {who} {action} the {other} {when}", "{who} wrote about the {thing}, the {other} and little else",
+    "With the {thing} in mind {who} {action} the {other} {when}", "{who} wrote about the {thing}, the {other} and little else",
 )
 _DISTRACTING: Final = (
-    "{who} would rather have a {thing}", "{when} {who} only had eyes for the {kind} {thing}", "The {thing} of a neighbour was in the way",
-    "{who} dreams of a {kind} {thing} and of {amount} off",
+    "{who} would rather have the {thing}", "{when} {who} only had eyes for the {kind} {thing}", "The {thing} of a neighbour was in the way",
+    "{who} dreams of the {kind} {thing} and of {amount} off",
 )
 _NEUTRAL: Final = (
     "{when} {who} got up early", "It took {amount}", "{who} wrote it down {when}", "The weather was {kind} {when}",

@@ -1,4 +1,4 @@
-"""Recipes: each makes a complete `RunConfig` of one method from the data and the budget (docs/recipes.md).
+"""Recipes: each makes a complete `RunConfig` of one method from the data and the budget (docs/concepts/recipes.md).
 
     tlm                                          Yao et al. 2022, with the best settings found here
     tlm_plain                                    the paper's two stages without the parts that tlm adds to them

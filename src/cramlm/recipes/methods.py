@@ -43,7 +43,7 @@ tlm_plain = EncoderRecipe(
     embedding_init="random",
     logit_adjustment="none",
 )
-# The controls: one change each from tlm (docs/recipes.md).
+# The controls: one change each from tlm (docs/concepts/recipes.md).
 random_retrieval = EncoderRecipe(
     "random-retrieval",
     "control: tlm on random passages in place of retrieved ones; what retrieval adds",
@@ -140,7 +140,7 @@ selective_masking = _selective_masking(
 selective_masking_random = _selective_masking(
     "selective-masking-random", "control: selective-masking with as many masks at random; what the choice adds", "scored-control"
 )
-# Labels as words that fill in a mask (docs/prompts.md).
+# Labels as words that fill in a mask (docs/guides/prompts.md).
 prompt = EncoderRecipe(
     "prompt",
     "tlm with labels as words that fill in a mask; from a checkpoint fine-tuning alone",

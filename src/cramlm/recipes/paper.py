@@ -2,7 +2,7 @@
 
 Stage 1 trains BERT from scratch: rho_1 whole external batches, then one task batch; 15 % masks, 80/10/10; AdamW at 1e-4, 10,000 steps of
 warm-up. Stage 2 learns the labels with a new head: 30,000 steps of 32 texts at 2e-5, the best on dev kept. `loss_scale` is "mean", the
-released code's, which made the published figures; `--set phases[0].loss_scale=sum` is the formula of the paper (docs/paper-map.md).
+released code's, which made the published figures; `--set phases[0].loss_scale=sum` is the paper's formula (docs/concepts/paper-map.md).
 
 For other tasks than the paper's eight, the settings of the one with a similar number of labels are taken. A scale below 1 gives the twin:
 the same phases, ratios and rates with as many times fewer steps, in a small BERT and small batches, to run here.

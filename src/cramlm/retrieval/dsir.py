@@ -8,8 +8,8 @@ the counts of a passage x:
 
 All passages are ranked by w + g, so that a smaller selection is the beginning of a larger one. Weights differ by hundreds, Gumbel noise by
 a few: the sample is nearly the order of w. As w is a sum, it depends on the length: for a narrow task w is negative for most passages and
-short ones win whatever their topic (figures in docs/retrieval.md). `normalise = "length"` scales w to the average length, unlike the
-released code.
+short ones win whatever their topic (figures in docs/concepts/retrieval.md). `normalise = "length"` scales w to the average length, unlike
+the released code.
 
 The hashed n-grams are stored per part of the corpus, for all corpora with the part and all tasks:
 
