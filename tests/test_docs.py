@@ -82,7 +82,7 @@ def test_the_reference_names_every_command_and_every_setting() -> None:
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
         assert f"## cramlm {name}\n" in pages["reference/commands.md"]
-        for parameter in command.params:
+        for parameter in (each for each in command.params if not each.hidden):
             assert parameter.opts[0].lstrip("-") in pages["reference/commands.md"].lower()
     for name in RunConfig.model_fields:
         assert f"| `{name}` |" in pages["reference/config.md"]
