@@ -36,9 +36,7 @@ SeedList = Annotated[
 LabelsOption = Annotated[
     str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all: stratified, the same for all arms.")
 ]
-RestOption = Annotated[
-    bool, typer.Option("--rest-unlabelled", help="With --labels, the training rows that were not drawn are unlabelled texts.")
-]
+RestOption = Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")]
 JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, each with an equal share of the cores.")]
 CheckpointOption = Annotated[
     str | None,

@@ -203,7 +203,7 @@ CorpusOption = Annotated[
 ]
 UnlabelledOption = Annotated[
     list[str] | None,
-    typer.Option("--unlabelled", metavar="FILE", help="Texts of the task without labels, used with --corpus; may be repeated."),
+    typer.Option("--unlabelled", metavar="FILE", help="Texts of the task without labels; may be repeated."),
 ]
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the whole run, like 20m, or operations, like 3e15flops.")
