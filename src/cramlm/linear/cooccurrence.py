@@ -18,27 +18,6 @@ import scipy.sparse
 
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import FloatArray, IntArray
-from cramlm.storage.compiled import jit
-
-
-def _count_contexts(ids, starts, column, weights, counts):  # type: ignore[no-untyped-def]
-    """counts[a, column[b]] += weights[distance - 1] for all tokens a, b of a sequence that are at most len(weights) positions apart.
-
-    ids: sequences, concatenated; starts: (n + 1,), their offsets. column: the column of each token as a context, -1 for none.
-    """
-    for sequence in range(len(starts) - 1):
-        for right in range(starts[sequence], starts[sequence + 1]):
-            context = column[ids[right]]
-            for distance in range(1, min(len(weights), right - starts[sequence]) + 1):
-                left = ids[right - distance]
-                if context >= 0:
-                    counts[left, context] += weights[distance - 1]
-                if column[left] >= 0:
-                    counts[ids[right], column[left]] += weights[distance - 1]
-
-
-count_contexts: Any = jit(_count_contexts)
-
 
 WINDOW = 4
 CONTEXTS = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
@@ -72,6 +51,8 @@ def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
 
 def _ppmi(texts: Sequence[Tokens], token_counts: IntArray) -> FloatArray:
     """(tokens, contexts) float32: positive pointwise mutual information."""
+    from cramlm.linear.kernels import count_contexts  # here: imports numba, which text vectors do not need
+
     columns = np.argsort(-token_counts, kind="stable")[: min(CONTEXTS, int((token_counts > 0).sum()))]
     column = np.full(len(token_counts), -1, dtype=np.int64)
     column[columns] = np.arange(len(columns))

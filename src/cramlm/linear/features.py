@@ -17,13 +17,13 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import scipy.sparse
-from sklearn.feature_extraction.text import CountVectorizer
 
 from cramlm.records import FloatArray
 from cramlm.text.words import segment, word_pattern
@@ -53,7 +53,7 @@ def normalize(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,)."""
 
@@ -64,11 +64,7 @@ class Vocabulary:
     @classmethod
     def fit(cls, kind: Terms, texts: Sequence[str], *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
         """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts."""
-        try:
-            counts, terms = _count(kind, texts, None)
-        except ValueError:  # scikit-learn's "empty vocabulary": no text holds a term of this kind
-            empty = cls(kind, (), np.zeros(0, dtype=np.float32))
-            return empty, empty.transform(texts)
+        counts, terms = _count(kind, texts, None)
         documents = np.bincount(counts.indices, minlength=len(terms))
         kept = np.flatnonzero(documents >= (MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1))
         if len(kept) > limit:
@@ -82,7 +78,11 @@ class Vocabulary:
         """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
-        return self._weigh(_count(self.kind, texts, {term: column for column, term in enumerate(self.terms)})[0])
+        return self._weigh(_count(self.kind, texts, self._columns)[0])
+
+    @functools.cached_property
+    def _columns(self) -> Mapping[str, int]:
+        return {term: column for column, term in enumerate(self.terms)}
 
     def _weigh(self, counts: Any) -> Any:
         matrix = scipy.sparse.csr_matrix(counts, dtype=np.float32)
@@ -123,18 +123,36 @@ def unit_rows(matrix: Any) -> Any:
 def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
     """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts."""
     if kind != "characters":
-        vectorizer = CountVectorizer(analyzer=_TERMS[kind], vocabulary=columns, dtype=np.float32)
-        return (vectorizer.fit_transform if columns is None else vectorizer.transform)(texts), vectorizer.get_feature_names_out()
-    words = CountVectorizer(analyzer=_lower_tokens, dtype=np.float32)
-    try:
-        of_words = words.fit_transform(texts)
-    except ValueError:  # no text has a word
+        return count_terms(map(_TERMS[kind], texts), columns)
+    of_words, words = count_terms(map(_lower_tokens, texts), None)
+    of_ngrams, ngrams = count_terms(map(character_ngrams, words), columns)
+    return of_words @ of_ngrams, ngrams
+
+
+def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
+    """Counts of the terms of each text, CSR float32 (texts, terms), and the terms in column order.
+
+    columns: the columns of the terms that are counted, in order; None = all terms, in alphabetical order. Equal to the matrix of
+    scikit-learn's CountVectorizer, which takes longer to import than a prediction takes.
+    """
+    known: dict[str, int] = {}
+    ids, offsets = array("i"), [0]
+    for terms in texts:
         if columns is None:
-            raise
-        return scipy.sparse.csr_matrix((len(texts), len(columns)), dtype=np.float32), ()
-    ngrams = CountVectorizer(analyzer=character_ngrams, vocabulary=columns, dtype=np.float32)
-    of_ngrams = (ngrams.fit_transform if columns is None else ngrams.transform)(words.get_feature_names_out())
-    return of_words @ of_ngrams, ngrams.get_feature_names_out()
+            ids.extend([known.setdefault(term, len(known)) for term in terms])
+        else:
+            ids.extend([column for term in terms if (column := columns.get(term)) is not None])
+        offsets.append(len(ids))
+    entries = (np.ones(len(ids), dtype=np.float32), np.frombuffer(ids, dtype=np.int32), offsets)
+    counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, len(known if columns is None else columns)))
+    counts.sum_duplicates()
+    if columns is not None:
+        return counts, list(columns)
+    names = sorted(known)
+    column_of = np.empty(len(names), dtype=np.int32)
+    column_of[[known[name] for name in names]] = np.arange(len(names), dtype=np.int32)
+    counts.indices, counts.has_sorted_indices = column_of[counts.indices], False
+    return counts, names
 
 
 def _with_pairs(tokens: Sequence[str]) -> list[str]:

@@ -18,11 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg
-import scipy.optimize
+import scipy  # its other modules are loaded where they are used, and scikit-learn in the functions that fit: a prediction needs neither
 import scipy.sparse
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
 
 from cramlm.data.labels import RULES
 from cramlm.linear.settings import ClassWeights, Scheme
@@ -178,6 +175,8 @@ class RegressionSolver:
         return (("ridge", "uniform"),)
 
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
+        from sklearn.linear_model import Ridge
+
         solver = "sparse_cg" if scipy.sparse.issparse(rows) else "cholesky"
 
         def fit(c: float) -> Coefficients:
@@ -271,6 +270,9 @@ def _multinomial(rows: FloatArray, ids: IntArray, row_weights: FloatArray, c: fl
 
 
 def _binary(rows: Any, positive: Any, c: float, class_weights: ClassWeights, seed: int) -> tuple[FloatArray, float]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     balanced = "balanced" if class_weights == "balanced" else None
     model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, **_LIBLINEAR)
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.storage.tables import stored
-from cramlm.text import characters, kernels
+from cramlm.text import characters
 from cramlm.text.characters import (
     HAN_AND_KANA,
     OTHER_SPACELESS,
@@ -102,6 +102,8 @@ class _Replacements:
 
     def _learn(self, text: npt.NDArray[np.uint8]) -> bool:
         """Add the unknown characters of a text; return False if there are none."""
+        from cramlm.text import kernels
+
         found, learned = np.empty(256, np.int64), False
         while count := kernels.unknown_characters(text, self._entry, found):
             new: list[bytes] = []
@@ -119,6 +121,8 @@ class _Replacements:
         self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the words of each text, their offsets, and if a text has only simple characters; a text with others has no words."""
+        from cramlm.text import kernels  # here: imports numba, which words of single texts do not need
+
         ends, simple = np.zeros(len(offsets), np.int64), np.ones(len(offsets) - 1, np.bool_)
         words = np.empty(len(text) + len(text) // 8 + 1024, np.uint8)
         fold = np.frombuffer(_ASCII_TO_WORDS, np.uint8)
