@@ -43,7 +43,6 @@ from cramlm.cli.options import (
     TestOption,
     TrackerName,
     TrainOption,
-    UnlabelledOption,
     resolve_run,
 )
 from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, is_out_of_memory, stop_on_signals
@@ -76,6 +75,7 @@ def common(
     """Apply the options that come before the command."""
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     check_address_space(context.invoked_subcommand)
 
 
@@ -84,7 +84,6 @@ def fit(
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Folder of the run (default: runs/TASK-RECIPE-N)."),
@@ -122,14 +121,13 @@ def fit(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model}
     if dry_run:
         runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))
         return
     several = os.environ.get("WORLD_SIZE", "1") != "1"  # then only the first rank reads the training file, after `join`
     resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
     from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run  # after the config is validated: imports torch

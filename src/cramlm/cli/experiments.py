@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,6 @@ import typer
 
 from cramlm.cli.options import (
     METHOD,
-    SPIN_COUNT,
     CorpusOption,
     DevOption,
     KindOption,
@@ -24,7 +22,6 @@ from cramlm.cli.options import (
     SetOption,
     StoreOption,
     TextColumn,
-    UnlabelledOption,
     complete_recipe,
 )
 from cramlm.cli.process import stop_on_signals
@@ -36,7 +33,6 @@ SeedList = Annotated[
 LabelsOption = Annotated[
     str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all: stratified, the same for all arms.")
 ]
-RestOption = Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")]
 JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, each with an equal share of the cores.")]
 CheckpointOption = Annotated[
     str | None,
@@ -60,7 +56,6 @@ def compare(
     dev: DevOption = None,
     test: ScoredTest = None,
     corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
     base_model: CheckpointOption = None,
     budget: RunBudgetOption = None,
     preset: PresetOption = None,
@@ -68,7 +63,6 @@ def compare(
     seeds: SeedsOption = "3",
     seed: SeedList = None,
     labels: LabelsOption = "all",
-    rest_unlabelled: RestOption = False,
     jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -92,15 +86,14 @@ def compare(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
-    common: dict[str, Any] = {
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    common = {
         "task": task,
         "corpus": tuple(corpus or ()),
         "init": base_model,
         "budget": budget,
         "preset": preset,
         "settings": tuple(set_ or ()),
-        "rest_unlabelled": rest_unlabelled,
     }
     out = out or default_folder(train, "compare")
     _experiment(
@@ -125,7 +118,6 @@ def ablate(
     dev: DevOption = None,
     test: ScoredTest = None,
     corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
     base_model: CheckpointOption = None,
     budget: RunBudgetOption = None,
     preset: PresetOption = None,
@@ -133,7 +125,6 @@ def ablate(
     seeds: SeedsOption = "3",
     seed: SeedList = None,
     labels: LabelsOption = "all",
-    rest_unlabelled: RestOption = False,
     jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -156,15 +147,14 @@ def ablate(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
-    common: dict[str, Any] = {
+    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    common = {
         "task": task,
         "corpus": tuple(corpus or ()),
         "init": base_model,
         "budget": budget,
         "preset": preset,
         "settings": tuple(set_ or ()),
-        "rest_unlabelled": rest_unlabelled,
     }
     out = out or default_folder(train, "ablate")
     _experiment(arms_over(recipe, over), common, _seeds(seeds, seed), labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
@@ -216,7 +206,6 @@ def _experiment(
     from cramlm.experiments.grid import Grid, read_counts, read_seeds
 
     grid = Grid(arms=arms, seeds=read_seeds(seeds), labels=read_counts(labels), **common)
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     with stop_on_signals() as stop, console_events() as emit:
         experiment = run_experiment(grid, out=out, store=store, jobs=jobs, overwrite=overwrite, emit=emit, stop=stop)
     print(experiment.table)

@@ -16,7 +16,6 @@ import typer
 
 from cramlm.cli.help import Command, Group
 from cramlm.cli.options import (
-    SPIN_COUNT,
     BudgetOption,
     ConfigOption,
     CorpusOption,
@@ -89,7 +88,6 @@ def plan(
     files = corpus or ([""] if config is None else None)
     common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from cramlm.cli.console import console_events, show_plans
     from cramlm.planning.plan import forecast_runs
 
@@ -114,7 +112,6 @@ def show_dry_run(config: Any) -> None:
     if config.model != "encoder":
         print("Cost: that of a linear model, which is fitted without a budget; nothing was written")
         return
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from cramlm.planning.plan import forecast_runs
 
     with console_events() as emit:

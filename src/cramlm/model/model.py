@@ -11,6 +11,7 @@ products are bf16, while weights, norms and the residual stream stay float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -250,10 +251,15 @@ def empty_model(spec: ModelSpec) -> Model:
     return model
 
 
-def initialise_all(model: Model, *, seed: int) -> None:
-    """Initialise every parameter; in the modernbert and moe shapes the end of a residual branch is smaller by sqrt(2 x layers)."""
+def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> None:
+    """Initialise every parameter; in the modernbert and moe shapes the end of a residual branch is smaller by sqrt(2 x layers).
+
+    but: names of parameters that are left as they are.
+    """
     encoder = model.encoder_config
     branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.is_modern else encoder.init_std
     for name, parameter in model.named_parameters():
+        if name in but:
+            continue
         ends_branch = "encoder.layers." in name and name.endswith("output.weight")
         initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)

@@ -100,7 +100,7 @@ def load_classifier(folder: Path) -> LoadedModel:
     head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
     model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, len(labels), loaded.tokenizer.pad_id, kind=kind))
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
-    initialise_all(model, seed=0)
+    initialise_all(model, seed=0, but=_stored(model, "classifier"))
     _fill(model, folder / WEIGHTS_FILE, "classifier")
     return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
 
@@ -127,7 +127,7 @@ def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple
     loaded = _read(folder, "mlm")
     model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, labels, loaded.tokenizer.pad_id))
     compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
-    initialise_all(model, seed=seed)
+    initialise_all(model, seed=seed, but=_stored(model, "mlm"))
     _fill(model, folder / WEIGHTS_FILE, "mlm")
     return model, loaded.tokenizer, loaded.max_length
 

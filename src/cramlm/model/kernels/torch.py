@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
-
-from cramlm.model.kernels import cpu as compiled
 
 
 class Mask(NamedTuple):
@@ -70,15 +69,23 @@ def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
     out = torch.empty_like(x) if out is None else out
     settings = np.uint32(key >> 32), np.uint32(key & 0xFFFFFFFF), np.uint32(round(rate * 2**32)), np.float32(1 / (1 - rate))
     if x.dtype == torch.bfloat16:
-        compiled.drop_bits(bits(x.view(-1)), *settings, bits(out.view(-1)))
+        compiled().drop_bits(bits(x.view(-1)), *settings, bits(out.view(-1)))
     else:
-        compiled.drop_numbers(numbers(x.view(-1)), *settings, numbers(out.view(-1)))
+        compiled().drop_numbers(numbers(x.view(-1)), *settings, numbers(out.view(-1)))
     return out
 
 
 def hashes(x: Tensor) -> bool:
     """Return True if the mask of this tensor is hashed from indices (cpu.py), False if PyTorch samples it."""
     return x.device.type == "cpu" and (is_compiled(x) or x.dtype == torch.float32)
+
+
+@functools.cache
+def compiled() -> ModuleType:
+    """The loops of cpu.py, imported at the first call: with numba that takes half a second, and predictions in fp32 use none of them."""
+    from cramlm.model.kernels import cpu
+
+    return cpu
 
 
 def is_compiled(x: Tensor) -> bool:
@@ -173,7 +180,7 @@ class _Attend(torch.autograd.Function):
             split[2].copy_(parts[:, :, 2].transpose(1, 2))
         elif is_compiled(qkv):
             angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
-            compiled.split_heads(bits(qkv.view(-1, width)), *angles, np.float32(size**-0.5), bits(split))
+            compiled().split_heads(bits(qkv.view(-1, width)), *angles, np.float32(size**-0.5), bits(split))
         else:
             rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
             rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
@@ -212,7 +219,7 @@ class _Attend(torch.autograd.Function):
             d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
         elif is_compiled(grad):
             angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
-            compiled.merge_heads(bits(d_split), *angles, np.float32(size**-0.5), bits(d_qkv.view(rows * length, -1)))
+            compiled().merge_heads(bits(d_split), *angles, np.float32(size**-0.5), bits(d_qkv.view(rows * length, -1)))
         else:
             rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
             rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
@@ -245,7 +252,7 @@ class _CompiledGeglu(torch.autograd.Function):
         width = x.shape[-1] // 2
         x = x.contiguous()
         result = x.new_empty(*x.shape[:-1], width)
-        compiled.geglu_forward(bits(x.view(-1, 2 * width)), bits(result.view(-1, width)))
+        compiled().geglu_forward(bits(x.view(-1, 2 * width)), bits(result.view(-1, width)))
         ctx.save_for_backward(x)
         return result
 
@@ -253,7 +260,7 @@ class _CompiledGeglu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         width, result = grad.shape[-1], torch.empty_like(x)
-        compiled.geglu_backward(bits(x.view(-1, 2 * width)), bits(grad.reshape(-1, width)), bits(result.view(-1, 2 * width)))
+        compiled().geglu_backward(bits(x.view(-1, 2 * width)), bits(grad.reshape(-1, width)), bits(result.view(-1, 2 * width)))
         return result
 
 
@@ -262,7 +269,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         result = torch.empty_like(x)
-        compiled.gelu_forward(bits(x.view(-1)), bits(result.view(-1)))
+        compiled().gelu_forward(bits(x.view(-1)), bits(result.view(-1)))
         ctx.save_for_backward(x)
         return result
 
@@ -270,7 +277,7 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         result = torch.empty_like(x)
-        compiled.gelu_backward(bits(x.view(-1)), bits(grad.reshape(-1)), bits(result.view(-1)))
+        compiled().gelu_backward(bits(x.view(-1)), bits(grad.reshape(-1)), bits(result.view(-1)))
         return result
 
 
@@ -281,7 +288,7 @@ class _AddNorm(torch.autograd.Function):
         total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
         flat, mean_and_spread = (numbers(total.view(-1, width)), bits(normed.view(-1, width))), numbers(moments)
         read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight))
-        compiled.add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
+        compiled().add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
         ctx.save_for_backward(total, moments, weight)
         return total, normed
 
@@ -292,7 +299,7 @@ class _AddNorm(torch.autograd.Function):
         d_x, d_branch, d_weight = torch.empty_like(total), torch.empty_like(d_normed), torch.zeros_like(weight)
         saved = (numbers(total.view(-1, width)), *numbers(moments), numbers(weight))
         upstream = (numbers(d_total.reshape(-1, width)), bits(d_normed.reshape(-1, width)))
-        compiled.add_norm_backward(*saved, *upstream, numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight))
+        compiled().add_norm_backward(*saved, *upstream, numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight))
         return d_x, d_branch, d_weight, None
 
 
@@ -302,7 +309,7 @@ class _NormOfSum(torch.autograd.Function):
         width = x.shape[-1]
         normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
         read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight), numbers(bias), np.float32(eps))
-        compiled.norm_of_sum_forward(*read, numbers(normed.view(-1, width)), bits(rounded.view(-1, width)), *numbers(moments))
+        compiled().norm_of_sum_forward(*read, numbers(normed.view(-1, width)), bits(rounded.view(-1, width)), *numbers(moments))
         ctx.save_for_backward(x, branch, moments, weight)
         return normed, rounded
 
@@ -314,7 +321,7 @@ class _NormOfSum(torch.autograd.Function):
         saved = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), *numbers(moments), numbers(weight))
         upstream = (numbers(d_normed.reshape(-1, width)), bits(d_rounded.reshape(-1, width)))
         results = (numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight), numbers(d_bias))
-        compiled.norm_of_sum_backward(*saved, *upstream, *results)
+        compiled().norm_of_sum_backward(*saved, *upstream, *results)
         return d_x, d_branch, d_weight, d_bias, None
 
 
@@ -352,7 +359,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         kind = torch.promote_types(logits.dtype, torch.float32)
         each, gradient = torch.empty(len(logits), dtype=kind, device=logits.device), torch.empty_like(logits)
         if is_compiled(logits):
-            compiled.cross_entropy(bits(logits), targets.numpy(), numbers(weights.float()), numbers(each), bits(gradient))
+            compiled().cross_entropy(bits(logits), targets.numpy(), numbers(weights.float()), numbers(each), bits(gradient))
         else:
             _by_blocks(logits, targets, weights, each, gradient)
         ctx.save_for_backward(gradient)
