@@ -26,7 +26,9 @@ from quality_tables import RESULTS
 
 ALL_TASKS = ("chemprot", "citation_intent", "sciie", "agnews_small", "sst2", "masakhanews_yor", "newsgroups20")
 ARMS = ("tlm", "tlm-plain", "labels-only", "random-retrieval")
-OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst"}
+CONFIRMATION_TASKS = ("trec", "scicite", "cr", "masakhanews_ibo")
+"""No setting is chosen on these: run them once for a table."""
+OWN_CORPUS = {"masakhanews_yor": "tasks/masakhanews_yor/raw.jsonl.zst", "masakhanews_ibo": "confirm/masakhanews_ibo/raw.jsonl.zst"}
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def main() -> None:
 
 def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
     """Return the grid of a task: recipes with default settings."""
-    folder = arguments.data / "tasks" / task
+    folder = arguments.data / ("confirm" if task in CONFIRMATION_TASKS else "tasks") / task
     corpus = str(arguments.data / OWN_CORPUS[task]) if task in OWN_CORPUS else f"{arguments.data}/corpus/*.jsonl.zst"
     options = {"threads": arguments.threads, "tokens_per_second": arguments.speed}
     return Grid(
@@ -67,6 +69,7 @@ def grid_of(arguments: argparse.Namespace, task: str, labels: str) -> Grid:
         corpus=(corpus,),
         init=arguments.init,
         budget=arguments.budget,
+        rest_unlabelled=arguments.rest_unlabelled,
         settings=tuple(f"{name}={value}" for name, value in options.items() if value is not None),
     )
 
@@ -88,9 +91,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs")
     parser.add_argument("--speed", type=float, default=None, help="tokens per second for the plan (default: measured in each run)")
     parser.add_argument("--init", default=None, help="checkpoint for the arms that start from one")
-    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=(*ALL_TASKS, *CONFIRMATION_TASKS))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), help="recipes or config files")
     parser.add_argument("--labels", nargs="+", default=["all"])
+    parser.add_argument("--rest-unlabelled", action="store_true", help="use the training rows that are not drawn as unlabelled texts")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     arguments = parser.parse_args()
     if not (arguments.data / "tasks").is_dir():

@@ -30,7 +30,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "baseline.c=[3.0]", "precision=fp32")
+QUICK = (
+    "budget=none",
+    "tokens_per_second=1e6",
+    "threads=1",
+    "baseline.enabled=false",
+    'teacher.models=["static"]',
+    "baseline.c=[3.0]",
+    "precision=fp32",
+)
 SMALL = ("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "tokenizer.vocab_size=200")
 WORDS = 'head.prompt.words={sea=["ship","wave"],hill="ridge"}'
 TWO = 'head.prompt.patterns=["{mask}: {text}","Of the {mask}. {text} ({mask})"]'

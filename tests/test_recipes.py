@@ -41,7 +41,15 @@ SMALL = (
     *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=random"),
     *("tokenizer.vocab_size=200",),
 )
-QUICK = ("budget=none", "tokens_per_second=1e6", "threads=1", "baseline.enabled=false", "baseline.c=[3.0]", "precision=fp32")
+QUICK = (
+    "budget=none",
+    "tokens_per_second=1e6",
+    "threads=1",
+    "baseline.enabled=false",
+    'teacher.models=["static"]',
+    "baseline.c=[3.0]",
+    "precision=fp32",
+)
 
 
 @pytest.fixture(scope="module")

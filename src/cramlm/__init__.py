@@ -14,6 +14,8 @@ Names are imported on first use: `import cramlm` loads neither torch nor transfo
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from cramlm.config.run import RunConfig
     from cramlm.errors import CramError
     from cramlm.estimator import CramClassifier
+    from cramlm.experiments.compare import compare
+    from cramlm.experiments.grid import Grid
+    from cramlm.inference.explain import Explanation, explain
+    from cramlm.inference.onnx import OnnxPredictor
     from cramlm.inference.predictor import Predictor
     from cramlm.pipeline.run import Run
     from cramlm.pipeline.run import run as fit
@@ -31,15 +37,20 @@ __version__ = "0.1.0"
 __all__ = [
     "CramClassifier",
     "CramError",
+    "Explanation",
+    "Grid",
     "Hits",
     "Index",
     "LabelsPrediction",
     "NumberPrediction",
+    "OnnxPredictor",
     "Prediction",
     "Predictor",
     "Run",
     "RunConfig",
     "SelectivePrediction",
+    "compare",
+    "explain",
     "fit",
     "recipes",
 ]
@@ -47,17 +58,33 @@ __all__ = [
 _MODULES = {
     "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
+    "Explanation": ("cramlm.inference.explain", "Explanation"),
+    "Grid": ("cramlm.experiments.grid", "Grid"),
     "Hits": ("cramlm.retrieval.index", "Hits"),
     "Index": ("cramlm.retrieval.index", "Index"),
     "LabelsPrediction": ("cramlm.records", "LabelsPrediction"),
     "NumberPrediction": ("cramlm.records", "NumberPrediction"),
+    "OnnxPredictor": ("cramlm.inference.onnx", "OnnxPredictor"),
     "Prediction": ("cramlm.records", "Prediction"),
     "Predictor": ("cramlm.inference.predictor", "Predictor"),
     "Run": ("cramlm.pipeline.run", "Run"),
     "RunConfig": ("cramlm.config.run", "RunConfig"),
     "SelectivePrediction": ("cramlm.records", "SelectivePrediction"),
+    "compare": ("cramlm.experiments.compare", "compare"),
+    "explain": ("cramlm.inference.explain", "explain"),
     "fit": ("cramlm.pipeline.run", "run"),
 }
+
+
+def check_system(platform: str) -> None:
+    """Raise ImportError, or warn, in one line on a system on which cramlm is not tested. platform: `sys.platform`."""
+    if platform == "win32":
+        raise ImportError("cramlm needs Linux: Windows has neither flock nor resource limits; use WSL or a container")
+    if platform != "linux":
+        warnings.warn(f"cramlm is tested on Linux only; on {platform} results are published without an atomic exchange", stacklevel=3)
+
+
+check_system(sys.platform)
 
 
 def __getattr__(name: str) -> Any:

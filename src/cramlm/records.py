@@ -70,6 +70,7 @@ class Scale:
 class Task:
     """The labelled data. `labels` is sorted; label ids are indices into it. `test` may be empty.
 
+    unlabelled: further texts of the task, whose labels are unknown; none of them is the text of a labelled row.
     With `unseen_labels = "ignore"` dev and test rows may have labels that are not in `labels`; they are scored as wrong. A regression has
     one label, the name of its number; `scale` is that of the training numbers.
     """
@@ -81,6 +82,12 @@ class Task:
     dev_is_split_from_train: bool
     kind: TaskKind = "classification"
     scale: Scale = Scale()
+    unlabelled: tuple[Example, ...] = ()
+
+    @property
+    def queries(self) -> list[str]:
+        """The texts that retrieve: those of the training rows, then the unlabelled ones."""
+        return [example.whole_text for example in (*self.train, *self.unlabelled)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,3 +205,40 @@ def test_a_damaged_or_missing_saved_task_is_named(tmp_path: Path) -> None:
     (tmp_path / "task/train.jsonl").write_text("{}\n", "utf-8")
     with pytest.raises(ArtifactError, match=r"train\.jsonl: damaged"):
         load_task(tmp_path)
+
+
+def test_unlabelled_texts_are_distinct_and_none_is_the_text_of_a_labelled_row(tmp_path: Path) -> None:
+    rows = [("New text", None), ("new  TEXT", None), ("text number 3", None), ("of dev", None), ("another", None)]
+    files = [write_labelled(tmp_path / f"more-{number}.jsonl", part) for number, part in enumerate((rows[:3], rows[3:]))]
+    task, events = read(tmp_path, ROWS, dev=[("of dev", "a")], unlabelled=tuple(files))
+    assert [(example.id, example.text, example.label) for example in task.unlabelled] == [
+        ("unlabelled:1", "New text", None),
+        ("unlabelled:2", "another", None),
+    ]
+    assert task.queries[-2:] == ["New text", "another"]
+    assert len(task.queries) == len(ROWS) + 2
+    assert "3 of 5 unlabelled texts left out" in "".join(event.message for event in events)
+    assert "2 unlabelled texts" in events[-1].message
+
+
+def test_unlabelled_texts_change_the_fingerprint_and_are_saved_with_the_task(tmp_path: Path) -> None:
+    plain, _ = read(tmp_path, ROWS)
+    more, _ = read(tmp_path, ROWS, unlabelled=(write_labelled(tmp_path / "more.jsonl", [("new", None)]),))
+    assert task_fingerprint(plain) == {name: value for name, value in task_fingerprint(more).items() if name != "unlabelled"}
+    for task in (plain, more):
+        save_task(task, tmp_path / "run", emit=silent)
+        assert load_task(tmp_path / "run") == task
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("text number 3", None), ("text number 3", None)], "all 2 unlabelled texts are those of labelled rows"),
+        ([("fine", None), (" ", None)], "more.jsonl:2: 'text' is blank"),
+    ],
+)
+def test_unlabelled_files_without_new_text_or_with_a_bad_row_are_refused(tmp_path: Path, rows: list[tuple[Any, Any]], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        read(tmp_path, ROWS, unlabelled=(write_labelled(tmp_path / "more.jsonl", rows),))
+    with pytest.raises(UsageError, match="cannot come from standard input"):
+        read(tmp_path, ROWS, unlabelled=("-",))

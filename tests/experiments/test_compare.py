@@ -236,8 +236,12 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
     task = {"train": str(tmp_path / "train.jsonl")}
 
     def sample(count: int, seed: int) -> list[dict[str, str]]:
-        file = subsample(task, count=count, seed=seed, folder=tmp_path / "subsamples")
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        drawn, rest = subsample(task, count=count, seed=seed, folder=tmp_path / "subsamples")
+        assert rest is not None
+        chosen, others = ([json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in (drawn, rest))
+        assert sorted(row["text"] for row in [*chosen, *others]) == sorted(row["text"] for row in rows)
+        assert all("label" not in row for row in others)
+        return chosen
 
     few, more = sample(20, 1), sample(80, 1)
     assert {label: sum(row["label"] == label for row in more) for label in ("a", "b", "rare")} == {"a": 60, "b": 20, "rare": 1}

@@ -55,8 +55,9 @@ def test_the_curve_of_a_run_is_that_of_its_dev_texts(finished: Path) -> None:
     curve = predictor.calibrated().dev
     assert curve.texts[-1] == len(rows)
     assert curve.right[-1] == sum(each.label == row["label"] for each, row in zip(predictions, rows, strict=True))
-    sure = sum(each.confidence >= curve.thresholds[3] - 1e-3 for each in predictions)
-    assert sure == pytest.approx(int(curve.texts[3]), abs=1)
+    above, at = (sum(each.confidence >= curve.thresholds[3] + margin for each in predictions) for margin in (1e-4, -1e-4))
+    assert above < len(rows)
+    assert above <= curve.texts[3] <= at
 
 
 def test_the_command_line_writes_null_and_the_confidence(finished: Path, tmp_path: Path, between: float) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from linear_fixtures import TOPICS, example
 
+from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.settings import Scheme, Setting
-from cramlm.linear.solvers import SOLVERS
-from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds
+from cramlm.linear.solvers import SOLVERS, Coefficients
+from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import FloatArray, Task
 
@@ -52,12 +53,11 @@ def model_of(
 class SoftLabels(NamedTuple):
     passages: FloatArray
     training_texts: FloatArray
-    power: float
 
 
 def soft_labels(model: LinearModel, task: Task, passages: list[str], tokens: Tokens | None, *, seed: int) -> SoftLabels:
-    teacher = Teacher.of(model, task, seed=seed)
-    return SoftLabels(teacher.soft_labels(passages, tokens), teacher.training_texts, teacher.power)
+    teacher = Teacher.of({model.name: model}, task, metric="macro_f1")
+    return SoftLabels(teacher.soft_labels(passages, tokens), out_of_fold_labels(model, task, seed=seed))
 
 
 def soft(rows: Rows, passages: list[str], *, seed: int = 0, **options: Any) -> SoftLabels:
@@ -102,7 +102,6 @@ def test_sharpness_is_that_of_texts_out_of_fold() -> None:
     rows, turned = rows_of(("sea", "hill"), 30), np.random.default_rng(1).random(60) < 0.25
     wrong = [(text, {"sea": "hill", "hill": "sea"}[label] if turn else label) for (text, label), turn in zip(rows, turned, strict=True)]
     clear, noisy = (soft(each, ["wave ship tide"]) for each in (rows, wrong))
-    assert clear.power > 1, "a regularized model of clear texts is less certain than it may be"
     assert clear.training_texts.max(axis=1).mean() > 0.95
     assert 0.6 < noisy.training_texts.max(axis=1).mean() < 0.9, "a quarter of the labels is wrong"
 
@@ -134,20 +133,39 @@ def test_a_text_whose_label_no_other_text_has_gets_a_row_of_zeros(scheme: Scheme
 def test_two_texts_with_two_labels_have_no_out_of_fold_prediction() -> None:
     found = soft([("wave", "sea"), ("ridge", "hill")], ["wave"])
     assert found.training_texts.tolist() == [[0, 0], [0, 0]]
-    assert found.power == 1.0
     assert np.isfinite(found.passages).all()
 
 
 def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
     task = task_of(rows_of(("hill", "sea"), 10))
     model = model_of(task)
-    adjusted = replace(model, adjustment=np.array([2.0, -2.0], dtype=np.float32), tau=1.0)
-    passages = ["zzz", "wave", "ridge"]
-    plain, shifted = (soft_labels(each, task, passages, None, seed=1) for each in (model, adjusted))
-    for one, other in ((plain.passages, shifted.passages), (plain.training_texts, shifted.training_texts)):
-        # log-odds / power: what a model's own logits are
-        moved = np.log(other[:, 0] / other[:, 1]) / shifted.power - np.log(one[:, 0] / one[:, 1]) / plain.power
-        np.testing.assert_allclose(moved, 4.0, atol=1e-2)
+    adjusted = replace(model, adjustment=np.array([0.3, -0.3], dtype=np.float32), tau=1.0)
+    plain, shifted = (soft_labels(each, task, ["zzz"], None, seed=1) for each in (model, adjusted))
+    assert plain.passages[0, 0] == pytest.approx(0.5, abs=0.01)
+    assert shifted.passages[0, 0] > 0.6
+    odds = [np.log(each.training_texts[:, 0] / each.training_texts[:, 1]).mean() for each in (plain, shifted)]
+    assert odds[1] > odds[0] + 0.5
+
+
+def test_soft_labels_are_those_of_the_combination_of_all_models() -> None:
+    task = task_of(rows_of(("hill", "sea"), 20))
+    words, characters = model_of(task), replace(model_of(task, "characters"), tau=0.5)
+    teacher = Teacher.of({"tfidf": words, "static": characters}, task, metric="macro_f1")
+    assert sum(teacher.combination.weights.values()) == pytest.approx(1)
+    texts = ["wave ship", "ridge summit", "zzz"]
+    outputs = {name: KINDS["classification"].outputs(model.logits(texts)) for name, model in teacher.models.items()}
+    expected = KINDS["classification"].outputs(teacher.combination.logits(outputs))
+    np.testing.assert_allclose(teacher.soft_labels(texts), expected, rtol=1e-6)
+    assert teacher.label_counts.tolist() == [20, 20]
+
+
+def test_a_model_with_a_far_higher_dev_loss_does_not_teach() -> None:
+    task = task_of(rows_of(("hill", "sea"), 20))
+    good = model_of(task)
+    reverse = Coefficients(-good.coefficients.weights, -good.coefficients.bias)
+    teacher = Teacher.of({"tfidf": good, "static": replace(good, coefficients=reverse)}, task, metric="macro_f1")
+    assert list(teacher.models) == ["tfidf"]
+    assert teacher.soft_labels(["wave ship"]).argmax() == 1
 
 
 def test_vectors_predict_the_label_of_words_that_no_training_text_has(tokenizer: Tokenizer) -> None:

@@ -172,22 +172,24 @@ def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [phase | {"terms": [term for term in phase["terms"] if term["kind"] != "distil"]} for phase in config["phases"]]
 
 
-@pytest.mark.parametrize("has_teacher", [False, True])
-def test_a_disabled_baseline_is_not_fitted_but_the_teacher_is(
-    has_teacher: bool, copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
+@pytest.mark.parametrize("teachers", [(), ("static",), ("bayes", "tfidf")])
+def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_and_none_is_scored(
+    teachers: tuple[str, ...], copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
 ) -> None:
     folder, config = copied
-    out, phases = folder / "without", config["phases"] if has_teacher else without_teacher(config)
-    events = events_of(shortened({**config, "phases": phases}, baseline={"enabled": False}), out, finished[0] / "store")
-    assert not (out / "baseline").exists()
-    assert {(out / name).exists() for name in ("static", "teacher")} == {has_teacher}
-    assert not [event for event in events if event.stage == "baseline"]
+    out, phases = folder / "without", config["phases"] if teachers else without_teacher(config)
+    changed = {**config, "phases": phases, "baseline": {"enabled": False}}
+    changed |= {"teacher": {"models": list(teachers)}} if teachers else {}
+    run(load_config(shortened(changed)), out=out, store=finished[0] / "store")
+    fitted = {
+        name: (out / stage / "fit.json").is_file() for name, stage in (("tfidf", "baseline"), ("bayes", "bayes"), ("static", "static"))
+    }
+    assert fitted == {name: name in teachers for name in fitted}
+    assert (out / "teacher").exists() == bool(teachers)
     scores = json.loads((out / "evaluation/scores.json").read_bytes())
     assert list(scores["models"]) == list(scores["comparison"]["cross_fitted"]) == ["tlm"]
     assert not list(out.rglob("*-static.jsonl")) + list(out.rglob("*-tfidf.jsonl"))
-    if has_teacher:
-        fit = json.loads((out / "static/fit.json").read_bytes())
-        assert "test" not in fit
+    assert all("test" not in json.loads(path.read_bytes()) for path in out.glob("*/fit.json"))
 
 
 def test_another_test_file_does_not_refit_the_linear_models(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
@@ -312,3 +314,34 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
     run(load_config({**config, "logit_adjustment": "none"}), out=tmp_path / "as trained", store=tmp_path / "store")
     assert not (tmp_path / "as trained/logit-adjustment").exists()
     np.testing.assert_array_equal(load_file(tmp_path / "as trained" / WEIGHTS)["classifier.bias"], trained)
+
+
+def test_unlabelled_texts_are_queries_and_passages_of_every_stage_that_reads_raw_text(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    rows = [{"text": f"{TOPICS['sea'][n % 12]} and zebra{n} on a {TOPICS['hill'][n % 7]}"} for n in range(30)]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    config = shortened(tiny_config(paths))
+    config["task"]["unlabelled"] = [str(tmp_path / "more.jsonl")]
+    run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
+
+    folder = tmp_path / "run"
+    assert json.loads((folder / "selection/report.json").read_bytes())["queries"]["texts"] == 40 + 30
+    retrieved = len(SelectionTable.open(folder / "selection"))
+    assert len(np.load(folder / "tokens/passages-offsets.npy")) - 1 == retrieved + 30
+    assert len(np.load(next((folder / "teacher").glob("passages-*.npy")))) >= retrieved + 30
+    assert "zebra7" in json.loads((folder / "bayes/linear.json").read_bytes())["terms"]["unigrams"]
+    assert json.loads((folder / "baseline/fit.json").read_bytes())["train_texts"] == 40
+
+    events = events_of(config | {"task": tiny_config(paths)["task"]}, folder, tmp_path / "store")
+    of_kind = {kind: {event.stage for event in events if event.kind == kind} for kind in ("up_to_date", "stale")}
+    assert "baseline" in of_kind["up_to_date"]
+    assert {"task", "selection", "bayes", "phase-1-joint"} <= of_kind["stale"]
+
+
+def test_a_recipe_that_reads_no_raw_text_ignores_unlabelled_texts_and_a_config_without_corpus_is_refused() -> None:
+    assert recipes.tfidf(train="", unlabelled=["more.txt"]).task.unlabelled == ()
+    with_corpus = recipes.static(train="", corpus="raw.txt", unlabelled=["more.txt"])
+    assert with_corpus.task.unlabelled == ("more.txt",)
+    data = recipes.tfidf(train="").model_dump(mode="json")
+    with pytest.raises(UsageError, match="unlabelled texts are added to retrieved ones, but there is no corpus; pass --corpus"):
+        load_config(data | {"task": data["task"] | {"unlabelled": ["more.txt"]}})

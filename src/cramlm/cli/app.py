@@ -43,6 +43,7 @@ from cramlm.cli.options import (
     TestOption,
     TrackerName,
     TrainOption,
+    UnlabelledOption,
     resolve_run,
 )
 from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, is_out_of_memory, stop_on_signals
@@ -84,6 +85,7 @@ def fit(
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,
+    unlabelled: UnlabelledOption = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Folder of the run (default: runs/TASK-RECIPE-N)."),
@@ -121,7 +123,7 @@ def fit(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
     options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model}
     if dry_run:
         runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))

@@ -22,6 +22,7 @@ from cramlm.cli.options import (
     SetOption,
     StoreOption,
     TextColumn,
+    UnlabelledOption,
     complete_recipe,
 )
 from cramlm.cli.process import stop_on_signals
@@ -33,6 +34,7 @@ SeedList = Annotated[
 LabelsOption = Annotated[
     str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all: stratified, the same for all arms.")
 ]
+RestOption = Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")]
 JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, each with an equal share of the cores.")]
 CheckpointOption = Annotated[
     str | None,
@@ -56,6 +58,7 @@ def compare(
     dev: DevOption = None,
     test: ScoredTest = None,
     corpus: CorpusOption = None,
+    unlabelled: UnlabelledOption = None,
     base_model: CheckpointOption = None,
     budget: RunBudgetOption = None,
     preset: PresetOption = None,
@@ -63,6 +66,7 @@ def compare(
     seeds: SeedsOption = "3",
     seed: SeedList = None,
     labels: LabelsOption = "all",
+    rest_unlabelled: RestOption = False,
     jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -86,14 +90,15 @@ def compare(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    common = {
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    common: dict[str, Any] = {
         "task": task,
         "corpus": tuple(corpus or ()),
         "init": base_model,
         "budget": budget,
         "preset": preset,
         "settings": tuple(set_ or ()),
+        "rest_unlabelled": rest_unlabelled,
     }
     out = out or default_folder(train, "compare")
     _experiment(
@@ -118,6 +123,7 @@ def ablate(
     dev: DevOption = None,
     test: ScoredTest = None,
     corpus: CorpusOption = None,
+    unlabelled: UnlabelledOption = None,
     base_model: CheckpointOption = None,
     budget: RunBudgetOption = None,
     preset: PresetOption = None,
@@ -125,6 +131,7 @@ def ablate(
     seeds: SeedsOption = "3",
     seed: SeedList = None,
     labels: LabelsOption = "all",
+    rest_unlabelled: RestOption = False,
     jobs: JobsOption = 1,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -147,14 +154,15 @@ def ablate(
 
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
-    task = {"train": train, "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
-    common = {
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    common: dict[str, Any] = {
         "task": task,
         "corpus": tuple(corpus or ()),
         "init": base_model,
         "budget": budget,
         "preset": preset,
         "settings": tuple(set_ or ()),
+        "rest_unlabelled": rest_unlabelled,
     }
     out = out or default_folder(train, "ablate")
     _experiment(arms_over(recipe, over), common, _seeds(seeds, seed), labels, jobs=jobs, out=out, overwrite=overwrite, store=store)

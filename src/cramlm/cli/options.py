@@ -201,6 +201,10 @@ TestOption = Annotated[str | None, typer.Option("--test", metavar="FILE", help="
 CorpusOption = Annotated[
     list[str] | None, typer.Option("--corpus", metavar="FILES", help="Raw text: file, folder or quoted glob; may be repeated.")
 ]
+UnlabelledOption = Annotated[
+    list[str] | None,
+    typer.Option("--unlabelled", metavar="FILE", help="Texts of the task without labels; may be repeated."),
+]
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the whole run, like 20m, or operations, like 3e15flops.")
 ]

@@ -23,7 +23,7 @@ from cramlm.config.head import check_head
 from cramlm.config.phase import OptimizerConfig as OptimizerConfig
 from cramlm.config.phase import PhaseConfig as PhaseConfig
 from cramlm.config.phase import ScheduleConfig as ScheduleConfig
-from cramlm.config.phase import check_order
+from cramlm.config.phase import check_order, linear_teachers
 from cramlm.config.retriever import Bm25Config as Bm25Config
 from cramlm.config.retriever import ElasticsearchConfig, with_kind
 from cramlm.config.retriever import RandomConfig as RandomConfig
@@ -31,7 +31,7 @@ from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
 from cramlm.config.terms import Classify, Term
 from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
-from cramlm.records import LINEAR_NAMES, TaskKind
+from cramlm.records import LINEAR_NAMES, LinearName, TaskKind
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 Duplicates: TypeAlias = Literal["exact", "words", "none"]
@@ -84,6 +84,9 @@ class TaskConfig(FrozenModel):
     train: str
     dev: str | None = Field(None, description="None = a random part of train (dev_fraction, seed), stratified if texts have one label")
     test: str | None = None
+    unlabelled: tuple[str, ...] = Field(
+        (), description="files of texts of the task without labels: queries, and text to learn from beside the retrieved passages"
+    )
     text_column: str = "text"
     label_column: str = "label"
     text_pair_column: str | None = None
@@ -153,18 +156,27 @@ class EncoderConfig(FrozenModel):
 class BaselineConfig(FrozenModel):
     """The linear models to compare a run with, fitted on the same split, with hyperparameters chosen on dev (linear/fit.py)."""
 
-    enabled: bool = Field(True, description="fit and score TF-IDF, and with a corpus `static`; does not affect the teacher")
+    enabled: bool = Field(
+        True, description="fit and score the linear models; if false, only those in teacher.models are fitted, and not scored"
+    )
     c: tuple[float, ...] = Field(
         (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0), min_length=1, description="inverse regularisation strengths to try"
     )
 
 
 class TeacherConfig(FrozenModel):
-    """The linear teacher: logistic regression on TF-IDF and averaged token embeddings, fitted on the training labels.
+    """The linear teacher: linear models fitted on the training labels, combined like those of a finished run.
 
-    Its label probabilities are the soft labels of the term `distil`.
+    Its label probabilities for passages are the soft labels of the term `distil`; those for training texts are of one regression, fitted
+    without the fold of the text.
     """
 
+    models: tuple[LinearName, ...] = Field(
+        LINEAR_NAMES,
+        min_length=1,
+        description="linear models that are combined; bayes needs a corpus and is left out without one. Training texts get the out-of-fold "
+        "probabilities of static, or of tfidf where static is not among them",
+    )
     align_distribution: bool = Field(
         False,
         description="distribution alignment (Berthelot et al. 2020): multiply each label's probability on passages by its frequency in "
@@ -286,6 +298,8 @@ class RunConfig(FrozenModel):
                 raise ValueError("the retriever elasticsearch reads documents from its server; unset corpus")
         elif (self.corpus is None) != (self.retriever is None):
             raise ValueError("corpus and retriever must be set together, or neither")
+        if self.retriever is None and self.task.unlabelled:
+            raise ValueError("task.unlabelled: unlabelled texts are added to retrieved ones, but there is no corpus; pass --corpus")
         if self.retriever is None and any(phase.external for phase in self.phases):
             raise ValueError(
                 "a phase samples external text (external > 0), but there is no corpus; pass --corpus or use the recipe labels-only"
@@ -295,6 +309,8 @@ class RunConfig(FrozenModel):
                 f"encoder.shape {self.encoder.shape!r} supports [CLS] pooling only, as its native class; set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
+        if self.teacher.models == ("bayes",) and any(linear_teachers(phase) for phase in self.phases):
+            raise ValueError("teacher.models: naive Bayes has no probabilities out of fold for training texts; add static or tfidf")
         check_order(self.phases)
         for term in (term for phase in self.phases for term in phase.terms):
             if term.needs_token_head and not self.head.has_token_classifier:

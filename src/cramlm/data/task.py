@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, 
 
 KIND: Final = "task"
 _SPLITS: Final[tuple[Split, ...]] = ("train", "dev", "test")
+_UNLABELLED: Final = "unlabelled"
 _DESCRIPTION: Final = "task.json"
 _SPLIT_STREAM: Final = 0x5D17  # this purpose's own random stream
 
@@ -73,9 +74,10 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
     for label, count in sorted(Counter(name for each in train_labels for name in rules.names(each)).items()):
         if count == 1:
             emit(Event("warning", KIND, f"{config.train}: label {brief(label)} has 1 training example; too few to learn it"))
-    emit(
-        Event("done", KIND, f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples, {rules.summarize(train_labels, labels)}")
-    )
+    unlabelled = _read_unlabelled(config, (*train, *dev, *test), emit)
+    counts = f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples"
+    counts += f", {len(unlabelled):,} unlabelled texts" if config.unlabelled else ""
+    emit(Event("done", KIND, f"{counts}, {rules.summarize(train_labels, labels)}"))
     return Task(
         tuple(train),
         tuple(dev),
@@ -84,7 +86,32 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
         dev_is_split_from_train=config.dev is None,
         kind=config.kind,
         scale=rules.scale(train_labels),
+        unlabelled=tuple(unlabelled),
     )
+
+
+def _read_unlabelled(config: TaskConfig, labelled: Sequence[Example], emit: Emit) -> list[Example]:
+    """Read the distinct texts of `config.unlabelled` that are not those of labelled rows.
+
+    Labelled texts are left out because a training text counts already, and one of dev or test must not be learned from.
+    """
+    row_format = replace(RowFormat.of(config), label_column=None)
+    kept: list[Example] = []
+    keys, read = set(map(text_key, labelled)), 0
+    for path in config.unlabelled:
+        if path == STDIN:
+            raise UsageError("unlabelled texts cannot come from standard input; pass a file")
+        examples = read_examples(path, row_format, max_record_bytes=config.max_record_bytes, on_bad_row=config.on_bad_row, emit=emit)
+        read += len(examples)
+        for example in examples:
+            if (key := text_key(example)) not in keys:
+                keys.add(key)
+                kept.append(Example(f"unlabelled:{len(kept) + 1}", example.text, example.text_pair, None))
+    if read and not kept:
+        raise DataError(f"{config.unlabelled[0]}: all {read:,} unlabelled texts are those of labelled rows; leave the file out")
+    if read > len(kept):
+        emit(Event("note", KIND, f"{read - len(kept):,} of {read:,} unlabelled texts left out: repeated, or texts of labelled rows"))
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +270,13 @@ def split_rows(task: Task) -> dict[Split, list[str]]:
 
 
 def task_fingerprint(task: Task) -> dict[str, str]:
-    """Return the sha256 of each split's content in order (texts, pairs, labels; not ids), and of the list of labels."""
+    """Return the sha256 of each split's content in order (texts, pairs, labels; not ids), of the labels, and of any unlabelled texts."""
     splits = {"train": task.train, "dev": task.dev, "test": task.test}
     hashes = {name: hash_json([[example.text, example.text_pair, example.label] for example in split]) for name, split in splits.items()}
-    return {**hashes, "labels": hash_json(list(task.labels)), **({} if task.kind == "classification" else {"kind": task.kind})}
+    optional: dict[str, str] = {} if task.kind == "classification" else {"kind": task.kind}
+    if task.unlabelled:
+        optional["unlabelled"] = hash_json([[example.text, example.text_pair] for example in task.unlabelled])
+    return {**hashes, "labels": hash_json(list(task.labels)), **optional}
 
 
 def text_key(example: Example) -> str:
@@ -314,7 +344,8 @@ def _label(example: Example) -> str:
 def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
     """Publish the task at RUN/task, so that commands that read the run need no other file.
 
-    train.jsonl, dev.jsonl, test.jsonl: a JSON object per example, in order (id, text, label, text_pair if any). task.json: kind, labels,
+    train.jsonl, dev.jsonl, test.jsonl, unlabelled.jsonl (if there are any): a JSON object per example, in order (id, text, label,
+    text_pair if any). task.json: kind, labels,
     scale, and whether dev was split off from train.
     """
     description = {
@@ -325,7 +356,7 @@ def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
     }
 
     def write(folder: Path) -> None:
-        for split in _SPLITS:
+        for split in (*_SPLITS, *([_UNLABELLED] if task.unlabelled else [])):
             with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in getattr(task, split))
         (folder / _DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", "utf-8")
@@ -346,7 +377,8 @@ def load_task(run: Path) -> Task:
         description = json.loads((folder / _DESCRIPTION).read_bytes())
         train, dev, test = (tuple(_read_saved(folder / f"{split}.jsonl")) for split in _SPLITS)
         labels, scale = tuple(description["labels"]), Scale(**description["scale"])
-        return Task(train, dev, test, labels, bool(description["dev_is_split"]), description["kind"], scale)
+        unlabelled = tuple(_read_saved(folder / f"{_UNLABELLED}.jsonl")) if (folder / f"{_UNLABELLED}.jsonl").is_file() else ()
+        return Task(train, dev, test, labels, bool(description["dev_is_split"]), description["kind"], scale, unlabelled)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and run `cramlm fit` again") from error
 

@@ -49,11 +49,11 @@ class Calibration:
         return calibration
 
 
-def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray[np.float64], *, uniform_texts: int = 0) -> Calibration:
+def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray[np.float64]) -> Calibration:
     """Fit scale and share of the log prior to true label ids; ids of labels that the model does not have are left out.
 
-    The loss is convex in both numbers, so the result does not depend on where the search begins. uniform_texts: number of additional texts
-    for which every label is equally true; one keeps the scale finite if all predictions are right (after Platt 1999).
+    The loss is convex in both numbers, so the result does not depend on where the search begins. One additional text for which every label
+    is equally true keeps the scale finite if all predictions are right (after Platt 1999).
     """
     from scipy.optimize import minimize
 
@@ -65,7 +65,7 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
     logarithms -= logarithms.mean(axis=1, keepdims=True)
     unit = float(logarithms.std()) or 1.0
     logarithms /= unit
-    smoothing = uniform_texts / (len(rows) + uniform_texts)
+    smoothing = 1 / (len(rows) + 1)
 
     def loss_and_gradient(parameters: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         scale, share = parameters

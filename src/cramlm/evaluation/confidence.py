@@ -156,7 +156,7 @@ def fit_confidence(
 
     dev, test: probabilities (n, labels) and true label ids (n,); the id of a label that the model does not have is `labels` or more.
     """
-    calibration = calibrate(*dev, log_prior, uniform_texts=1)
+    calibration = calibrate(*dev, log_prior)
 
     def curve(probabilities: FloatArray, truth: IntArray) -> CoverageCurve:
         return CoverageCurve.of(confidence_of(calibration, probabilities), probabilities.argmax(axis=1) == truth)

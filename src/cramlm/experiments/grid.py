@@ -51,7 +51,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An experiment. labels: numbers of training rows, or "all". task: fields of `TaskConfig`. settings: overrides of every arm."""
+    """An experiment. labels: numbers of training rows, or "all". task: fields of `TaskConfig`. settings: overrides of every arm.
+
+    rest_unlabelled: True if the training rows that a subsample leaves out are unlabelled texts.
+    """
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
@@ -62,12 +65,15 @@ class Grid:
     budget: str | None = None
     preset: str | None = None
     settings: tuple[str, ...] = ()
+    rest_unlabelled: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         arms = [{"name": arm.name, "source": arm.source, "settings": list(arm.settings)} for arm in self.arms]
         lists = {"seeds": list(self.seeds), "labels": list(self.labels), "corpus": list(self.corpus), "settings": list(self.settings)}
-        return {"arms": arms, **lists, "task": dict(self.task), "init": self.init, "budget": self.budget, "preset": self.preset}
+        return {"arms": arms, **lists, "task": dict(self.task), "init": self.init, "budget": self.budget, "preset": self.preset} | (
+            {"rest_unlabelled": True} if self.rest_unlabelled else {}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,10 @@ def _cells(grid: Grid, out: Path) -> Iterator[Cell]:
         for labels in grid.labels:
             task = dict(grid.task)
             if labels != ALL:
-                task["train"] = str(subsample(task, count=int(labels), seed=seed, folder=out / "subsamples"))
+                drawn, rest = subsample(task, count=int(labels), seed=seed, folder=out / "subsamples")
+                task["train"] = str(drawn)
+                if grid.rest_unlabelled and rest is not None:
+                    task["unlabelled"] = [*(task.get("unlabelled") or ()), str(rest)]
             for arm in grid.arms:
                 config = _config(grid, arm, task, seed)
                 yield Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed))
@@ -223,10 +232,11 @@ def _split_values(values: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> Path:
-    """Write a stratified sample of about `count` rows of `task["train"]` to `folder`, with the same column names; return the file.
+def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> tuple[Path, Path | None]:
+    """Write a stratified sample of about `count` rows of `task["train"]` to `folder`, with the same column names.
 
-    Every label has at least one row. With equal seeds, a smaller sample is a subset of a larger one.
+    Return the file, and that of the other rows without their labels (None if there are none). Every label has at least one row. With
+    equal seeds, a smaller sample is a subset of a larger one.
 
     Raises:
         UsageError: if `count` is smaller than the number of labels or larger than the number of rows. DataError: for a bad row.
@@ -235,18 +245,25 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     pair = task.get("text_pair_column")
     row_format = RowFormat(columns["text"], columns["label"], pair)
     examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
-    rows = []
-    for example in _sample(examples, count, seed, str(task["train"])):
-        texts = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
-        rows.append(json.dumps({**texts, columns["label"]: example.label}, ensure_ascii=False) + "\n")
-    content = "".join(rows)
-    target = folder / f"train-{count}-{seed}-{hash_json(content)[:8]}.jsonl"
-    if not target.is_file():
-        publish_file(target, content.encode())
-    return target
+    drawn = set(_sample(examples, count, seed, str(task["train"])))
+    rows: tuple[list[str], list[str]] = [], []
+    for index, example in enumerate(examples):
+        row = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
+        row |= {columns["label"]: example.label} if index in drawn else {}
+        rows[index not in drawn].append(json.dumps(row, ensure_ascii=False) + "\n")
+    files = []
+    for name, lines in zip(("train", "rest"), rows, strict=True):
+        content = "".join(lines)
+        target = folder / f"{name}-{count}-{seed}-{hash_json(content)[:8]}.jsonl"
+        if lines and not target.is_file():
+            publish_file(target, content.encode())
+        files.append(target if lines else None)
+    assert files[0] is not None, "at least one row is drawn"
+    return files[0], files[1]
 
 
-def _sample(examples: list[Example], count: int, seed: int, origin: str) -> list[Example]:
+def _sample(examples: list[Example], count: int, seed: int, origin: str) -> list[int]:
+    """Ascending indices."""
     by_label: dict[str, list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
         by_label[str(example.label)].append(index)
@@ -259,4 +276,4 @@ def _sample(examples: list[Example], count: int, seed: int, origin: str) -> list
     for label in sorted(by_label):
         share = max(1, round(count * len(by_label[label]) / len(examples)))
         sampled += generator.permutation(by_label[label])[:share].tolist()
-    return [examples[index] for index in sorted(sampled)]
+    return sorted(sampled)

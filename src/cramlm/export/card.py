@@ -37,6 +37,11 @@ _SCHEMES: Final = {
     "ridge": "ridge",
     NAIVE_BAYES: "naive Bayes",
 }
+_LINEAR: Final = {
+    "tfidf": "logistic regression on TF-IDF",
+    "bayes": "naive Bayes on labelled and raw text",
+    "static": "logistic regression on TF-IDF and averaged token embeddings",
+}
 _HUB_METRICS: Final = {
     "accuracy": "accuracy",
     "subset_accuracy": "accuracy",
@@ -223,13 +228,17 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             ("for the raw text", [(phase, term) for phase, term in linear if term.on == "external"]),
             ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
         ]
-        features = "TF-IDF and averaged token embeddings" if counted else "TF-IDF"
+        models = config.get("teacher", {}).get("models") or ("static",)
+        known = ", ".join(_LINEAR[name] for name in models)
         parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
-        text = f"Linear teacher: logistic regression on {features}, fitted on the training labels. The encoder uses its probabilities"
+        text = f"Linear teacher: {known}, fitted on the training labels. The encoder uses its probabilities"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
         parts.append(Part("distribution alignment", f"{text} of the training texts."))
+    if config.get("task", {}).get("unlabelled"):
+        text = "Unlabelled texts of the task: they retrieved raw text, too, and were learned from like retrieved text"
+        parts.append(Part("unlabelled texts of the task", f"{text}."))
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:

@@ -98,7 +98,7 @@ _CONFIG: Final[dict[str, Rule]] = {
     "init": file_name,
     "task": {
         **_unchanged("kind", "dev_fraction", "max_record_bytes", "on_bad_row", "unseen_labels"),
-        **dict.fromkeys(("train", "dev", "test"), file_name),
+        **dict.fromkeys(("train", "dev", "test", "unlabelled"), file_name),
     },
     "corpus": {"files": file_name, **_unchanged("passage_words", "duplicates", "max_record_bytes", "on_bad_row")},
     "retriever": _RETRIEVERS,

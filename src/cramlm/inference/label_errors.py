@@ -22,7 +22,7 @@ from cramlm.linear import is_linear
 from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel
 from cramlm.linear.settings import Setting
-from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, out_of_fold_labels
 from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 from cramlm.storage.arrays import read_array
@@ -80,7 +80,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         check_labels("classification", labels, _without_file(train), origin=train.name)
         emit(Event("start", STAGE))
         rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False)
-        probabilities = Teacher.of(model, rows, seed=_SEED).training_texts
+        probabilities = out_of_fold_labels(model, rows, seed=_SEED)
         emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
     ids = {label: number for number, label in enumerate(labels)}
     found = suspicious_labels(probabilities, np.array([ids[str(example.label)] for example in train.examples], dtype=np.int64))

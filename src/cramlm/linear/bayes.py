@@ -37,16 +37,20 @@ _SMOOTHING: Final = 0.01  # added to every count
 _SAMPLE_STREAM: Final = 0x4E42
 
 
-def fit_bayes(task: Task, passages: Sequence[str], *, metric: str, seed: int, emit: Emit = silent) -> LinearFit:
+def fit_bayes(
+    task: Task, passages: Sequence[str], unlabelled: Sequence[str] = (), *, metric: str, seed: int, emit: Emit = silent
+) -> LinearFit:
     """Fit the model with every weight of passages and every scale, and keep the best on dev; the same arguments give the same result.
 
-    passages: unlabelled texts. Of more than `MAX_PASSAGES` a random sample is read.
+    passages: retrieved texts. unlabelled: texts of the task, which count like passages. Of more than `MAX_PASSAGES` texts together a
+    random sample is read, of which at most half are unlabelled texts if there are enough passages.
     """
     assert task.kind == "classification", "naive Bayes gives a text one label"
     assert task.dev, "settings are chosen on dev"
     began = time.perf_counter()
     emit(Event("start", STAGE))
-    data = _Data.of(task, _sample(passages, seed))
+    passages = _sample(passages, unlabelled, seed)
+    data = _Data.of(task, passages)
     candidates: DevCandidates[BayesSetting] = DevCandidates(task, metric)
     solver, best = SOLVERS[task.kind], None
     for setting in (BayesSetting(weight, scale) for weight, scale in product(PASSAGE_WEIGHTS if passages else (0.0,), SCALES)):
@@ -104,8 +108,15 @@ class _Data:
         return Coefficients((setting.scale * log_words).astype(np.float32), log_prior.astype(np.float32))
 
 
-def _sample(passages: Sequence[str], seed: int) -> Sequence[str]:
-    if len(passages) <= MAX_PASSAGES:
-        return passages
+def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
+    """At most `MAX_PASSAGES` of both together, in their order."""
+    room = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
+    own = _drawn(unlabelled, room, seed)
+    return [*_drawn(passages, MAX_PASSAGES - len(own), seed), *own]
+
+
+def _drawn(texts: Sequence[str], most: int, seed: int) -> Sequence[str]:
+    if len(texts) <= most:
+        return texts
     random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
-    return [passages[index] for index in np.sort(random.permutation(len(passages))[:MAX_PASSAGES]).tolist()]
+    return [texts[index] for index in np.sort(random.permutation(len(texts))[:most]).tolist()]

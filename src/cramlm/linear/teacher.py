@@ -1,20 +1,21 @@
-"""Soft labels: what a fitted linear model predicts for passages, and for training texts that it was not fitted on.
+"""Soft labels: what the fitted linear models predict together for passages, and one of them for training texts that it was not fitted on.
 
-A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds, and co-occurrence
-vectors add which words are similar. The model's probabilities are targets of the encoder's classifier beside the gold labels. They contain
-the model's logit adjustment. Probabilities are raised to the power that makes the gold labels of out-of-fold texts most likely. With few
-labels their mean can be aligned with the frequencies of the gold labels (distribution alignment, Berthelot et al. 2020), because the
-passages were retrieved for the training texts.
+A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds; co-occurrence
+vectors add which words are similar, naive Bayes the words of unlabelled texts. Their combined probabilities (evaluation/combination.py)
+are targets of the encoder's classifier beside the gold labels. With few labels their mean can be aligned with the frequencies of the gold
+labels (distribution alignment, Berthelot et al. 2020), because the passages were retrieved for the training texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from cramlm.evaluation.calibration import calibrate
+from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
@@ -25,43 +26,57 @@ from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
 TRAINING_TEXTS_FILE: Final = "task.npy"
-"""In the folder of a run's teacher: `Teacher.training_texts`."""
+"""In the folder of a run's teacher: `out_of_fold_labels`."""
 ALIGNMENT_PRIOR: Final = 100
 """Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
-POWERS: Final = (0.1, 10_000.0)
-"""Bounds of the power. A strongly regularized model (C = 0.1, 100 texts) needs more than 50."""
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Teacher:
-    """A fitted linear model whose probabilities are soft labels.
+    """The fitted linear models of a run, whose combined probabilities are soft labels.
 
-    training_texts: soft labels of the training texts, float32 (training texts, labels), each predicted out of fold; a row is 0 if no text
-    outside the fold has the label of its text. power: the exponent of the model's probabilities. label_counts: training texts of each
-    label, (labels,).
+    models: by name. combination: their calibrations and weights. label_counts: training texts of each label, (labels,).
     """
 
-    model: LinearModel
-    training_texts: FloatArray
-    power: float
+    models: Mapping[str, LinearModel]
+    combination: Combination
     label_counts: IntArray
 
     @classmethod
-    def of(cls, model: LinearModel, task: Task, *, seed: int) -> Teacher:
-        """Calibrate a classification model that was fitted on the training texts of `task`."""
-        assert model.kind == "classification", "soft labels are distributions over labels"
-        targets = SOLVERS[model.kind].targets(task)
-        held_out = _out_of_fold(model, task, targets, seed=seed)
-        predicted_rows = held_out.sum(axis=1) > 0
-        power = _best_power(held_out[predicted_rows], targets[predicted_rows])
-        return cls(model, sharpened(held_out, power), power, np.bincount(targets, minlength=len(task.labels)))
+    def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
+        """Combine classification models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
+        texts = [example.whole_text for example in task.dev]
+        probabilities = {name: _probabilities(model, texts) for name, model in models.items()}
+        combination = combine_on_dev(task, probabilities, metric=metric).combination
+        counts = np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
+        return cls({name: models[name] for name in combination.models}, combination, counts)
 
     def soft_labels(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
         """Distributions over the labels, float32 (texts, labels). tokens: the encoded texts, if they exist."""
         if not texts:
             return np.zeros((0, len(self.label_counts)), dtype=np.float32)
-        return sharpened(KINDS[self.model.kind].outputs(self.model.logits(texts, tokens)), self.power)
+        probabilities = {name: _probabilities(model, texts, tokens) for name, model in self.models.items()}
+        return KINDS["classification"].outputs(self.combination.logits(probabilities))
+
+
+def _probabilities(model: LinearModel, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
+    assert model.kind == "classification", "soft labels are distributions over labels"
+    return KINDS[model.kind].outputs(model.logits(texts, tokens))
+
+
+def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
+    """Calibrated probabilities of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
+
+    A row is 0 if no text outside the fold has the label of its text.
+    """
+    assert model.kind == "classification", "soft labels are distributions over labels"
+    targets = SOLVERS[model.kind].targets(task)
+    held_out = _out_of_fold(model, task, targets, seed=seed)
+    predicted = held_out.sum(axis=1) > 0
+    calibration = calibrate(held_out[predicted], targets[predicted], np.zeros(len(task.labels)))
+    held_out[predicted] = np.exp(calibration.log_probabilities(held_out[predicted]))
+    return held_out
 
 
 def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int) -> FloatArray:
@@ -116,33 +131,6 @@ def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
     fold = np.empty(len(numbers), dtype=np.int64)
     fold[order] = np.arange(len(numbers)) % FOLDS
     return fold[groups]
-
-
-def _best_power(probabilities: FloatArray, labels: IntArray) -> float:
-    """The power that makes the labels of out-of-fold texts most likely; 1 if there are none.
-
-    One additional text with a uniform target keeps the power finite where every prediction is right (after Platt 1999).
-    """
-    from scipy.optimize import minimize_scalar
-
-    if not len(probabilities):
-        return 1.0
-    rows, smoothing = np.arange(len(labels)), 1 / (len(labels) + 1)
-
-    def loss(log_power: float) -> float:
-        logs = np.log(np.maximum(sharpened(probabilities, float(np.exp(log_power))), 1e-30, dtype=np.float64))
-        return -float((1 - smoothing) * logs[rows, labels].mean() + smoothing * logs.mean())
-
-    return float(np.exp(minimize_scalar(loss, bounds=np.log(POWERS), method="bounded", options={"xatol": 0.01}).x))
-
-
-def sharpened(probabilities: FloatArray, power: float) -> FloatArray:
-    """Rows raised to a power and normalized; rows of 0 stay 0."""
-    logs = np.log(np.maximum(probabilities, 1e-9)) * power
-    raised = np.exp(logs - logs.max(axis=1, keepdims=True, initial=-np.inf))
-    raised /= raised.sum(axis=1, keepdims=True)
-    result: FloatArray = np.where(probabilities.sum(axis=1, keepdims=True) > 0, raised, 0).astype(np.float32)
-    return result
 
 
 def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:

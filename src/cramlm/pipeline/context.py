@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
@@ -22,6 +24,9 @@ from cramlm.storage import artifacts
 from cramlm.storage.artifacts import Artifact, borrowed_seconds
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never
+
+UNLABELLED_WEIGHT: Final = 3.0
+"""Sampling weight of an unlabelled text of the task; that of a retrieved passage is 1 on average (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +74,21 @@ class RunPlan:
 
 @dataclass(slots=True)
 class SelectedPassages:
-    """The published selection. tokens: ids of each passage, set by the stage `tokens`; spans: character spans of the tokens, if a
+    """The published selection, and after its passages the unlabelled texts of the task, which are passages for all later stages.
+
+    unlabelled: these texts. tokens: ids of each passage, set by the stage `tokens`; spans: character spans of the tokens, if a
     teacher needs them.
     """
 
     table: SelectionTable
+    unlabelled: tuple[str, ...] = ()
     tokens: Tokens | None = None
     spans: SpanArray | None = None
     _texts: list[str] | None = None
 
     def encoded(self, tokens: Tokens, spans: SpanArray | None) -> SelectedPassages:
         """Return the selection with token ids."""
-        assert len(tokens) == len(self.table)
+        assert len(tokens) == len(self.table) + len(self.unlabelled)
         return replace(self, tokens=tokens, spans=spans)
 
     @property
@@ -94,9 +102,9 @@ class SelectedPassages:
         return self.table.artifact
 
     def texts(self) -> list[str]:
-        """The selected passages in order of (rank, position), cached until `release_texts`."""
+        """The selected passages in order of (rank, position), then the unlabelled texts; cached until `release_texts`."""
         if self._texts is None:
-            self._texts = self.table.texts()
+            self._texts = [*self.table.texts(), *self.unlabelled]
         return self._texts
 
     def release_texts(self) -> None:
@@ -104,9 +112,16 @@ class SelectedPassages:
         self._texts = None
 
     def weights(self) -> FloatArray | None:
-        """Sampling weight of each passage, mean 1, in the same order; None if all are equal."""
-        weights = self.table.numbers().weight
+        """Sampling weight of each passage, in the same order: mean 1 of retrieved ones, `UNLABELLED_WEIGHT` of unlabelled texts; None if
+        all are equal.
+        """
+        own = np.full(len(self.unlabelled), UNLABELLED_WEIGHT, dtype=np.float32)
+        weights = np.concatenate([self.table.numbers().weight, own])
         return None if (weights == weights[0]).all() else weights
+
+    def characters(self) -> int:
+        """Number of characters of all passages, weighted as training samples them."""
+        return self.table.text_characters() + round(UNLABELLED_WEIGHT * sum(map(len, self.unlabelled)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +187,11 @@ class FinishedPhase:
 
 
 def fingerprint(chosen: SelectedPassages | None) -> str | None:
-    """The selection's fingerprint; None if nothing is retrieved."""
-    return None if chosen is None else chosen.artifact.fingerprint
+    """The fingerprint of all passages; None if nothing is retrieved."""
+    if chosen is None:
+        return None
+    retrieved = chosen.artifact.fingerprint
+    return artifacts.hash_json([retrieved, *chosen.unlabelled]) if chosen.unlabelled else retrieved
 
 
 def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:

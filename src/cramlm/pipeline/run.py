@@ -33,11 +33,11 @@ from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text, train
-from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_model
+from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_models
 from cramlm.planning.plan import available_cores, schedule
 from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.speed import describe_machine
-from cramlm.records import Emit, Event, silent
+from cramlm.records import Emit, Event, LinearName, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, lock
 from cramlm.storage.artifacts import default_store as default_store
@@ -143,7 +143,9 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     run = replace(run, config=_with_threads_per_rank(run.config, run.ranks))
     text.check_prompt(run)
     text.report_task(run)
-    baseline = linear.fit_baseline(run)
+    config = run.config
+    scored = config.baseline.enabled
+    baseline = linear.fit_baseline(run) if scored or "tfidf" in _teaching(config) else None
     return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 
 
@@ -156,21 +158,23 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     selection = text.selection(run, plan, corpus)
     texts = text.tokens(run, selection, text.tokenizer(run, selection))
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
-    has_teacher = needs_linear_teacher(config.phases)
-    has_static = has_teacher or (baseline is not None and selection is not None)
+    scored, teaching = config.baseline.enabled, _teaching(config)
+    has_static = "static" in teaching or (scored and selection is not None)
     from_cooccurrence = config.encoder.embedding_init == "cooccurrence"
     vectors = linear.embedding(run, texts) if has_static or from_cooccurrence else None
     static = linear.fit_static(run, texts, vectors, baseline) if has_static and vectors is not None else None
-    bayes = None if selection is None else linear.fit_naive_bayes(run, selection)
+    bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
     planned = schedule(run, plan, texts)
-    teacher = teach_by_linear_model(run, texts, static, planned.phases) if has_teacher and static is not None else None
+    linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
+    teachers: dict[str, Artifact] = {name: model for name, model in linear_models.items() if name in teaching}
+    teacher = teach_by_linear_models(run, texts, teachers, planned.phases) if teachers else None
     if texts.selection is not None:
         texts.selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=vectors if from_cooccurrence else None)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
-    linear_models = _present(tfidf=baseline, bayes=bayes, static=static) if config.baseline.enabled else {}
-    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, linear_models)
-    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, linear_models)
+    scored_models = linear_models if scored else {}
+    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models)
+    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, scored_models)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 
@@ -181,7 +185,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     if run.config.model != "tfidf":
         corpus = text.corpus(run)
         selection = text.selection(run, linear.plan_linear(run.config), corpus)
-        bayes = None if selection is None else linear.fit_naive_bayes(run, selection)
+        bayes = linear.fit_naive_bayes(run, selection) if selection is not None and run.config.baseline.enabled else None
     if run.config.model == "static":
         texts = text.tokens(run, selection, text.tokenizer(run, selection))
         tokenizer = texts.tokenizer
@@ -190,6 +194,11 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     evaluation = evaluate.evaluate_linear(run, linear_models, tokenizer=tokenizer)
     evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
     return evaluation
+
+
+def _teaching(config: RunConfig) -> tuple[LinearName, ...]:
+    """The linear models that teach the encoder."""
+    return config.teacher.models if needs_linear_teacher(config.phases) else ()
 
 
 def _present(**models: Artifact | None) -> dict[str, Artifact]:

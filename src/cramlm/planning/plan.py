@@ -259,7 +259,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         dev, test = (
             int(np.minimum(_lengths(text.tokenizer, split, text.prompt), longest).sum()) for split in (run.task.dev, run.task.test)
         )
-        external = int(text.selection.table.text_characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
+        external = int(text.selection.characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
         speed, units = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)

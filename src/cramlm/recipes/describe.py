@@ -69,7 +69,9 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield "encoder", f"{size}, trained from scratch; token embeddings start {start}"
         if any(linear_teachers(phase) for phase in config.phases):
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
-            yield "teacher", f"linear: logistic regression on TF-IDF and averaged token embeddings{aligned}"
+            *others, last = config.teacher.models
+            models = f"{', '.join(others)} and {last} together" if others else last
+            yield "teacher", f"linear: {models}{aligned}"
         if KINDS[config.task.kind].has_prior:
             chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
             yield "logit adjustment", chosen

@@ -250,10 +250,10 @@ class Recipe(ABC):
     ) -> RunConfig:
         """Return the run of this method on the labelled texts in `train`.
 
-        train: a file, whose texts and labels are counted; "" stands for a typical file. corpus: raw text; ignored by a recipe that reads
-        none. init: a folder of pretrained weights. budget: a time or a number of operations, like 20m or 2e13flops; None = no limit.
-        top_k: passages that each training text retrieves. options: the other fields of `TaskConfig` (dev, test, text_column, ...); the
-        recipes of the paper also take like, one of its tasks, and shrink, the scale of a twin.
+        train: a file, whose texts and labels are counted; "" stands for a typical file. corpus: raw text; ignored, like the option
+        unlabelled, by a recipe that reads none. init: a folder of pretrained weights. budget: a time or a number of operations, like 20m or
+        2e13flops; None = no limit. top_k: passages that each training text retrieves. options: the other fields of `TaskConfig` (dev,
+        test, text_column, ...); the recipes of the paper also take like, one of its tasks, and shrink, the scale of a twin.
 
         Raises:
             UsageError: if the corpus, the pretrained weights or the training file is missing, or an argument has no meaning here.
@@ -268,7 +268,7 @@ class Recipe(ABC):
         own = {name: options.pop(name) for name in self.own_options if name in options}
         files = (corpus,) if isinstance(corpus, str) else tuple(corpus or ())
         inputs = RunInputs(
-            task=TaskConfig(train=train, **options),
+            task=TaskConfig(train=train, **(options if reads_corpus else options | {"unlabelled": ()})),
             corpus=CorpusConfig(files=files) if reads_corpus else None,
             init=init,
             budget=self.default_budget if budget == OF_THE_RECIPE else budget,

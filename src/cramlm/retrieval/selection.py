@@ -190,8 +190,9 @@ def select_documents(
 
     def write(folder: Path) -> None:
         kinds = " and ".join(member.kind for member in members_of(config))
-        emit(Event("start", KIND, f"retrieving with {kinds} for {len(task.train):,} training texts"))
-        proposal = retriever.propose(corpus, [example.whole_text for example in task.train], emit=emit)
+        unlabelled = f" and {len(task.unlabelled):,} unlabelled ones" if task.unlabelled else ""
+        emit(Event("start", KIND, f"retrieving with {kinds} for {len(task.train):,} training texts{unlabelled}"))
+        proposal = retriever.propose(corpus, task.queries, emit=emit)
         _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
 
     stage(out, kind=KIND, key=key, write=write, emit=emit)
@@ -298,7 +299,7 @@ class _Writer:
             "corpus_sources": {source: sources.corpus_passages[source] for source in named["sources"]},
             "corpus_documents": len(self._corpus),
             **_profile(kept),
-            **compare_with_corpus(self._corpus, kept.position, [example.whole_text for example in self._task.train]),
+            **compare_with_corpus(self._corpus, kept.position, self._task.queries),
         }
         if proposal.members:
             report["retrievers"] = [

@@ -66,10 +66,8 @@ FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "passage_weight",
 _VERSION: Final = 1
 
 
-def fit_baseline(run: RunContext) -> Artifact | None:
-    """Fit a linear model on TF-IDF; None if the config disables it."""
-    if not run.config.baseline.enabled:
-        return None
+def fit_baseline(run: RunContext) -> Artifact:
+    """Fit a linear model on TF-IDF."""
 
     def write(target: Path) -> None:
         _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
@@ -78,12 +76,13 @@ def fit_baseline(run: RunContext) -> Artifact | None:
 
 
 def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | None:
-    """Fit naive Bayes on the labelled texts and the selection; None if the config disables linear models or a text has no single label."""
-    if not run.config.baseline.enabled or run.task.kind != "classification":
+    """Fit naive Bayes on the labelled texts, the selection and the unlabelled texts; None if a text has no single label."""
+    if run.task.kind != "classification":
         return None
 
     def write(target: Path) -> None:
-        _save(fit_bayes(run.task, selection.texts(), metric=run.config.metric, seed=run.config.seed, emit=run.emit), target)
+        passages = selection.texts()[: len(selection.table)]
+        _save(fit_bayes(run.task, passages, selection.unlabelled, metric=run.config.metric, seed=run.config.seed, emit=run.emit), target)
 
     settings = {"seed": run.config.seed, "metric": run.config.metric}
     return run.build(Stage("bayes", 1, settings, {"task": _task(run.task), "selection": fingerprint(selection)}, write))
@@ -129,8 +128,8 @@ def search_space(config: RunConfig) -> SearchSpace:
 
 
 def _task(task: Task) -> dict[str, str]:
-    """Fingerprints without test, which these stages do not read."""
-    return {split: content for split, content in task_fingerprint(task).items() if split != "test"}
+    """Fingerprints without test and unlabelled texts, which these stages do not read (the selection has unlabelled texts)."""
+    return {split: content for split, content in task_fingerprint(task).items() if split not in ("test", "unlabelled")}
 
 
 def _save(fit: LinearFit, target: Path) -> None:

@@ -12,7 +12,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, out_of_fold_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import UNCUT, Tokenizer, Tokens
@@ -50,7 +50,7 @@ def pieces_file(length: int) -> str:
     return f"passages-{length}.npy"
 
 
-def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact, phases: Sequence[PhaseConfig]) -> Artifact:
+def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[str, Artifact], phases: Sequence[PhaseConfig]) -> Artifact:
     """Publish the linear model's probabilities, float32 (n, labels): passages-LENGTH.npy of the pieces of the passages in order, for each
     piece length; task.npy of the training texts, predicted out of fold.
 
@@ -65,7 +65,8 @@ def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact,
 
     def write(target: Path) -> None:
         run.emit(Event("start", "teacher"))
-        teacher, messages = Teacher.of(LinearModel.load(static.path, tokenizer=tokenizer), run.task, seed=run.config.seed), []
+        loaded = {name: LinearModel.load(model.path, tokenizer=tokenizer) for name, model in models.items()}
+        teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         if files and selection is not None:
             whole = None
             if config.passage_share > 0:
@@ -79,19 +80,23 @@ def teach_by_linear_model(run: RunContext, text: EncodedTexts, static: Artifact,
                     labels = aligned(labels, teacher.label_counts)
                 save_array(target / name, labels)
                 messages.append(_message(len(pieces), "pieces of passages", labels))
-        save_array(target / TRAINING_TEXTS_FILE, teacher.training_texts)
-        known = teacher.training_texts[teacher.training_texts.sum(axis=1) > 0]
-        messages.append(_message(len(known), "training texts out of fold", known))
-        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"power": teacher.power}))
+        regression = loaded["static"] if "static" in loaded else loaded["tfidf"]
+        held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed)
+        save_array(target / TRAINING_TEXTS_FILE, held_out)
+        predicted = held_out[held_out.sum(axis=1) > 0]
+        messages.append(_message(len(predicted), "training texts out of fold", predicted))
+        weights = teacher.combination.weights
+        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
 
     inputs: dict[str, Any] = {
-        "static": static.fingerprint,
+        "models": {name: model.fingerprint for name, model in models.items()},
         "selection": fingerprint(text.selection),
         "tokenizer": text.tokenizer.fingerprint,
-        "train": task_fingerprint(run.task)["train"],
+        "task": {split: content for split, content in task_fingerprint(run.task).items() if split != "test"},
     }
-    settings = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json"), "seed": run.config.seed}
-    return run.build(Stage("teacher", 7, settings, inputs, write))
+    settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
+    settings |= {"seed": run.config.seed, "metric": run.config.metric}
+    return run.build(Stage("teacher", 8, settings, inputs, write))
 
 
 def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:

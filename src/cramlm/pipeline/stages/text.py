@@ -41,14 +41,14 @@ def report_task(run: RunContext) -> None:
 
 
 def corpus(run: RunContext) -> Corpus | None:
-    """The raw text, read once for all runs; of a search server, the hits of the training texts."""
+    """The raw text, read once for all runs; of a search server, the hits of the queries."""
     if isinstance(run.config.retriever, ElasticsearchConfig):
-        return server_corpus(run.config.retriever, [example.whole_text for example in run.task.train], run.store, emit=run.emit)
+        return server_corpus(run.config.retriever, run.task.queries, run.store, emit=run.emit)
     return None if run.config.corpus is None else build_corpus(run.config.corpus, run.store, emit=run.emit)
 
 
 def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> SelectedPassages | None:
-    """The passages retrieved for the training texts (or random ones, of a control)."""
+    """The passages retrieved for the training and unlabelled texts (or random ones, of a control), and the unlabelled texts."""
     if corpus is None or plan.retriever is None:
         return None
     out = run.folder / "selection"
@@ -56,7 +56,7 @@ def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> Selected
     index = build_index(corpus, run.store, emit=run.emit) if by_words else None
     context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_sentence_encoder)
     select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
-    return SelectedPassages(SelectionTable.open(out))
+    return SelectedPassages(SelectionTable.open(out), tuple(example.whole_text for example in run.task.unlabelled))
 
 
 def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
