@@ -176,7 +176,12 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
     script = re.sub(r'budget="\d+m"', 'budget="1e12flops"', script)
     export = "from cramlm.cli.app import app\napp(['export', 'runs/mine', '--format', 'onnx'], standalone_mode=False)\n"
     script = script.replace("from cramlm import OnnxPredictor", export + "from cramlm import OnnxPredictor", 1)
-    environment = {**os.environ, "CRAMLM_STORE": str(tmp_path / "store")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "CRAMLM_STORE": str(tmp_path / "store"), "PATH": path}
+    for _, text in blocks(README, "sh"):
+        command = ["bash", "-euo", "pipefail", "-c", re.sub(r"--budget \d+m", SMALL, text)]
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
+        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
     result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
     assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
 

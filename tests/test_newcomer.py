@@ -1,4 +1,4 @@
-"""A newcomer's path, from a wheel in an environment of its own: install, fit an own csv, report, predict, ONNX, serve; then the demo.
+"""A newcomer's path, from a wheel in an environment of its own: fit an own csv, report, predict, ONNX, serve; the README; the demo.
 
 Slow, and it installs packages (`make newcomer`); the folder of the sources is out of reach for everything that runs in that environment.
 """
@@ -143,6 +143,20 @@ def test_the_model_is_served_with_its_page(server: str) -> None:
         assert "sea" in response.read().decode()
     with urllib.request.urlopen(server, timeout=30) as response:
         assert b"<html" in response.read()
+
+
+def test_the_readme_runs_from_top_to_bottom_as_it_stands(place: Place) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    typed = re.findall(r"^```(sh|python)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert [kind for kind, _ in typed] == ["sh", "python", "python"]
+    labelled = "import csv\nrows = list(csv.DictReader(open('data/train.csv')))\n"
+    labelled += "texts, labels = ([row[key] for row in rows] for key in ('text', 'label'))\n"
+    for kind, text in typed:
+        if kind == "sh":
+            place.run("bash", "-euo", "pipefail", "-c", f"PATH={place.python.parent}:$PATH\n{text}")
+        else:
+            place.run(place.python, "-c", labelled + text)
+    assert (place.folder / "predictions.jsonl").read_text("utf-8").count("\n") == 400
 
 
 def test_the_demo_runs_with_the_wheel(place: Place) -> None:

@@ -21,7 +21,7 @@ BOXES = (  # kind, left, top, width, height, name, lines below it
     ("data", 20, 30, 190, 86, "labelled texts", ("dev and test stay apart",)),
     ("data", 20, 200, 190, 86, "raw text", ("as much as there is",)),
     ("work", 270, 200, 170, 86, "index", ("BM25 over passages",)),
-    ("data", 520, 200, 180, 86, "slice", ("the passages asked for,", "held-out text dropped")),
+    ("data", 520, 200, 180, 86, "slice", ("passages of the best ranks,", "held-out text dropped")),
     ("work", 520, 30, 180, 100, "phase 1: both", ("masked words of both,", "labels of the task")),
     ("work", 740, 30, 170, 100, "phase 2: labels", ("the best on dev is kept",)),
     ("model", 740, 200, 170, 86, "your model", ("a plain folder, scored", "beside TF-IDF")),

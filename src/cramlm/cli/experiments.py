@@ -27,27 +27,21 @@ from cramlm.cli.options import (
 )
 from cramlm.cli.process import stop_on_signals
 
-SeedsOption = Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds: 3 means 1, 2 and 3. See also --seed.")]
+SeedsOption = Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds; 3 means 1, 2 and 3.")]
 SeedList = Annotated[
     list[int] | None, typer.Option("--seed", metavar="SEED", help="One seed, in place of --seeds; may be repeated.", rich_help_panel=METHOD)
 ]
-LabelsOption = Annotated[
-    str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all: stratified, the same for all arms.")
-]
+LabelsOption = Annotated[str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all.")]
 RestOption = Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")]
-JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, each with an equal share of the cores.")]
+JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, with equal shares of the cores.")]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option("--base-model", metavar="DIR", help="Checkpoint for recipes that need one, and for tlm@init.", rich_help_panel=METHOD),
+    typer.Option("--base-model", metavar="DIR", help="Checkpoint for recipes that need one, and tlm@init.", rich_help_panel=METHOD),
 ]
 RunBudgetOption = Annotated[str | None, typer.Option("--budget", metavar="BUDGET", help="Of each run: time or operations, as in fit.")]
 RequiredTrain = Annotated[str, typer.Option("--train", metavar="FILE", help="Labelled texts, as in fit.")]
-ScoredTest = Annotated[
-    str | None, typer.Option("--test", metavar="FILE", help="Without it the table shows dev scores, which are optimistic.")
-]
-OutOption = Annotated[
-    Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder of the experiment (default: runs/TASK-COMMAND).")
-]
+ScoredTest = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the scores (default: dev scores).")]
+OutOption = Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder (default: runs/TASK-COMMAND).")]
 
 
 def compare(

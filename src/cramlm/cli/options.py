@@ -191,12 +191,8 @@ ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished
 TextsArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")
 ]
-TrainOption = Annotated[
-    str | None, typer.Option("--train", metavar="FILE", help="Labelled texts: jsonl, csv, tsv or parquet, also .gz or .zst.")
-]
-DevOption = Annotated[
-    str | None, typer.Option("--dev", metavar="FILE", help="Labelled texts for choosing settings (default: split off from train).")
-]
+TrainOption = Annotated[str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (jsonl, csv, tsv, parquet; .gz, .zst).")]
+DevOption = Annotated[str | None, typer.Option("--dev", metavar="FILE", help="Labelled texts to choose settings (default: part of train).")]
 TestOption = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the final scores; evaluated once.")]
 CorpusOption = Annotated[
     list[str] | None, typer.Option("--corpus", metavar="FILES", help="Raw text: file, folder or quoted glob; may be repeated.")
@@ -206,7 +202,7 @@ UnlabelledOption = Annotated[
     typer.Option("--unlabelled", metavar="FILE", help="Texts of the task without labels; may be repeated."),
 ]
 BudgetOption = Annotated[
-    str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the whole run, like 20m, or operations, like 3e15flops.")
+    str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the run, like 20m, or operations, like 3e15flops.")
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -238,7 +234,7 @@ KindOption = Annotated[
     typer.Option(
         "--task-type",
         metavar="TYPE",
-        help="classification (one label; default), multi-label, or regression (a number).",
+        help="classification (default), multi-label, regression.",
         rich_help_panel=COLUMNS,
     ),
 ]
@@ -247,7 +243,7 @@ SeparatorOption = Annotated[
     typer.Option(
         "--label-separator",
         metavar="CHAR",
-        help="Character between several labels in a csv, tsv or parquet cell (default: |).",
+        help="Between several labels in one cell (default: |).",
         rich_help_panel=COLUMNS,
     ),
 ]
@@ -260,9 +256,7 @@ OnBadRowOption = Annotated[
 ]
 OptionalOnBadRow = Annotated[
     BadRowRule | None,
-    typer.Option(
-        "--on-bad-row", metavar="RULE", help="fail at the first (default), or skip: list it in rejected.jsonl.", rich_help_panel=COLUMNS
-    ),
+    typer.Option("--on-bad-row", metavar="RULE", help="fail (default), or skip: list it in rejected.jsonl.", rich_help_panel=COLUMNS),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -274,12 +268,12 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="DIR",
-        help="Folder for corpora and indexes (default: $CRAMLM_STORE or the user's cache).",
+        help="Corpora and indexes (default: $CRAMLM_STORE or a cache).",
         rich_help_panel=FILES,
     ),
 ]
 OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the contents of --out, even if it is a run on another task.", rich_help_panel=FILES)
+    bool, typer.Option("--overwrite", help="Replace --out, even if it is a run on another task.", rich_help_panel=FILES)
 ]
 ModelPartOption = Annotated[
     ModelPart,
@@ -305,22 +299,20 @@ RecipeOption = Annotated[
     typer.Option(
         "--recipe",
         metavar="NAME",
-        help="Method: tlm (default), labels-only, static, ...; `cramlm recipes` lists them.",
+        help="Method, like tlm (default) or static; see `cramlm recipes`.",
         autocompletion=complete_recipe,
     ),
 ]
 InitOption = Annotated[
     str | None,
-    typer.Option(
-        "--base-model", metavar="DIR", help="Pretrained weights: a Hugging Face folder, or export/mlm of a run.", rich_help_panel=METHOD
-    ),
+    typer.Option("--base-model", metavar="DIR", help="Pretrained weights: Hugging Face folder, or export/mlm.", rich_help_panel=METHOD),
 ]
 PresetOption = Annotated[
     Preset | None,
     typer.Option(
         "--preset",
         metavar="SIZE",
-        help="tiny, mini, small, base, bert-base or bert-large (default: from the budget).",
+        help="Size: tiny, mini, small, base, bert-base or bert-large.",
         rich_help_panel=METHOD,
     ),
 ]
