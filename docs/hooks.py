@@ -1,4 +1,4 @@
-"""Generate the reference pages of the site: commands from the parser, settings from the config models, Python from docstrings.
+"""Generate pages of the site: commands from the parser, settings from the config models, Python from docstrings, CONTRIBUTING.md.
 
 `pages` returns them as Markdown; MkDocs calls `on_files`, which adds them to the written pages.
 """
@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -41,7 +42,9 @@ def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
 
 def pages() -> dict[str, str]:
     """Return Markdown by path."""
-    return {"reference/commands.md": _commands(), "reference/config.md": _config(), "reference/python.md": _python()}
+    contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8").replace("](docs/", "](")
+    reference = {"reference/commands.md": _commands(), "reference/config.md": _config(), "reference/python.md": _python()}
+    return {**reference, "contributing.md": contributing}
 
 
 def _commands() -> str:

@@ -70,6 +70,10 @@ def test_every_command_of_a_page_parses(page: Path) -> None:
             command.make_context(name, list(arguments), resilient_parsing=False).close()
 
 
+def test_the_readme_is_a_front_page() -> None:
+    assert len(README.read_text("utf-8").splitlines()) <= 150
+
+
 def test_no_page_names_a_commit() -> None:
     """The commits that made the figures are in benchmarks/results."""
     for page in PAGES:
