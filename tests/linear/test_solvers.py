@@ -48,7 +48,8 @@ def centred(coefficients: Coefficients) -> tuple[Any, Any]:
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solvers that go on until nothing changes."""
     monkeypatch.setattr(solvers, "_LBFGS", {"gtol": 1e-7, "maxiter": 2000})
-    monkeypatch.setattr(solvers, "_LIBLINEAR", {**solvers._LIBLINEAR, "tol": 1e-6, "max_iter": 20_000})
+    monkeypatch.setattr(solvers, "_LIBLINEAR", {**solvers._LIBLINEAR, "tol": 1e-6})
+    monkeypatch.setattr(solvers, "_PASSES", (20_000, 20_000))
     monkeypatch.setattr(solvers, "_JITTER", 1e-7)
 
 
@@ -78,11 +79,12 @@ def test_multinomial_regression_equals_scikit_learns(labels: int, weights: Class
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("weights", ["uniform", "balanced"])
-def test_one_vs_rest_equals_scikit_learns(weights: ClassWeights) -> None:
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_one_vs_rest_equals_scikit_learns(form: str, weights: ClassWeights) -> None:
     rows, targets, other = problem(4)
     options: dict[str, Any] = {"C": 3.0, "solver": "liblinear", "class_weight": None if weights == "uniform" else weights}
     theirs = OneVsRestClassifier(LogisticRegression(**options, tol=1e-8, max_iter=10_000)).fit(rows.astype(np.float64), targets)
-    ours = fitted(rows, targets, "one-vs-rest", weights, 3.0, 4)
+    ours = fitted(rows if form == "sparse" else rows.toarray(), targets, "one-vs-rest", weights, 3.0, 4)
     for label, model in enumerate(theirs.estimators_):
         np.testing.assert_allclose(ours.weights[:, label], model.coef_[0], atol=1e-2)
         assert ours.bias[label] == pytest.approx(model.intercept_[0], abs=1e-2)
@@ -166,8 +168,12 @@ def test_rows_without_columns_give_a_model_of_the_frequencies(kind: TaskKind, sc
         assert (scores[:, 0] < 0).all()
 
 
-def test_a_label_of_all_texts_or_of_none_is_a_constant_in_a_multi_label_model() -> None:
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_a_label_of_all_texts_or_of_none_is_a_constant_in_a_multi_label_model(form: str) -> None:
     rows, targets, other = problem(3)
+    rows = rows if form == "sparse" else rows.toarray()
+    constant = SOLVERS["multi-label"].fitter(rows, np.ones((rows.shape[0], 2)), "one-vs-rest", "balanced", outputs=2, seed=0)(1.0)
+    assert (constant.scores(other) > 20).all()
     sets = np.zeros((rows.shape[0], 3))
     sets[:, 0], sets[:, 1] = 1, targets == 1
     scores = SOLVERS["multi-label"].fitter(rows, sets, "one-vs-rest", "balanced", outputs=3, seed=0)(1.0).scores(other)
@@ -190,15 +196,26 @@ def test_a_regression_of_numbers_equals_scikit_learns_ridge(form: str) -> None:
 
 
 def test_balanced_weights_are_tried_where_labels_are_uneven() -> None:
-    def tried(sizes: tuple[int, ...]) -> set[str]:
-        names = ("a", "b", "c")[: len(sizes)]
-        rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
-        solver = SOLVERS["classification"]
-        return {weights for _, weights in solver.schemes(solver.targets(Task(rows, rows, (), names, False)))}
+    assert {weights for _, weights in schemes((10, 20))} == {"uniform"}
+    assert {weights for _, weights in schemes((10, 21))} == {"uniform", "balanced"}
+    assert {weights for _, weights in schemes((10, 15, 1))} == {"uniform", "balanced"}
 
-    assert tried((10, 20)) == {"uniform"}
-    assert tried((10, 21)) == {"uniform", "balanced"}
-    assert tried((10, 15, 1)) == {"uniform", "balanced"}
+
+def test_of_two_labels_one_regression_is_tried_since_both_schemes_give_the_same() -> None:
+    assert {scheme for scheme, _ in schemes((10, 12))} == {"one-vs-rest"}
+    assert {scheme for scheme, _ in schemes((10, 12, 11))} == {"multinomial", "one-vs-rest"}
+    rows, targets, other = problem(2)
+    solver, half = SOLVERS["classification"], fitted(rows.toarray(), targets, "multinomial", "uniform", 5.0, 2)
+    one = solver.logits("one-vs-rest", fitted(rows.toarray(), targets, "one-vs-rest", "uniform", 10.0, 2).scores(other))
+    np.testing.assert_allclose(np.exp(solver.logits("multinomial", half.scores(other))), np.exp(one), atol=0.05)
+
+
+def schemes(sizes: tuple[int, ...]) -> set[tuple[str, str]]:
+    """What is tried with labels of these sizes."""
+    names = ("a", "b", "c")[: len(sizes)]
+    rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
+    solver = SOLVERS["classification"]
+    return set(solver.schemes(solver.targets(Task(rows, rows, (), names, False))))
 
 
 def test_multinomial_regression_is_better_than_one_vs_rest_where_labels_are_uneven() -> None:

@@ -30,6 +30,7 @@ FINALISTS: Final = 3  # combinations of variant, scheme and class weights
 MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, one-vs-rest alone: the coordinates would take over half a gigabyte
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
 """If the training texts have more characters together, a sample is fitted that has the same share of every label."""
+_FAR_BELOW: Final = 0.01  # in dev score: a larger C gains less than this on all texts
 _SAMPLE_STREAM: Final = 0x7F1D
 
 
@@ -220,15 +221,12 @@ class _Search:
         coordinates = Coordinates.of(inner_products(rows.train, rows.train))
         dev = coordinates.transform(inner_products(rows.dev, rows.train))
         for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
-            # Coordinate descent (one-vs-rest) passes over all entries: it gets the matrix that has fewer.
-            reduced = scheme != "one-vs-rest" or coordinates.rows.size < rows.train.nnz
-            fitter = self._fitter(coordinates.rows if reduced else rows.train, rows, scheme, class_weights)
+            fitter = self._fitter(coordinates.rows, rows, scheme, class_weights)
             for c in grid:
-                setting = Setting(scheme, class_weights, c)
-                self._try(rows, setting, fitter(c), dev if reduced else rows.dev, coordinates if reduced else None)
+                self._try(rows, Setting(scheme, class_weights, c), fitter(c), dev, coordinates)
 
     def try_growing(self, rows: FeatureRows, setting: Setting, grid: Sequence[float]) -> None:
-        """One scheme on all rows of a variant, with growing C as long as the dev score grows."""
+        """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
         coordinates, train, dev = None, rows.train, rows.dev
         if setting.scheme == "multinomial" and len(rows.kept) <= MAX_MULTINOMIAL_TEXTS:
             coordinates = Coordinates.of(inner_products(rows.train, rows.train))
@@ -237,7 +235,7 @@ class _Search:
         last = -math.inf
         for c in grid:
             score = self._try(rows, Setting(setting.scheme, setting.class_weights, c), fitter(c), dev, coordinates)
-            if score <= last:
+            if score <= last or score < self.dev.best.score - _FAR_BELOW:
                 break
             last = score
 

@@ -1,11 +1,11 @@
 """L2-regularized linear models of each kind of task, and an exact change of coordinates that makes them cheap on few texts.
 
-    classification    multinomial logistic regression (L-BFGS), or one-vs-rest (liblinear's dual coordinate descent)
+    classification    multinomial or one-vs-rest logistic regression; of two labels one-vs-rest alone, which is nearly the same
     multi-label       one binary logistic regression per label
     regression        ridge regression with alpha = 1 / C, so that C is the inverse regularization in all of them
 
-Multinomial regression is better where labels have uneven sizes (SciERC, 100 training texts: macro-F1 28 and 19), one-vs-rest is two to four
-times faster on many texts.
+Dense matrices are fitted by L-BFGS, one-vs-rest on sparse matrices by liblinear's dual coordinate descent. Multinomial regression is better
+where labels have uneven sizes (SciERC, 100 training texts: macro-F1 28 and 19), one-vs-rest is faster on many short texts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import scipy.sparse
 
 from cramlm.data.labels import RULES
 from cramlm.linear.settings import ClassWeights, Scheme
-from cramlm.records import FloatArray, IntArray, Task, TaskKind
+from cramlm.records import BoolArray, FloatArray, IntArray, Task, TaskKind
 
 UNEVEN: Final = 2.0
 """Balanced class weights are tried if the largest label has more than this many times the texts of the smallest."""
 _ABSENT: Final = -30.0  # bias of a label without a training row: probability 1e-13
-_LIBLINEAR: Final[dict[str, Any]] = {"solver": "liblinear", "dual": True, "tol": 0.1, "max_iter": 60}
+_LIBLINEAR: Final[dict[str, Any]] = {"solver": "liblinear", "dual": True, "tol": 0.1}
+_PASSES: Final = (10, 60)  # of coordinate descent over a matrix: at least, at most
+_MAX_VISITS: Final = 150_000_000  # entries that the passes over one matrix visit; large matrices need fewer passes for the same dev score
 _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations do not change dev scores beyond noise
 _JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
@@ -49,6 +51,8 @@ class Coefficients:
 
 
 Fitter: TypeAlias = Callable[[float], Coefficients]
+Loss: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
+"""From scores (n, outputs) to their loss and its derivatives (n, outputs)."""
 
 
 class Solver(Protocol):
@@ -81,48 +85,39 @@ class ClassificationSolver:
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         sizes = Counter(targets.tolist()).values()
         weights: tuple[ClassWeights, ...] = ("balanced", "uniform") if max(sizes) > UNEVEN * min(sizes) else ("uniform",)
-        names: tuple[Scheme, ...] = ("multinomial", "one-vs-rest")
+        names: tuple[Scheme, ...] = ("one-vs-rest",) if len(sizes) <= 2 else ("multinomial", "one-vs-rest")
         return tuple((scheme, each) for scheme in names for each in weights)
 
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
         present = np.unique(targets)
-        several = len(present) > 2  # of two labels one-vs-rest fits one vector
-        ids = np.searchsorted(present, targets)
-        sizes = np.bincount(ids)
-        uniform = class_weights == "uniform"
-        row_weights = np.ones(len(ids), np.float32) if uniform else (len(ids) / (len(sizes) * sizes[ids])).astype(np.float32)
-        start = Coefficients(np.zeros((rows.shape[1], len(present)), np.float32), np.zeros(len(present), np.float32))
+        fit_present = self._fitter_of_present(rows, targets, scheme, class_weights, seed)
 
-        def absent() -> Coefficients:
-            return Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
-
-        def constant(c: float) -> Coefficients:
-            fitted = absent()
-            fitted.bias[present] = 0.0
+        def fit(c: float) -> Coefficients:
+            fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
+            of_present = fit_present(c)
+            fitted.weights[:, present], fitted.bias[present] = of_present.weights, of_present.bias
             return fitted
 
-        def one_vs_rest(c: float) -> Coefficients:
-            fitted = absent()
-            for label in present if several else present[1:]:
-                fitted.weights[:, label], fitted.bias[label] = _binary(rows, targets == label, c, class_weights, seed)
-            if not several:
-                fitted.weights[:, present[0]], fitted.bias[present[0]] = -fitted.weights[:, present[1]], -fitted.bias[present[1]]
-            return fitted
+        return fit
 
-        def multinomial(c: float) -> Coefficients:
-            nonlocal start
-            start = _multinomial(rows, ids, row_weights, c, start)
-            fitted = absent()
-            fitted.weights[:, present], fitted.bias[present] = start.weights, start.bias
-            return fitted
-
+    def _fitter_of_present(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, seed: int) -> Fitter:
+        """A fitter of the labels that have a row, in ascending order."""
+        present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
-            return constant
+            return lambda c: _zeros(rows, 1)
         match scheme:
             case "multinomial":
-                return multinomial
+                return _multinomial_fitter(rows, ids, class_weights)
+            case "one-vs-rest" if len(present) == 2:  # one vector
+                fit_second = _binary_fitter(rows, ids[:, None] == 1, class_weights, seed)
+
+                def fit_both(c: float) -> Coefficients:
+                    second = fit_second(c)
+                    return Coefficients(np.hstack([-second.weights, second.weights]), np.hstack([-second.bias, second.bias]))
+
+                return fit_both
             case "one-vs-rest":
-                return one_vs_rest
+                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), class_weights, seed)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
@@ -148,14 +143,14 @@ class MultiLabelSolver:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
+        positive = targets > 0
+        varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
+        fit_binary = _binary_fitter(rows, positive[:, varied], class_weights, seed)
+
         def fit(c: float) -> Coefficients:
-            fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.zeros(outputs, np.float32))
-            for label in range(outputs):
-                positive = targets[:, label] > 0
-                if positive.all() or not positive.any():  # all rows agree
-                    fitted.bias[label] = -_ABSENT if positive.all() else _ABSENT
-                else:
-                    fitted.weights[:, label], fitted.bias[label] = _binary(rows, positive, c, class_weights, seed)
+            bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
+            fitted, binary = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), bias), fit_binary(c)
+            fitted.weights[:, varied], fitted.bias[varied] = binary.weights, binary.bias
             return fitted
 
         return fit
@@ -236,51 +231,127 @@ def inner_products(one: Any, other: Any) -> FloatArray:
     products: FloatArray = np.zeros((one.shape[0], other.shape[0]), dtype=np.float32)
     for start in range(0, len(frequent), _COLUMNS_AT_ONCE):
         columns = frequent[start : start + _COLUMNS_AT_ONCE]
-        products += one[:, columns].toarray() @ other[:, columns].toarray().T
+        right = other[:, columns].toarray()
+        products += (right if one is other else one[:, columns].toarray()) @ right.T  # NumPy computes half of a matrix times its transpose
     rare = np.flatnonzero(counts <= _DENSE_COLUMN * other.shape[0])
     products += (one[:, rare] @ other[:, rare].T).toarray()
     return products
 
 
-def _multinomial(rows: FloatArray, ids: IntArray, row_weights: FloatArray, c: float, start: Coefficients) -> Coefficients:
-    """Minimize the weighted cross-entropy + |weights|^2 / 2c, as scikit-learn's LogisticRegression does, from the coefficients `start`.
+def _minimize(rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bias_penalty: float) -> Coefficients:
+    """Minimize loss(scores) + (|weights|^2 + bias_penalty |bias|^2) / 2c from the coefficients `start`.
 
     In single precision: scikit-learn converts the matrix to double precision in every iteration, which takes three times as long.
     """
-    texts, features = rows.shape
-    labels = len(start.bias)
-    total, indices = float(row_weights.sum()), np.arange(texts)
+    (texts, features), outputs = rows.shape, len(start.bias)
+    penalties = np.repeat(np.array([1.0, bias_penalty]) / c, [features * outputs, outputs])
 
     def objective(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        weights = values[: features * labels].reshape(features, labels).astype(np.float32)
-        scores = rows @ weights + values[features * labels :].astype(np.float32)
-        scores -= scores.max(axis=1, keepdims=True)
-        odds = np.exp(scores)
-        sums = odds.sum(axis=1)
-        loss = float((row_weights * (np.log(sums) - scores[indices, ids])).sum(dtype=np.float64))
-        loss += float(np.square(weights, dtype=np.float64).sum()) / (2 * c)
-        slope = odds * (row_weights / sums)[:, None]
-        slope[indices, ids] -= row_weights
-        gradient = np.concatenate([(rows.T @ slope + weights / c).ravel(), slope.sum(axis=0)])
-        return loss / total, gradient.astype(np.float64) / total
+        weights = values[: features * outputs].reshape(features, outputs).astype(np.float32)
+        value, slope = loss(rows @ weights + values[features * outputs :].astype(np.float32))
+        shrinkage = penalties * values
+        gradient = np.concatenate([(slope.T @ rows).T.ravel(), slope.sum(axis=0)]) + shrinkage  # faster than rows.T @ slope
+        return (value + float(shrinkage @ values) / 2) / texts, gradient / texts
 
     first = np.concatenate([start.weights.ravel(), start.bias]).astype(np.float64)
     solution = scipy.optimize.minimize(objective, first, jac=True, method="L-BFGS-B", options=_LBFGS).x.astype(np.float32)
-    return Coefficients(solution[: features * labels].reshape(features, labels), solution[features * labels :])
+    return Coefficients(solution[: features * outputs].reshape(features, outputs), solution[features * outputs :])
 
 
-def _binary(rows: Any, positive: Any, c: float, class_weights: ClassWeights, seed: int) -> tuple[FloatArray, float]:
+def _cross_entropy(ids: IntArray, row_weights: FloatArray) -> Loss:
+    """The weighted cross-entropy of scores (n, labels), summed over rows. ids: the column of each row's label; row_weights: (n,)."""
+    indices = np.arange(len(ids))
+
+    def loss(scores: FloatArray) -> tuple[float, FloatArray]:
+        below_largest = scores - scores.max(axis=1, keepdims=True)
+        odds = np.exp(below_largest)
+        sums = odds.sum(axis=1)
+        value = float((row_weights * (np.log(sums) - below_largest[indices, ids])).sum(dtype=np.float64))
+        slope = odds * (row_weights / sums)[:, None]
+        slope[indices, ids] -= row_weights
+        return value, slope
+
+    return loss
+
+
+def _log_losses(positive: BoolArray, row_weights: FloatArray) -> Loss:
+    """The weighted log loss of scores (n, labels), summed over rows and labels; both arrays are (n, labels)."""
+    signs = np.where(positive, np.float32(1), np.float32(-1))
+
+    def loss(scores: FloatArray) -> tuple[float, FloatArray]:
+        margins = signs * scores
+        odds = np.exp(-np.abs(margins))
+        value = float((row_weights * (np.log1p(odds) - np.minimum(margins, 0))).sum(dtype=np.float64))
+        return value, -signs * row_weights * np.where(margins > 0, odds, 1) / (1 + odds)
+
+    return loss
+
+
+def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights) -> Fitter:
+    """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients. ids: (n,)."""
+    sizes = np.bincount(ids)
+    uniform = class_weights == "uniform"
+    row_weights = np.ones(len(ids), np.float32) if uniform else (len(ids) / (len(sizes) * sizes[ids])).astype(np.float32)
+    loss, start = _cross_entropy(ids, row_weights), _zeros(rows, len(sizes))
+
+    def fit(c: float) -> Coefficients:
+        nonlocal start
+        start = _minimize(rows, loss, c, start, bias_penalty=0.0)
+        return start
+
+    return fit
+
+
+def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int) -> Fitter:
+    """Return a function from C to a binary regression for each column of `positive`, (n, labels).
+
+    liblinear fits a sparse matrix, one label after another. L-BFGS fits all labels of a dense matrix together, from the last coefficients,
+    which takes a fifth of the time with 13 labels. Both regularize the intercept like a weight.
+    """
+    if scipy.sparse.issparse(rows):
+        doubles = _with_columns(rows.astype(np.float64))  # liblinear's type; else scikit-learn converts once for each label
+
+        def fit_one_by_one(c: float) -> Coefficients:
+            fitted = _zeros(rows, positive.shape[1])
+            for label in range(positive.shape[1]):
+                model = _liblinear(doubles, positive[:, label], c, class_weights, seed)
+                fitted.weights[:, label], fitted.bias[label] = model.coef_[0, : rows.shape[1]], model.intercept_[0]
+            return fitted
+
+        return fit_one_by_one
+
+    count = positive.sum(axis=0)
+    row_weights = np.ones(positive.shape, dtype=np.float32)
+    if class_weights == "balanced":
+        row_weights = (len(positive) / (2 * np.where(positive, count, len(positive) - count))).astype(np.float32)
+    loss, start = _log_losses(positive, row_weights), _zeros(rows, positive.shape[1])
+
+    def fit_together(c: float) -> Coefficients:
+        nonlocal start
+        start = _minimize(rows, loss, c, start, bias_penalty=1.0)
+        return start
+
+    return fit_together
+
+
+def _liblinear(rows: Any, positive: BoolArray, c: float, class_weights: ClassWeights, seed: int) -> Any:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     balanced = "balanced" if class_weights == "balanced" else None
-    model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, **_LIBLINEAR)
+    passes = min(_PASSES[1], max(_PASSES[0], _MAX_VISITS // max(rows.nnz, 1)))
+    model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, max_iter=passes, **_LIBLINEAR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
-        model.fit(_with_columns(rows), positive.astype(np.int64))
-    return model.coef_[0, : rows.shape[1]].astype(np.float32), float(model.intercept_[0])
+        return model.fit(rows, positive.astype(np.int64))
+
+
+def _zeros(rows: Any, outputs: int) -> Coefficients:
+    return Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.zeros(outputs, np.float32))
 
 
 def _with_columns(rows: Any) -> Any:
     """The matrix, or one column of zeros if it has none, which scikit-learn refuses."""
-    return rows if rows.shape[1] else np.zeros((rows.shape[0], 1), dtype=np.float32)
+    if rows.shape[1]:
+        return rows
+    return scipy.sparse.csr_matrix((rows.shape[0], 1)) if scipy.sparse.issparse(rows) else np.zeros((rows.shape[0], 1), dtype=np.float32)

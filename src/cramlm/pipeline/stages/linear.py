@@ -63,7 +63,7 @@ DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
 FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "passage_weight", "scale", "tau", "features", "train_texts", "seconds")
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def fit_baseline(run: RunContext) -> Artifact:
