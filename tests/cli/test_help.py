@@ -88,3 +88,12 @@ def test_a_choice_that_does_not_exist_gives_one_line_with_the_choices() -> None:
     assert last.startswith("cramlm: error: ")
     assert "'tagging'" in last
     assert "multi-label" in last
+    assert last.endswith("see `cramlm fit --help`")
+    assert cramlm("nonsense").stderr.strip().endswith("see `cramlm --help`")
+    assert cramlm("recipes", "show", "--nonsense").stderr.strip().endswith("see `cramlm recipes show --help`")
+
+
+def test_cramlm_alone_prints_its_help() -> None:
+    result = cramlm()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == cramlm("--help").stdout

@@ -52,7 +52,6 @@ from cramlm.errors import CramError
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
     cls=Group,
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -214,6 +213,8 @@ for panel, commands in PANELS.items():
 def main() -> NoReturn:
     """Run the command line; print a traceback only with --debug."""
     interrupt_at_signals()
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -222,7 +223,8 @@ def main() -> NoReturn:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
-        _fail(f"{message.rstrip('.')}; see `cramlm --help`" if message else "no command; see `cramlm --help`", 2)
+        message = message.replace("Value error, ", "").rstrip(".") or "no command"
+        _fail(f"{message}; see `{_command_of(getattr(error, 'ctx', None))} --help`", 2)
     except Interrupted as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -236,6 +238,15 @@ def main() -> NoReturn:
         if is_out_of_memory(error):
             _exit_out_of_memory()
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
+
+
+def _command_of(context: Any) -> str:
+    """Return the command that an error of the command line is about, like `cramlm recipes show`."""
+    names: list[str] = []
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    return " ".join(["cramlm", *names])
 
 
 def _fail(message: str, code: int) -> NoReturn:
