@@ -66,7 +66,7 @@ def main() -> None:
 def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: int) -> dict[str, Any]:
     """Both sides on one model and one set of texts."""
     from cramlm.inference.predictor import Predictor
-    from cramlm.model.model import TRAINING_DEVICE, resolve_precision
+    from cramlm.model.model import resolve_device, resolve_precision
 
     with tempfile.TemporaryDirectory() as folder:
         tokens = export(preset, train, texts, Path(folder))
@@ -98,7 +98,7 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
         "ratio_as_they_come": rates["auto"] / max(rate for name, rate in rates.items() if name.startswith("fp32, as they come")),
         "ratio_bf16": rates["auto"] / peer["bf16"]["texts_per_second"],
         "agree": agree["auto"],
-        "precision": resolve_precision("auto", TRAINING_DEVICE),
+        "precision": resolve_precision("auto", resolve_device("cpu")),
         "tokens": tokens,
         "all": {name: round(rate, 1) for name, rate in rates.items()},
     }

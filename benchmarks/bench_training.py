@@ -236,7 +236,7 @@ def our_turn(model: Model, phase: PhaseConfig, tokenizer: Tokenizer, text: Text,
     def turn() -> tuple[int, float]:
         nonlocal done
         tokens, operations = 0, 0.0
-        with deterministic():
+        with deterministic(model.device):
             for step in range(done, done + updates):
                 batch = batches.batch(step)
                 updater.update(batch, step=step, factor=0.1, dropout_seed=step)

@@ -132,15 +132,16 @@ def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: request.param)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     flags: dict[str, bool] = request.param
     return flags
 
 
-def test_on_a_machine_with_a_gpu_the_precision_of_cpu_training_depends_on_the_cpu(capabilities: dict[str, bool]) -> None:
+def test_the_precision_of_a_device_is_that_of_its_hardware(capabilities: dict[str, bool]) -> None:
     lines = dict(machine_lines())  # of `cramlm doctor`
-    assert lines["device"] == "CPU; Some GPU is used for dense retrieval only"
-    assert lines["bf16"].startswith("supported" if any(capabilities.values()) else "not supported")
+    assert lines["device"] == "Some GPU (cuda:0) (--device auto)"
+    assert lines["bf16"] == "supported by the device"
     assert has_bf16(CPU) == any(capabilities.values())
     for explicit in get_args(Precision):
         assert resolve_precision(explicit, CPU) == resolve_precision(explicit, CUDA) == explicit

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from training_fixtures import (
+    FINGERPRINT,
     accuracy_on_dev,
     assert_same_bits,
     make_batches,
@@ -25,6 +26,7 @@ from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event
+from cramlm.training.checkpoints import load_newest, save_checkpoint
 from cramlm.training.loop import LossHistory
 
 THOROUGH = {"dropout": 0.2, "attention_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
@@ -298,3 +300,19 @@ def test_a_loss_spike_is_reported_and_a_steady_decrease_is_not() -> None:
     noise = [0.1, -0.05, 0.02, -0.1, 0.03]
     assert all(history.add(5.0 - 0.01 * step + noise[step % 5]) is None for step in range(200))
     assert history.add(9.0) is not None
+
+
+def test_a_phase_that_goes_on_on_another_device_says_so(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    with pytest.raises(Stopped):
+        run_phase(make_model(), make_phase(steps=6), tmp_path, stop=stop_after(2))
+    made = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=seen.append, stage="joint")
+    assert made is not None
+    assert made.progress.device == "cpu"
+    made.progress.device = "cuda"
+    save_checkpoint(tmp_path, made.progress, weights=made.weights, moments=made.moments, best=made.best, fingerprint=FINGERPRINT)
+    run_phase(make_model(), make_phase(steps=6), tmp_path, emit=seen.append)
+    assert "trained on cuda and goes on on cpu: the result will have other bits" in "".join(event.message for event in seen)
+    made = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=seen.append, stage="joint")
+    assert made is not None
+    assert made.progress.device == "cpu"

@@ -26,6 +26,7 @@ from cramlm.cli.options import (
     BudgetOption,
     ConfigOption,
     CorpusOption,
+    DeviceOption,
     DevOption,
     InitOption,
     KindOption,
@@ -95,6 +96,7 @@ def fit(
     budget: BudgetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and what it costs; write nothing.")] = False,
     preset: PresetOption = None,
+    device: DeviceOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -123,7 +125,7 @@ def fit(
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
-    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model}
+    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
     if dry_run:
         runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))
         return

@@ -24,6 +24,7 @@ from cramlm.cli.options import (
     ModelPartOption,
     PairColumn,
     Precision,
+    PredictionDevice,
     SeparatorOption,
     TextColumn,
     TextsArgument,
@@ -40,6 +41,7 @@ def evaluate(
     model: ModelArgument,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Labelled texts.")],
     as_json: JsonOption = False,
+    device: PredictionDevice = "auto",
     unseen_labels: Annotated[
         Literal["fail", "ignore"],
         typer.Option(metavar="RULE", help="Labels that the model does not have: fail, or ignore: count these texts as wrong."),
@@ -64,7 +66,7 @@ def evaluate(
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
     from cramlm.inference.predictor import load_predictor, model_of
 
-    predictor = load_predictor(model_of(model), model_part=model_part)
+    predictor = load_predictor(model_of(model), device=device, model_part=model_part)
     examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
@@ -88,8 +90,9 @@ def predict(
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the JSON lines (default: stdout).")] = None,
     precision: Annotated[
         Precision,
-        typer.Option(metavar="TYPE", help="fp32 (as Python and HTTP), bf16, or auto: bf16 if the CPU has it, labels as with fp32."),
+        typer.Option(metavar="TYPE", help="fp32 (as Python and HTTP), bf16, or auto: bf16 if the device has it, labels as with fp32."),
     ] = "fp32",
+    device: PredictionDevice = "auto",
     model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
@@ -113,7 +116,7 @@ def predict(
 
     folder = model_of(model)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
-    predictor = load_predictor(folder, precision=precision, model_part=model_part)
+    predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
     texts = [example.text for example in examples]
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     predictions: Sequence[AnyPrediction | SelectivePrediction]
@@ -136,12 +139,13 @@ def predict(
 def serve(
     model: ModelArgument,
     host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Address to listen on; any but a loopback address needs --token.")
+        str, typer.Option(metavar="HOST", help="Address to listen on; any but a loopback address needs --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
+        str | None, typer.Option(metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
     ] = None,
+    device: PredictionDevice = "auto",
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of the model (default: PyTorch's).")] = None,
     batch_window: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, max=1, help="Time that an idle server waits to fill a batch.")
@@ -192,6 +196,7 @@ def serve(
         Address(host, port, token),
         model_part=model_part,
         abstain_below=abstain_below,
+        device=device,
         threads=threads,
         window_seconds=batch_window,
         limits=limits,

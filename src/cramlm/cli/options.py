@@ -30,6 +30,7 @@ def resolve_run(
     seed: int | None,
     preset: str | None = None,
     init: str | None = None,
+    device: str | None = None,
 ) -> Any:
     """Return the run config: a recipe or a config file, overridden by the options, then the preset, then every --set.
 
@@ -62,6 +63,7 @@ def resolve_run(
     origin = str(config_file or "command line")
     if preset is not None:
         data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")
+    data |= {} if device is None else {"device": device}
     return load_config(apply_overrides(data, overrides or []), origin=origin)
 
 
@@ -307,6 +309,9 @@ InitOption = Annotated[
     str | None,
     typer.Option("--base-model", metavar="DIR", help="Pretrained weights: Hugging Face folder, or export/mlm.", rich_help_panel=METHOD),
 ]
+DEVICE_HELP = "auto, cpu, cuda or cuda:N; auto: a GPU if PyTorch has one."
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help=DEVICE_HELP, rich_help_panel=METHOD)]
+PredictionDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help=f"Of an encoder: {DEVICE_HELP}")]
 PresetOption = Annotated[
     Preset | None,
     typer.Option(

@@ -268,13 +268,13 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     import torch
 
-    from cramlm.model.model import TRAINING_DEVICE, has_bf16
+    from cramlm.model.model import describe_device, has_bf16, resolve_device
 
     yield "cores", f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
     yield "memory", memory()
-    gpu = f"; {torch.cuda.get_device_name(0)} is used for dense retrieval only" if torch.cuda.is_available() else ""
-    yield "device", f"CPU{gpu}"
-    yield "bf16", "supported by the CPU" if has_bf16(TRAINING_DEVICE) else "not supported by the CPU: fp32 is used"
+    device = resolve_device("auto")
+    yield "device", f"{describe_device(device)} (--device auto)"
+    yield "bf16", "supported by the device" if has_bf16(device) else "not supported by the device: fp32 is used"
     store = default_store()
     existing = next(path for path in (store, *store.parents) if path.exists())
     yield "store", f"{store} ({shutil.disk_usage(existing).free / 1e9:.0f} GB free)"

@@ -216,6 +216,12 @@ class RunConfig(FrozenModel):
         description="CPU threads; None = all cores, or one if measured to be faster (with a budget). Equal numbers give equal bits",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 if the CPU supports it")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="where the encoder is trained and evaluated: cpu, cuda, cuda:N; auto: a CUDA GPU if PyTorch has one. A run that "
+        "was begun on one device can be finished on another, though not to the same bits",
+    )
     init: str | None = Field(
         None,
         description="folder of pretrained weights to start from: a Hugging Face folder of BERT, RoBERTa or ModernBERT, or export/mlm of a "

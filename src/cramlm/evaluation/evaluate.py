@@ -15,7 +15,7 @@ import torch
 
 from cramlm.errors import DivergedError
 from cramlm.evaluation.kinds import KINDS, AnyScores, gold_labels
-from cramlm.model.model import Model, PackedBatch, Precision
+from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
@@ -136,10 +136,9 @@ def _of_sequences(
     batch_tokens: int,
 ) -> FloatArray:
     """What `head` makes of the hidden states, float32 (sequences, width), in the given order."""
-    device = next(model.parameters()).device
+    device = model.device
     results = np.empty((len(sequences), width), dtype=np.float32)
-    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-    with torch.no_grad(), autocast:
+    with torch.no_grad(), autocast(device, precision):
         for chunk in _chunks(sequences.lengths, batch_tokens):
             batch = pack(
                 [sequences[index] for index in chunk],

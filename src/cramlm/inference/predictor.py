@@ -44,7 +44,7 @@ class Predictor(EncoderPredictor):
         from cramlm.model.model import resolve_precision
 
         self._loaded = loaded
-        self._precision: Precision = resolve_precision(precision, next(loaded.model.parameters()).device)
+        self._precision: Precision = resolve_precision(precision, loaded.model.device)
         self._labels_as_fp32 = precision == "auto" and self._precision == "bf16"
         self.labels: tuple[str, ...] = loaded.labels
         self.kind: TaskKind = loaded.model.kind
@@ -62,8 +62,8 @@ class Predictor(EncoderPredictor):
         """Load an exported folder of any kind; only the packages of its kind are imported.
 
         model_part: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision,
-        device: of an encoder in PyTorch. bf16 is faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16
-        there, and fp32 again for texts whose label could differ.
+        device: of an encoder in PyTorch (cpu, cuda, cuda:N; auto: a GPU if there is one). bf16 is faster on hardware that supports it, with
+        probabilities within about 1e-2; auto uses bf16 there, and fp32 again for texts whose label could differ.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `model_part`.
@@ -74,11 +74,12 @@ class Predictor(EncoderPredictor):
     def load_encoder(cls, folder: str | Path, *, precision: Precision | Literal["auto"] = "fp32", device: str = "cpu") -> Predictor:
         """As `load`, but the encoder of a Hugging Face folder alone."""
         from cramlm.model.huggingface.folder import load_classifier
+        from cramlm.model.model import resolve_device
         from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 
         check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, PROMPT_FILE, VECTORS_FILE))
         loaded = load_classifier(Path(folder))
-        loaded.model.to(device)
+        loaded.model.to(resolve_device(device))
         predictor = cls(loaded, precision=precision)
         predictor.confidence = load_confidence(Path(folder), ENCODER)
         return predictor

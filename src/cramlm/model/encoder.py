@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, assert_never
 
 import torch
@@ -64,7 +65,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
         flat = x.flatten(0, 1)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             probabilities = torch.softmax(F.linear(flat.float(), self.router.weight.float()), -1)
         gate, choice = probabilities.max(-1)
         result = torch.zeros_like(flat)
@@ -317,7 +318,18 @@ def attention_window(bias: Tensor, position: Tensor, *, reach: int) -> Tensor:
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype of matrix products: autocast's where it is enabled, else the input's."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if _casts(kind) else x.dtype
+
+
+def _casts(device_type: str) -> bool:
+    """Return True inside an autocast for this type of device; that of tensors without data (meta) has none."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products on the device of `x` are exact."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if _casts(kind) else nullcontext()
 
 
 def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> None:

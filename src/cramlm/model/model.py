@@ -11,8 +11,9 @@ products are bf16, while weights, norms and the residual stream stay float32.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -21,14 +22,45 @@ import torch
 from torch import LongTensor, Tensor, nn
 
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.model.encoder import build_encoder, initialise
+from cramlm.errors import EnvironmentFault
+from cramlm.model.encoder import build_encoder, initialise, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.kernels.torch import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
 
 Precision = Literal["fp32", "bf16"]
-TRAINING_DEVICE = torch.device("cpu")
+CPU: Final = torch.device("cpu")
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of a name: cpu, cuda, cuda:N, or auto, a CUDA GPU if there is one. Of the ranks that torchrun starts on a machine,
+    each gets a GPU of its own by cuda or auto.
+
+    Raises:
+        EnvironmentFault: if PyTorch cannot use this device.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda" if name == "auto" else name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+    if index >= count:
+        have = f"PyTorch has {count} CUDA devices here" if count else "PyTorch has no CUDA device here"
+        raise EnvironmentFault(f"device {name!r}: {have}; use --device cpu, or install a CUDA build of torch and a driver")
+    return torch.device("cuda", index)
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device as users read it: CPU, or the name of the GPU."""
+    return "CPU" if device.type == "cpu" else f"{torch.cuda.get_device_name(device)} ({device})"
+
+
+def autocast(device: torch.device, precision: Precision, *, cache: bool = True) -> AbstractContextManager[Any]:
+    """Return a context in which matrix products have this precision; weights stay float32. cache: of the cast weights."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cache)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -127,6 +159,11 @@ class Model(nn.Module):
         if head.has_token_classifier:
             self.place_head = TokenHead(encoder)  # initial weights are a function of the attribute's name
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights; batches must be on the same."""
+        return next(self.parameters()).device
+
     def hidden(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Hidden states of every position, (R * L, D); those of padding are finite and meaningless."""
         return self.hidden_and_balance(batch, dropout=dropout)[0]
@@ -152,7 +189,7 @@ class Model(nn.Module):
         if self.prompt_head is not None:
             return self._prompt_logits(self.prompt_head, hidden, batch)
         pooled = self.pooled(hidden, batch)
-        exact = torch.autocast(pooled.device.type, enabled=False) if self.kind == "regression" else nullcontext()
+        exact = without_autocast(pooled) if self.kind == "regression" else nullcontext()
         with exact:
             logits: Tensor = self.classifier(pooled.float() if self.kind == "regression" else pooled, dropout=dropout or no_dropout())
         return logits
@@ -193,10 +230,11 @@ class Model(nn.Module):
 
     def set_word_embeddings(self, values: FloatArray) -> None:
         """Set the word embeddings to `values`, (V, D); tokens whose row is not finite keep theirs."""
-        rows = torch.from_numpy(values)
+        embeddings = self.encoder.word_embeddings
+        rows = torch.from_numpy(values).to(embeddings.device)
         finite = torch.isfinite(rows).all(dim=1)
         with torch.no_grad():
-            self.encoder.word_embeddings[finite] = rows[finite]
+            embeddings[finite] = rows[finite]
 
     def add_to_logits(self, shift: FloatArray) -> None:
         """Add a constant (labels,) to the logits, in the classifier's bias or in the prompt."""

@@ -28,6 +28,7 @@ from cramlm.config.run import RunConfig, load_config
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
 from cramlm.model.huggingface.pretrained import start_from
+from cramlm.model.model import resolve_device
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
@@ -83,7 +84,7 @@ def run(
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
         with _restored_threads():
-            result = train.follow(ranks, stop=stop)
+            result = train.follow(ranks, device=resolve_device(config.device), stop=stop)
         return Run(Path(result["folder"]), load_config(result["config"]), result["scores"])
     ranks.lead()
     log = EventLog()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER
@@ -24,7 +25,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
-from cramlm.model.model import TRAINING_DEVICE, ModelSpec, Precision, empty_model, resolve_precision
+from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, Stage, fingerprint, phases_by_name, write_json
@@ -63,7 +64,8 @@ def plan(run: RunContext) -> RunPlan:
         UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk does not suffice.
     """
     cores = run.config.threads or available_cores()
-    precision = resolve_precision(run.config.precision, TRAINING_DEVICE)
+    device = resolve_device(run.config.device)
+    precision = resolve_precision(run.config.precision, device)
 
     def write(target: Path) -> None:
         speed_source = "measuring the training speed" if run.config.tokens_per_second is None else "using the setting tokens_per_second"
@@ -75,7 +77,7 @@ def plan(run: RunContext) -> RunPlan:
         rates = (
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
         )
-        run.emit(Event("done", "plan", f"{rates}, {precision}, {machine.joint.threads} threads"))
+        run.emit(Event("done", "plan", f"{rates}, {precision}, {machine.joint.threads} threads, {describe_device(device)}"))
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
@@ -83,7 +85,7 @@ def plan(run: RunContext) -> RunPlan:
         cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
         if run.clock.budget != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
-            check_resources(cost, memory=_available_memory(), disk=_free_disk(run.folder, run.store), folder=run.folder)
+            check_resources(cost, memory=_available_memory(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
         chosen = None if cost.retriever is None else cost.retriever.model_dump(mode="json")
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
@@ -141,7 +143,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         if size not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             machines[size] = machine = measure_machine(
-                config, Budget(seconds=_NOMINAL_SECONDS), resolve_precision(config.precision, TRAINING_DEVICE)
+                config, Budget(seconds=_NOMINAL_SECONDS), resolve_precision(config.precision, resolve_device(config.device))
             )
             emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {machine.joint.threads} threads"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
@@ -165,8 +167,9 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> M
     The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
     equal configs give equal bits.
     """
-    cores = config.threads or available_cores()
-    choice = (cores,) if config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 else (1, cores)
+    cores, on_gpu = config.threads or available_cores(), resolve_device(config.device).type != "cpu"
+    fixed = config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 or on_gpu
+    choice = (cores,) if fixed else (1, cores)
     with_head, without_head = _phase_of_each_kind(config.phases)
     seconds = min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.nominal_seconds) if limit != Budget() else 0.3
     joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
@@ -189,7 +192,8 @@ def available_cores() -> int:
 def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
     """Measure a phase; if its row length is open, at the one that most tasks get."""
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
-    setup = TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision)
+    device = resolve_device(config.device)
+    setup = TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
     if config.tokens_per_second is None:
         return measure(setup, threads=threads, seconds=seconds)
     flops_per_token, step_bytes = count_step(setup)
@@ -211,8 +215,10 @@ def _starved(measured: Measurement) -> str:
     )
 
 
-def _available_memory() -> int | None:
-    """Bytes that this process may have resident in all."""
+def _available_memory(device: torch.device) -> int | None:
+    """Bytes that this process may have resident in all; of a GPU, those that are free there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     free, here = memory.available(), memory.resident()
     return None if free is None or here is None else free + here
 
@@ -341,13 +347,14 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
 
     The first is that of the plan unless the budget is a time.
     """
-    config, seconds = run.config, run.clock.budget.seconds
+    config, seconds, device = run.config, run.clock.budget.seconds, resolve_device(run.config.device)
 
     def rates(rate: Callable[[TrainingSetup], float]) -> budget.Speed:
         phases = _phase_of_each_kind(config.phases)
         fixed = {phase.name: phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases}
         setups = {
-            name: TrainingSetup(config.encoder, config.head, phase, vocab_size, plan.precision, lengths) for name, phase in fixed.items()
+            name: TrainingSetup(config.encoder, config.head, phase, vocab_size, plan.precision, lengths, device)
+            for name, phase in fixed.items()
         }
         measured = {name: rate(setup) for name, setup in setups.items()}
         return budget.Speed(*(measured[phase.name] for phase in phases))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.model.model import ModelSpec, Precision, build_model
+from cramlm.model.model import CPU, ModelSpec, Precision, build_model
 from cramlm.records import IntArray
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
@@ -63,7 +63,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSetup:
-    """A phase and a model to measure. lengths: tokens of the sequences; None = mixed, a quarter to a whole row."""
+    """A phase and a model to measure. lengths: tokens of the sequences; None = mixed, a quarter to a whole row. device: where it trains."""
 
     encoder: EncoderConfig
     head: HeadConfig
@@ -71,6 +71,7 @@ class TrainingSetup:
     vocab_size: int
     precision: Precision
     lengths: IntArray | None = None
+    device: torch.device = CPU
 
 
 def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.0) -> Measurement:
@@ -78,8 +79,8 @@ def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.
 
     threads: the numbers of threads to choose from, fewest first. Seeds torch's global generator; the number of threads is restored.
     """
-    memory.reset_peak()
-    with deterministic(), _thread_count_restored():
+    _reset_peak(setup.device)
+    with deterministic(setup.device), _thread_count_restored():
         trial = _Trial(setup)
         candidates = _worthwhile(threads)
         torch.set_num_threads(candidates[0])
@@ -95,23 +96,31 @@ def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.
         count = max(best, key=lambda each: best[each].rate)
         flops_per_token = trial.flops_per_token
     del trial
-    share = best[count].cpu_seconds / (best[count].seconds * count)
-    return Measurement(best[count].rate, count, share, flops_per_token, _step_memory())
+    share = best[count].cpu_seconds / (best[count].seconds * count) if setup.device.type == "cpu" else 1.0
+    return Measurement(best[count].rate, count, share, flops_per_token, _step_memory(setup.device))
 
 
 def count_step(setup: TrainingSetup) -> tuple[float, int | None]:
     """`flops_per_token` and `bytes` of a `Measurement`; one update is run."""
-    memory.reset_peak()
-    with deterministic():
+    _reset_peak(setup.device)
+    with deterministic(setup.device):
         trial = _Trial(setup)
         trial.window(0.0)
         flops_per_token = trial.flops_per_token
     del trial
-    return flops_per_token, _step_memory()
+    return flops_per_token, _step_memory(setup.device)
 
 
-def _step_memory() -> int | None:
-    """Peak of resident memory less what remains, in bytes."""
+def _reset_peak(device: torch.device) -> None:
+    memory.reset_peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _step_memory(device: torch.device) -> int | None:
+    """Peak of resident memory less what remains, in bytes; of a GPU the peak of its allocated memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     most = memory.peak_resident()
     memory.trim()
     rest = memory.resident()
@@ -135,9 +144,10 @@ class _Trial:
     def __init__(self, setup: TrainingSetup) -> None:
         phase = setup.phase
         special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=setup.vocab_size)
-        external, task = (_random_pool(phase, special, origin, setup.lengths) for origin in ("external", "task"))
+        external, task = (random_pool(phase, special, origin, setup.lengths) for origin in ("external", "task"))
         self._phase = phase
-        self._model = build_model(ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS), seed=0)
+        spec = ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS)
+        self._model = build_model(spec, seed=0).to(setup.device)
         self._batches = Batches(phase, external, task, seed=0, phase_index=0, special=special)
         self._updater = Updater(self._model, phase, precision=setup.precision)
         self._step = 0
@@ -190,7 +200,7 @@ def _thread_count_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: IntArray | None) -> TokenPool:
+def random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: IntArray | None) -> TokenPool:
     """Random tokens in sequences of the given lengths, truncated to a row, with [CLS] and [SEP]."""
     rng = generator(0, phase_index=0, purpose=f"trial {origin}", index=0)
     if lengths is None or origin == "external":  # external text is cut into pieces that nearly fill a row

@@ -79,10 +79,12 @@ class ServedModel:
         return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
 
 
-def load_model(folder: Path, threads: int | None, *, model_part: ModelPart = "combined", abstain_below: float | None = None) -> ServedModel:
+def load_model(
+    folder: Path, threads: int | None, *, device: str = "cpu", model_part: ModelPart = "combined", abstain_below: float | None = None
+) -> ServedModel:
     """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
 
-    abstain_below: the lowest confidence of a prediction with a label; None: every prediction has one.
+    device: of an encoder. abstain_below: the lowest confidence of a prediction with a label; None: every prediction has one.
 
     Raises:
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
@@ -90,7 +92,7 @@ def load_model(folder: Path, threads: int | None, *, model_part: ModelPart = "co
     if is_linear(folder) or model_part in LINEAR_NAMES:
         model = of_linear(load_linear(folder, model_part))
     else:
-        model = _load_encoder(folder, threads)
+        model = _load_encoder(folder, threads, device)
         if model_part == "combined" and has_combination(folder):
             model = of_combined(model, CombinedModels.load(folder))
     if abstain_below is not None:
@@ -99,7 +101,7 @@ def load_model(folder: Path, threads: int | None, *, model_part: ModelPart = "co
     return model
 
 
-def _load_encoder(folder: Path, threads: int | None) -> ServedModel:
+def _load_encoder(folder: Path, threads: int | None, device: str) -> ServedModel:
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 
     if (folder / GRAPH_FILE).is_file():
@@ -107,10 +109,13 @@ def _load_encoder(folder: Path, threads: int | None) -> ServedModel:
     import torch
 
     from cramlm.model.huggingface.folder import load_classifier
+    from cramlm.model.model import resolve_device
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return of_torch(load_classifier(folder))
+    loaded = load_classifier(folder)
+    loaded.model.to(resolve_device(device))
+    return of_torch(loaded)
 
 
 def of_combined(encoder: ServedModel, models: CombinedModels) -> ServedModel:

@@ -36,7 +36,7 @@ class Progress:
     """How far a phase is; in a checkpoint, everything but tensors. Counts are sums over the steps done.
 
     tokens: real tokens. padded_tokens: with padding. seconds: training and dev evaluations, over all the starts of the phase.
-    best_step: steps done at the best dev score; None before the first evaluation.
+    best_step: steps done at the best dev score; None before the first evaluation. device: type of the device that trained last.
     """
 
     step: int = 0
@@ -46,6 +46,7 @@ class Progress:
     seconds: float = 0.0
     best_step: int | None = None
     best_score: float | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def train_phase(model: Model, job: TrainingJob) -> PhaseResult:
     run = _PhaseRun(model, job)
     run.resume()
     trim()  # what the stages before training have freed
-    with deterministic():
+    with deterministic(model.device):
         run.train()
     return run.finish()
 
@@ -146,7 +146,7 @@ class _PhaseRun:
         model.set_trainable(job.phase.trains)
         self.updater = Updater(model, job.phase, precision=job.precision, ranks=job.ranks)
         self.monitor = Monitor(job.stage, self.steps, emit=job.emit)
-        self.progress = Progress()
+        self.progress = Progress(device=model.device.type)
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None
 
@@ -174,6 +174,10 @@ class _PhaseRun:
             self.best = {name: tensor.to(self.updater.device) for name, tensor in best.items()}
             self.progress = Progress(**progress)
             self.saved_step = self.progress.step
+            if self.progress.device != (device := self.model.device.type):
+                message = f"the checkpoint was trained on {self.progress.device} and goes on on {device}: the result will have other bits"
+                job.emit(Event("note", job.stage, message))
+                self.progress.device = device
         job.emit(Event("start", job.stage, done=self.progress.step, total=self.steps, unit="steps"))
         if checkpoint is not None:
             job.emit(Event("note", job.stage, f"resuming from step {self.progress.step} of {self.steps}", data={"checkpoint": origin}))
@@ -312,7 +316,7 @@ class Updater:
 
     def __init__(self, model: Model, phase: PhaseConfig, *, precision: Precision, ranks: Ranks = ALONE) -> None:
         self.optimizer = build_optimizer(model, phase.optimizer)
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self._model, self._phase, self._precision, self._ranks = model, phase, precision, ranks
 
     def update(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Update:
@@ -355,12 +359,12 @@ class Updater:
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """Use only kernels that give the same bits every time; restore the previous setting afterwards."""
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Use only kernels that give the same bits every time, on a GPU where there are such; restore the previous setting afterwards."""
     enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it in this mode and reads it when it starts
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that writes every new tensor twice
     try:
         yield

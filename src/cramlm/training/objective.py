@@ -30,7 +30,7 @@ from torch import Tensor
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin
 from cramlm.model.kernels.torch import Dropout
-from cramlm.model.model import Model, PackedBatch, Precision
+from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds
@@ -175,7 +175,7 @@ def _dropout(phase: PhaseConfig, seed: int, *, part: int) -> Dropout:
 
 def _losses(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
     # Without the cache of cast weights: all threads would share it, and no weight is cast twice here.
-    with torch.autocast(part.token_ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+    with autocast(part.token_ids.device, precision, cache=False):
         return objective_of(phase).losses(model, part, counts, dropout=dropout)
 
 

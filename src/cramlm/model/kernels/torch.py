@@ -369,13 +369,15 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient if grad == 1 else gradient * grad, None, None  # a 0-d factor does not change the type
+        if grad.device.type == "cpu" and grad == 1:  # on a GPU reading the number would wait for all work before it
+            return gradient, None, None
+        return gradient * grad, None, None  # a 0-d factor does not change the type
 
 
 def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, gradient: Tensor) -> None:
     """Fill `each` and `gradient` with PyTorch's operations."""
     positions, vocabulary = logits.shape
-    block = max(1, positions if logits.is_cuda else _BLOCK // vocabulary)
+    block = max(1, _BLOCK // vocabulary if logits.device.type == "cpu" else positions)
     for start in range(0, positions, block):
         part = slice(start, start + block)
         values, target = logits[part].to(each.dtype), targets[part, None]

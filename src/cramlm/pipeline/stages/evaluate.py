@@ -145,7 +145,7 @@ def export_encoder(
     combined = _combined_models(evaluation, linear_models, tokenizer=text.tokenizer)
     return publish_encoder(
         run.folder / "export",
-        LoadedModel(trained.model, text.tokenizer, run.task.labels, trained.max_length),
+        LoadedModel(trained.model.to("cpu"), text.tokenizer, run.task.labels, trained.max_length),
         mlm=trained.has_mlm,
         provenance=provenance,
         key=key,

@@ -31,7 +31,7 @@ from cramlm.linear.teacher import TRAINING_TEXTS_FILE
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
-from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all
+from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all, resolve_device
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -120,7 +120,7 @@ class _Training:
         self.spec = ModelSpec(
             config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind
         )
-        self.model = build_model(self.spec, seed=config.seed)
+        self.model = build_model(self.spec, seed=config.seed).to(resolve_device(config.device))
         self.set_embeddings()
         self.settings = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
         self.settings["dev_metric"] = config.metric
@@ -462,8 +462,8 @@ def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
     ranks.on_leader(lambda: {"result": dict(result)})
 
 
-def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
-    """Join the phases that rank 0 trains until `dismiss`, and return its result; reads and writes no file.
+def follow(ranks: Ranks, *, device: torch.device, stop: Stop) -> dict[str, Any]:
+    """Join the phases that rank 0 trains until `dismiss`, on a device of this machine, and return its result; reads and writes no file.
 
     Raises:
         RankLost: if rank 0 is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
@@ -473,7 +473,8 @@ def follow(ranks: Ranks, *, stop: Stop) -> dict[str, Any]:
         external, task = (_pool(ranks), _pool(ranks))
         torch.set_num_threads(job.threads)
         dev = DevEvaluation(_only_on_leader, job.metric)
-        train_phase(build_model(job.model, seed=job.seed), job.training((external, task), dev, fingerprint={}, stop=stop, ranks=ranks))
+        model = build_model(job.model, seed=job.seed).to(device)
+        train_phase(model, job.training((external, task), dev, fingerprint={}, stop=stop, ranks=ranks))
     result: dict[str, Any] = message["result"]
     return result
 

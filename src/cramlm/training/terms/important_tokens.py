@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.kernels.torch import no_dropout
-from cramlm.model.model import Model, PackedBatch, Precision
+from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, pack, word_hashes
@@ -98,7 +98,7 @@ def score_tokens(model: Model, pool: TokenPool, *, precision: Precision) -> Floa
     """The token head's logit of every token of a pool: > 0 where it predicts that the token is important."""
     scores = np.zeros(len(pool.ids), dtype=np.float32)
     for batch in _batches(model, [pool.sequence(number) for number in range(len(pool))]):
-        with torch.no_grad(), _autocast(model, precision):
+        with torch.no_grad(), autocast(model.device, precision):
             real = (batch.sequence.flatten() >= 0).nonzero().squeeze(1)
             logits = model.place_head(model.hidden(batch).index_select(0, real)).float().cpu().numpy()
         owner, position = (array.flatten()[real].cpu().numpy() for array in (batch.sequence, batch.position))
@@ -190,7 +190,7 @@ def _confidence(model: Model, texts: Sequence[npt.NDArray[Any]], labels: IntArra
     """The probability of each text's own label, and whether that label is the most probable."""
     own_probability, correct = np.zeros(len(texts), dtype=np.float32), np.zeros(len(texts), dtype=np.bool_)
     for batch in _batches(model, texts):
-        with torch.no_grad(), _autocast(model, precision):
+        with torch.no_grad(), autocast(model.device, precision):
             probabilities = torch.softmax(model.task_logits(model.hidden(batch), batch).float(), -1).cpu().numpy()
         numbers = batch.task_labels.cpu().numpy()
         own = np.maximum(labels[numbers], 0)
@@ -208,8 +208,4 @@ def _batches(model: Model, texts: Sequence[npt.NDArray[Any]]) -> Iterator[Packed
             external = np.zeros(len(part), dtype=np.bool_)
             sequences = [texts[number] for number in part]
             batch = pack(sequences, labels=part, external=external, row_length=int(lengths[part].max()), pad_id=model.pad_id)
-            yield PackedBatch.of(batch, next(model.parameters()).device)
-
-
-def _autocast(model: Model, precision: Precision) -> Any:
-    return torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+            yield PackedBatch.of(batch, model.device)
