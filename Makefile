@@ -72,7 +72,7 @@ check: $(READY)  ## check formatting, lint, types and import rules
 	@$(RUN)lint-imports --no-cache --verbose >$(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(RUN)pytest tests/test_architecture.py
 
-bench: bench-select bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## run every benchmark; each prints a table and one line of JSON
+bench: bench-select bench-fit bench-retrieval bench-selection bench-training bench-prediction bench-learning bench-quality  ## run every benchmark; each prints a table and one line of JSON
 
 $(VENV)/.bench: $(READY)
 	@$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]' >>$(VENV)/setup.log 2>&1 && touch $@ \

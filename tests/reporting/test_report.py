@@ -287,6 +287,19 @@ def test_steps_after_a_resume_replace_earlier_ones(copied: Path) -> None:
     assert found[-1]["loss"] == 9.0
 
 
+def test_the_cpu_time_of_every_stage_is_in_the_report_unless_the_log_is_older(copied: Path) -> None:
+    run = read_run(copied)
+    assert run.cpu_seconds.keys() == run.seconds.keys()
+    assert all(seconds >= 0 for seconds in run.cpu_seconds.values())
+    log = copied / "events.jsonl"
+    older = [{name: value for name, value in json.loads(line).items() if name != "cpu"} for line in log.read_text("utf-8").splitlines()]
+    pages = [write_report([copied]).read_text("utf-8")]
+    log.write_text("".join(json.dumps(event) + "\n" for event in older), "utf-8")
+    pages.append(write_report([copied]).read_text("utf-8"))
+    assert read_run(copied).cpu_seconds == {}
+    assert ["CPU seconds" in page for page in pages] == [True, False]
+
+
 def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:
     text = "nothing here " * 60 + "the kinase inhibits a receptor " + "or there " * 60
     page = Page(passage(text, terms=("kinase", "receptor"), limit=120))

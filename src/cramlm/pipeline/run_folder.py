@@ -91,7 +91,10 @@ class Recorder:
 
 @dataclass(slots=True)
 class EventLog:
-    """events.jsonl of a run: a JSON line per event except progress. Events before `begin` are buffered, since the folder may be refused."""
+    """events.jsonl of a run: a JSON line per event except progress. Events before `begin` are buffered, since the folder may be refused.
+
+    time: Unix time. cpu: CPU seconds of the process and its finished children since it started.
+    """
 
     _buffered: list[str] = field(default_factory=list)
     _path: Path | None = None
@@ -106,7 +109,8 @@ class EventLog:
 
         def both(event: Event) -> None:
             if event.kind != "progress":
-                line = json.dumps({"time": round(time.time(), 3), **asdict(event)}, ensure_ascii=False) + "\n"
+                clocks = {"time": round(time.time(), 3), "cpu": round(sum(os.times()[:4]), 2)}
+                line = json.dumps({**clocks, **asdict(event)}, ensure_ascii=False) + "\n"
                 if self._path is None:
                     self._buffered.append(line)
                 else:

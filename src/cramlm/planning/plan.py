@@ -49,7 +49,8 @@ from cramlm.training.objective import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
-_MAX_SECONDS = 3.0
+_MAX_SECONDS = 2.0
+_FORECAST_SECONDS = 0.3  # for each measurement if the budget is no time: only the forecast of the run's duration depends on the speed
 _NOMINAL_SECONDS = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
 TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
 """Assumed if no files are given."""
@@ -171,7 +172,7 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> M
     fixed = config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 or on_gpu
     choice = (cores,) if fixed else (1, cores)
     with_head, without_head = _phase_of_each_kind(config.phases)
-    seconds = min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.nominal_seconds) if limit != Budget() else 0.3
+    seconds = _FORECAST_SECONDS if limit.seconds is None else min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.seconds)
     joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
     finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
     model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))

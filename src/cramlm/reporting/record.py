@@ -91,18 +91,26 @@ class RunRecord:
     @cached_property
     def seconds(self) -> Mapping[str, float]:
         """Seconds from the start of each stage to its last event, summed over all starts of the run."""
+        return self._spent("time")
+
+    @cached_property
+    def cpu_seconds(self) -> Mapping[str, float]:
+        """As `seconds`, of CPU time; empty if the log is of a version without it."""
+        return self._spent("cpu") if all("cpu" in event for event in self.events) else {}
+
+    def _spent(self, clock: str) -> Mapping[str, float]:
         began: dict[str, float] = {}
-        elapsed: dict[str, float] = {}
+        spent: dict[str, float] = {}
         for event in self.events:
-            stage, when = str(event["stage"]), float(event["time"])
+            stage, now = str(event["stage"]), float(event[clock])
             if event["kind"] == "start":
                 if stage == "task":
                     began.clear()
-                began[stage] = when
+                began[stage] = now
             elif stage in began:
-                elapsed[stage] = elapsed.get(stage, 0.0) + when - began[stage]
-                began[stage] = when
-        return elapsed
+                spent[stage] = spent.get(stage, 0.0) + now - began[stage]
+                began[stage] = now
+        return spent
 
     @property
     def starts(self) -> int:

@@ -1,0 +1,119 @@
+"""CPU seconds of `cramlm fit` as a user types it, stage by stage, and their share outside of training.
+
+    python benchmarks/bench_fit.py                                  # citation_intent, 100 labels, 2e13 operations, one thread
+    python benchmarks/bench_fit.py --task sciie --budget 1e14flops
+
+The corpus is read and indexed before. The same command with another budget (`--second`) follows, up to its first training step. CPU
+seconds are user + system time of the process and its children. The phases are training, everything else is outside: imports, linear
+models, plan, selection, soft labels, evaluation, export, report. `other` is what no stage has.
+
+Prints tables and, as the last line, one JSON object; writes benchmarks/results/fit.json for the default task and budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from cramlm.config.run import CorpusConfig
+from cramlm.data.corpus import build_corpus
+from cramlm.experiments.grid import subsample
+from cramlm.pipeline.run_folder import EVENTS
+from cramlm.reporting.record import read_run
+from cramlm.retrieval.bm25.index import build_index
+from cramlm.storage.artifacts import default_store
+
+RESULTS = Path(__file__).parent / "results" / "fit.json"
+DEFAULTS = ("citation_intent", 100, "2e13flops")
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+
+def main() -> None:
+    """Run both fits, print and write the results."""
+    arguments = parse_arguments()
+    build_index(build_corpus(CorpusConfig(files=(corpus_of(arguments),)), default_store()), default_store())
+    out = arguments.out / f"{arguments.task}-{arguments.labels}"
+    shutil.rmtree(out, ignore_errors=True)
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    subprocess.run(command(arguments, out, arguments.budget), check=True, stdout=subprocess.DEVNULL, env=ONE_THREAD)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total, run = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, read_run(out)
+    phases = sum(run.cpu_seconds[name] for name in run.phases)
+    stages = {**run.cpu_seconds, "other": total - sum(run.cpu_seconds.values())}
+    first, second = first_step(out, 0, began), start_again(arguments, out)
+
+    print(f"{arguments.task}, {arguments.labels} labels, {arguments.budget}\n\n| stage | CPU s | share |\n|---|---|---|")
+    for stage, seconds in stages.items():
+        print(f"| {stage} | {seconds:.1f} | {seconds / total:.1%} |")
+    print(f"| all | {total:.1f} | {1 - phases / total:.1%} outside of training |")
+    for name, start in (("first", first), ("second", second)):
+        print(f"\n{name} fit: first training step after {start['cpu_seconds']:.1f} CPU s, {start['seconds']:.1f} s")
+    measured = {"benchmark": "fit", "task": arguments.task, "labels": arguments.labels, "budget": arguments.budget}
+    measured |= {"cpu_seconds": total, "outside": 1 - phases / total, "stages": stages, "first_step": first, "second_fit": second}
+    if (arguments.task, arguments.labels, arguments.budget) == DEFAULTS:
+        RESULTS.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    print(json.dumps(measured))
+
+
+def corpus_of(arguments: argparse.Namespace) -> str:
+    """Return the corpus as the command line has it."""
+    return f"{arguments.data}/corpus/*.jsonl.zst"
+
+
+def command(arguments: argparse.Namespace, out: Path, budget: str) -> list[str]:
+    """Return the command that a user types."""
+    task = arguments.data / "tasks" / arguments.task
+    files = {split: str(task / f"{split}.jsonl") for split in ("train", "dev", "test")}
+    files["train"] = str(subsample(files, count=arguments.labels, seed=1, folder=arguments.out / "subsamples" / arguments.task)[0])
+    options = {f"--{split}": path for split, path in files.items()} | {
+        "--corpus": corpus_of(arguments),
+        "--budget": budget,
+        "--out": str(out),
+    }
+    return [sys.executable, "-m", "cramlm", "fit", "--set", "threads=1", *(part for option in options.items() for part in option)]
+
+
+def start_again(arguments: argparse.Namespace, out: Path) -> dict[str, float]:
+    """Run the command with the other budget up to its first training step."""
+    done, began = len((out / EVENTS).read_text("utf-8").splitlines()), time.time()
+    process = subprocess.Popen(command(arguments, out, arguments.second), stdout=subprocess.DEVNULL, env=ONE_THREAD)
+    while process.poll() is None:
+        time.sleep(0.2)
+        with suppress(StopIteration):
+            found = first_step(out, done, began)
+            process.terminate()
+            process.wait()
+            return found
+    raise SystemExit(f"bench_fit.py: error: the second fit ended with {process.returncode} before its first training step")
+
+
+def first_step(out: Path, done: int, began: float) -> dict[str, float]:
+    """Return the CPU seconds and the seconds of a call before its first training step. done: events of earlier calls."""
+    lines = (out / EVENTS).read_text("utf-8").splitlines()[done:]
+    events = [json.loads(line) for line in lines]
+    step = next(event for event in events if event["kind"] == "start" and event["stage"].startswith("phase-"))
+    return {"cpu_seconds": step["cpu"], "seconds": step["time"] - began}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-fit"))
+    parser.add_argument("--task", default=DEFAULTS[0])
+    parser.add_argument("--labels", type=int, default=DEFAULTS[1])
+    parser.add_argument("--budget", default=DEFAULTS[2])
+    parser.add_argument("--second", default="2.5e13flops", help="budget of the second fit")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
