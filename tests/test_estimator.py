@@ -117,6 +117,16 @@ def test_a_linear_model_is_fitted_and_saved(data: Data, tmp_path: Path) -> None:
     assert (Predictor.load(saved).probabilities(data.X)[:, ::-1] == classifier.predict_proba(data.X)).all()
 
 
+def test_unlabelled_texts_are_read_by_the_run(data: Data, tmp_path: Path) -> None:
+    settings = {"baseline.c": [3.0], "tokenizer.vocab_size": 200}
+    further = ["a new text of the wave", data.X[0]]
+    classifier = CramClassifier(recipe="static", corpus=data.corpus, unlabelled=further, settings=settings, out=tmp_path / "runs")
+    classifier.set_params(store=tmp_path / "store").fit(data.X, data.y)
+    assert [example.text for example in load_task(classifier.run_.path).unlabelled] == further[:1]
+    with pytest.raises(DataError, match=r"unlabelled\[1\] is missing"):
+        clone(classifier).set_params(unlabelled=["a", None]).fit(data.X, data.y)
+
+
 def test_a_saved_model_gives_the_same_predictions(fitted: CramClassifier, data: Data, tmp_path: Path) -> None:
     saved = fitted.save(tmp_path / "model")
     assert verify(saved) == 1

@@ -43,6 +43,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     """A text classifier trained from scratch on labelled texts and on the passages of `corpus` that they retrieve.
 
     corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
+    unlabelled: further texts of the task (n,), whose labels are unknown; used with a corpus (docs/guides/unlabelled.md).
     recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. A recipe without retrieval ignores `corpus`.
     init: folder of pretrained weights, for recipes that can start from one.
     budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
@@ -58,6 +59,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self,
         *,
         corpus: str | Path | Sequence[str | Path] | None = None,
+        unlabelled: Sequence[str] | None = None,
         recipe: str | None = None,
         init: str | Path | None = None,
         budget: str | None = "10m",
@@ -69,6 +71,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         verbose: bool = False,
     ) -> None:
         self.corpus = corpus
+        self.unlabelled = unlabelled
         self.recipe = recipe
         self.init = init
         self.budget = budget
@@ -95,13 +98,16 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         rows = [
             json.dumps({"text": text, "label": names[code]}, ensure_ascii=False) + "\n" for text, code in zip(texts, codes, strict=True)
         ]
+        further = [] if self.unlabelled is None else checked_texts(self.unlabelled, "unlabelled")
         scratch = _Scratch() if self.out is None else None
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
-        train = folder / "data" / "train.jsonl"
-        self._config("")  # validate the settings before writing files
+        train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
+        self._config("", [])  # validate the settings before writing files
         publish_file(train, "".join(rows).encode())
-        config = self._config(str(train))
+        if further:
+            publish_file(more, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in further).encode())
+        config = self._config(str(train), [str(more)] if further else [])
         run = self._run(config, folder)
         self.classes_, self.run_, self._scratch = classes, run, scratch
         self._open()
@@ -204,14 +210,15 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def _inputs(self) -> dict[str, Any]:
         """Return the parameters that affect the model, as plain data."""
         values = {name: value for name, value in self.get_params(deep=False).items() if name not in ("out", "store", "verbose")}
-        return {**values, "corpus": self._corpus_files(), "settings": _overrides(self.settings)}
+        further = None if self.unlabelled is None else list(map(str, self.unlabelled))
+        return {**values, "corpus": self._corpus_files(), "unlabelled": further, "settings": _overrides(self.settings)}
 
     def _corpus_files(self) -> list[str]:
         files = [] if self.corpus is None else [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
         return [str(file) for file in files]
 
-    def _config(self, train: str) -> RunConfig:
-        """Return the run config for a training file ("" for a typical one).
+    def _config(self, train: str, unlabelled: list[str]) -> RunConfig:
+        """Return the run config for a training file ("" for a typical one) and files of unlabelled texts.
 
         Raises:
             UsageError: if a setting does not exist, is out of range, or is not for classification.
@@ -222,6 +229,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
         corpus, overrides = self._corpus_files(), _overrides(self.settings)
         arguments: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
+        arguments |= {"unlabelled": unlabelled} if unlabelled else {}
         arguments |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
         data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), arguments, overrides)
         config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
