@@ -9,7 +9,7 @@ from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, mak
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import PackedBatch
-from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, measure
 from cramlm.training import memory
 from cramlm.training.objective import executed_flops, objective_of, paper_flops
 
@@ -35,7 +35,7 @@ def test_speed_is_measured_on_real_updates_and_torch_keeps_its_settings(changes:
 def test_operations_per_token_do_not_depend_on_the_duration_of_the_measurement(changes: dict[str, str]) -> None:
     phase = make_phase(**changes)
     short, long = (measure(setup(phase), threads=(1,), seconds=seconds) for seconds in (0.01, 0.1))
-    assert short.flops_per_token == long.flops_per_token == count_step(setup(phase))[0]
+    assert short.flops_per_token == long.flops_per_token == count_step(setup(phase))[0] == count_flops(setup(phase))
 
 
 def test_a_measurement_with_little_cpu_time_is_starved() -> None:

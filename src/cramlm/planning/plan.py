@@ -40,7 +40,7 @@ from cramlm.planning.cost import (
     forecast_cost,
     raw_bytes,
 )
-from cramlm.planning.speed import Measurement, TrainingSetup, count_step, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, measure
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact
@@ -361,7 +361,7 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
         return budget.Speed(*(measured[phase.name] for phase in phases))
 
     if plan.operations:
-        return plan.speed, rates(lambda setup: 1 / count_step(setup)[0])
+        return plan.speed, rates(lambda setup: 1 / count_flops(setup))
     if config.tokens_per_second is not None or seconds is None:
         return plan.speed, plan.speed
     window = min(2.0, REMEASUREMENT_SHARE * seconds)

@@ -111,6 +111,12 @@ def count_step(setup: TrainingSetup) -> tuple[float, int | None]:
     return flops_per_token, _step_memory(setup.device)
 
 
+def count_flops(setup: TrainingSetup) -> float:
+    """`flops_per_token` of a `Measurement`; no update is run."""
+    with deterministic(setup.device):
+        return _Trial(setup).flops_per_token
+
+
 def _reset_peak(device: torch.device) -> None:
     memory.reset_peak()
     if device.type == "cuda":
