@@ -176,7 +176,8 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
     data = "from pathlib import Path\nfrom cramlm.data.sample import write_sample\nwrite_sample(Path('data'))\n"
     data += "import json\nrows = [json.loads(line) for line in open('train.jsonl')]\n"
     data += "texts, labels = ([row[name] for row in rows] for name in ('text', 'label'))\n"
-    script = data + "".join(text for page in (README, DOCS / "guides/using.md") for _, text in blocks(page, "python"))
+    parts = ["".join(text for _, text in blocks(page, "python")) for page in (README, DOCS / "guides/using.md")]
+    script = data + "import shutil\nshutil.copytree('runs/python', 'runs/mine')\n".join(parts)  # the guide's run is the README's
     script = re.sub(r'budget="\d+m"', 'budget="1e12flops"', script)
     export = "from cramlm.cli.app import app\napp(['export', 'runs/mine', '--format', 'onnx'], standalone_mode=False)\n"
     script = script.replace("from cramlm import OnnxPredictor", export + "from cramlm import OnnxPredictor", 1)
