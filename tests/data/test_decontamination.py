@@ -1,5 +1,6 @@
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import TaskConfig
-from cramlm.data.decontamination import SHORTEST, WINDOW, HeldOut, Overlap, check_task
+from cramlm.data.decontamination import SHORTEST, WINDOW, HeldOut, Overlap, check_task, without_overlap
 from cramlm.data.task import read_task
-from cramlm.records import Example, Task
+from cramlm.records import Event, Example, Task
 from cramlm.text.words import segment
 
 LONG = "The quick brown fox jumps over the lazy dog while seven wizards, boxed in, quietly judge my vow."
@@ -145,3 +146,13 @@ def test_the_known_leaks_of_public_tasks_are_found(name: str, repeated: int, in_
     paths = {split: str(SHARED / name / f"{split}.jsonl") for split in ("train", "dev", "test")}
     check = check_task(read_task(TaskConfig(**paths), seed=1))
     assert (check.repeated_train, sum(check.test_in_train), len(check.leak_free_test)) == (repeated, in_train, leak_free)
+
+
+def test_unlabelled_texts_that_overlap_dev_or_test_texts_are_left_out_with_a_note() -> None:
+    seen: list[Event] = []
+    rows = tuple(Example(f"unlabelled:{number}", text, None, None) for number, text in enumerate((LONG, f"{SHORT}!", "something else")))
+    held_out = Example("dev:1", f"He wrote: {LONG}", None, "a"), Example("test:1", SHORT, None, "a")
+    task = Task((Example("train:1", "x", None, "a"),), held_out[:1], held_out[1:], ("a", "b"), False, unlabelled=rows)
+    assert [row.text for row in without_overlap(task, emit=seen.append).unlabelled] == ["something else"]
+    assert "2 of 3 unlabelled texts left out, because they overlap dev or test texts (first unlabelled:0:" in seen[0].message
+    assert without_overlap(replace(task, unlabelled=rows[2:])).unlabelled == rows[2:]

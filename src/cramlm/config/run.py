@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from cramlm.config.base import FrozenModel
 from cramlm.config.base import parse_budget as parse_budget
@@ -218,7 +218,6 @@ class RunConfig(FrozenModel):
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 if the CPU supports it")
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="where the encoder is trained and evaluated: cpu, cuda, cuda:N; auto: a CUDA GPU if PyTorch has one. A run that "
         "was begun on one device can be finished on another, though not to the same bits",
     )
@@ -252,6 +251,13 @@ class RunConfig(FrozenModel):
         "every evaluation on dev and in the finished model. dev: the tau in [0, 1] with the highest dev_metric; none: tau = 0",
     )
     distributed: DistributedConfig = DistributedConfig()
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError("expected auto, cpu, cuda or cuda:N")
+        return device
 
     @property
     def metric(self) -> Metric:

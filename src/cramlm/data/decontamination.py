@@ -12,14 +12,14 @@ About 15 million words per second on one core.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.task import text_key
-from cramlm.records import Example, IntArray, Task
+from cramlm.records import Emit, Event, Example, IntArray, Task, silent
 from cramlm.text import kernels
 from cramlm.text.words import QUARTERS, segment_block, segment_text, word_sizes
 
@@ -147,6 +147,20 @@ def _hash_words(data: npt.NDArray[np.uint8], offsets: IntArray) -> tuple[_Hashes
     hashes, sizes = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
     count = kernels.hash_words(data, offsets, word_sizes(), hashes, sizes, word_offsets)
     return hashes[:count], sizes[:count], word_offsets
+
+
+def without_overlap(task: Task, *, emit: Emit = silent) -> Task:
+    """Return the task without the unlabelled texts that overlap a dev or test text; the same rule as for passages of the corpus."""
+    if not task.unlabelled:
+        return task
+    held_out = HeldOut([*task.dev, *task.test])
+    found = {each.position: each for each in held_out.find((number, row.whole_text.encode()) for number, row in enumerate(task.unlabelled))}
+    if not found:
+        return task
+    first = found[min(found)]
+    message = f"{len(found):,} of {len(task.unlabelled):,} unlabelled texts left out, because they overlap dev or test texts"
+    emit(Event("note", "task", f"{message} (first {task.unlabelled[first.position].id}: {first.reason} with {first.split_example_id})"))
+    return replace(task, unlabelled=tuple(row for number, row in enumerate(task.unlabelled) if number not in found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ import torch
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
+from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
 from cramlm.model.huggingface.pretrained import start_from
@@ -90,7 +91,9 @@ def run(
     log = EventLog()
     early = _interruptible(log.around(emit), stop)
     config, pretrained = start_from(config)
-    task = read_task(config.task, seed=config.seed, emit=early)
+    if config.model == "encoder":
+        resolve_device(config.device)  # refuses a device that is not there before anything is written
+    task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
     with lock(folder / "run"), _restored_threads():
         if not overwrite:
@@ -123,7 +126,7 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
         return "not started"
     try:
         config, pretrained = start_from(config)
-        task = read_task(config.task, seed=config.seed)
+        task = without_overlap(read_task(config.task, seed=config.seed))
     except CramError as error:
         return str(error)
     if not overwrite:
