@@ -291,13 +291,17 @@ def test_the_cpu_time_of_every_stage_is_in_the_report_unless_the_log_is_older(co
     run = read_run(copied)
     assert run.cpu_seconds.keys() == run.seconds.keys()
     assert all(seconds >= 0 for seconds in run.cpu_seconds.values())
+    training = sum(run.cpu_seconds[name] for name in run.phases)
+    assert run.share_outside_training == pytest.approx(1 - training / sum(run.cpu_seconds.values()))
     log = copied / "events.jsonl"
     older = [{name: value for name, value in json.loads(line).items() if name != "cpu"} for line in log.read_text("utf-8").splitlines()]
     pages = [write_report([copied]).read_text("utf-8")]
     log.write_text("".join(json.dumps(event) + "\n" for event in older), "utf-8")
     pages.append(write_report([copied]).read_text("utf-8"))
     assert read_run(copied).cpu_seconds == {}
+    assert read_run(copied).share_outside_training is None
     assert ["CPU seconds" in page for page in pages] == [True, False]
+    assert ["of the CPU time was outside of training" in page for page in pages] == [True, False]
 
 
 def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:

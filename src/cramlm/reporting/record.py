@@ -98,6 +98,12 @@ class RunRecord:
         """As `seconds`, of CPU time; empty if the log is of a version without it."""
         return self._spent("cpu") if all("cpu" in event for event in self.events) else {}
 
+    @property
+    def share_outside_training(self) -> float | None:
+        """Share of the CPU time of all stages that is not of a phase; None if it is unknown or nothing was trained."""
+        total, training = sum(self.cpu_seconds.values()), sum(self.cpu_seconds.get(name, 0.0) for name in self.phases)
+        return 1 - training / total if training > 0 else None
+
     def _spent(self, clock: str) -> Mapping[str, float]:
         began: dict[str, float] = {}
         spent: dict[str, float] = {}
