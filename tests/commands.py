@@ -7,6 +7,7 @@ its own. Tests of what is imported, of memory limits and of the entry point need
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -148,10 +149,12 @@ def _process_state() -> Iterator[None]:
     """Restore what a command changes of the process that runs it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     argv, folder, environment, threads = sys.argv, Path.cwd(), dict(os.environ), torch.get_num_threads()
+    collections = gc.get_threshold()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        gc.set_threshold(*collections)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)

@@ -98,6 +98,24 @@ def test_evaluate_takes_a_run_or_its_export_and_gives_the_scores_that_fit_report
         assert_one_line(cramlm(*command), 5, "holds no exported model")
 
 
+SELECT = """
+import sys
+from cramlm.cli.app import app
+
+app(["select", *sys.argv[1:]], standalone_mode=False)
+print(sorted({"torch", "transformers", "sklearn", "scipy.linalg"} & set(sys.modules)))
+"""
+
+
+def test_select_with_compiled_kernels_imports_few_packages(fitted: Path, tmp_path: Path) -> None:
+    assert cramlm("index", fitted / "data/corpus.jsonl", "--out", tmp_path / "index").returncode == 0
+    options = ["--train", fitted / "data/train.jsonl", "--index", tmp_path / "index", "--top-k", "5", "--out"]
+    assert cramlm("select", *options, tmp_path / "first").returncode == 0  # compiles, which imports more
+    code = [sys.executable, "-c", SELECT, *map(str, options), str(tmp_path / "second")]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
     index, train = tmp_path / "index", fitted / "data/train.jsonl"
     assert cramlm("index", fitted / "data/corpus.jsonl", "--out", index).returncode == 0

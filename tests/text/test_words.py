@@ -14,8 +14,10 @@ from cramlm.text.words import (
     count_words,
     cut_passages,
     duplicate_key,
+    hash_block,
+    hash_words,
     segment,
-    segment_block,
+    segment_utf8,
     word_pattern,
 )
 
@@ -169,17 +171,23 @@ def test_the_pattern_of_words_keeps_combining_marks_and_joiners(text: str, words
         assert [unicodedata.normalize("NFC", word) for word in found] == words
 
 
-@given(st.lists(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("abc DÉ“”ﬁ東กा́"))), max_size=12))
-def test_the_words_of_a_block_of_texts_are_those_of_each_text(texts: list[str]) -> None:
+def assert_hashed_like_each(texts: list[str]) -> None:
+    """The words of a block have the hashes and sizes of the words of each text alone."""
     encoded = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    words, ends = segment_block(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-    found = [words[start:end].tobytes().decode().split() for start, end in pairwise(ends.tolist())]
-    assert found == [segment(text) for text in texts]
+    block = hash_block(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+    assert len(block.offsets) == len(texts) + 1
+    for data, (start, end) in zip(encoded, pairwise(block.offsets.tolist()), strict=True):
+        words = segment_utf8(data)
+        alone = hash_words(np.frombuffer(words, np.uint8), np.array([0, len(words)]))
+        assert len(alone.hashes) == len(words.split())
+        assert block.hashes[start:end].tolist() == alone.hashes.tolist()
+        assert block.sizes[start:end].tolist() == alone.sizes.tolist()
+
+
+@given(st.lists(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("abc DÉ“”ﬁ東㈱½กा́"))), max_size=12))
+def test_the_words_of_a_block_of_texts_are_those_of_each_text(texts: list[str]) -> None:
+    assert_hashed_like_each(texts)
 
 
 def test_a_block_has_room_for_characters_that_become_much_longer() -> None:
-    texts = ["\ufdfa" * 3000, "a", "\ufdfa" * 500]  # 3 bytes each, normalised 33
-    offsets = np.cumsum([0, *(len(text.encode()) for text in texts)], dtype=np.int64)
-    words, ends = segment_block(np.frombuffer("".join(texts).encode(), np.uint8), offsets)
-    assert [words[start:end].tobytes().decode().split() for start, end in pairwise(ends.tolist())] == [segment(text) for text in texts]
+    assert_hashed_like_each(["\ufdfa" * 3000, "a", "\ufdfa" * 500])  # 3 bytes each, normalised 33, of four words

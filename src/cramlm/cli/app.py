@@ -47,7 +47,14 @@ from cramlm.cli.options import (
     UnlabelledOption,
     resolve_run,
 )
-from cramlm.cli.process import Interrupted, check_address_space, interrupt_at_signals, is_out_of_memory, stop_on_signals
+from cramlm.cli.process import (
+    Interrupted,
+    check_address_space,
+    collect_cycles_seldom,
+    interrupt_at_signals,
+    is_out_of_memory,
+    stop_on_signals,
+)
 from cramlm.errors import CramError
 
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
@@ -77,6 +84,7 @@ def common(
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    collect_cycles_seldom(context.invoked_subcommand)
     check_address_space(context.invoked_subcommand)
 
 

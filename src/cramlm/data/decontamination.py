@@ -21,7 +21,7 @@ import numpy.typing as npt
 from cramlm.data.task import text_key
 from cramlm.records import Emit, Event, Example, IntArray, Task, silent
 from cramlm.text import kernels
-from cramlm.text.words import QUARTERS, segment_block, segment_text, word_sizes
+from cramlm.text.words import QUARTERS, hash_block, hash_words, segment_text, segment_utf8
 
 WINDOW = 13  # words, as in the decontamination of GPT-3 and The Pile
 SHORTEST = 4
@@ -50,7 +50,7 @@ class HeldOut:
         halves = [(example.id, half) for example in examples for half in (example.text, example.text_pair) if half is not None]
         self._ids = [name for name, _ in halves]
         self._texts = [segment_text(half) for _, half in halves]
-        hashes, sizes, offsets = _hash_words(*_joined(self._texts))
+        hashes, sizes, offsets = hash_words(*_joined(self._texts))
         windows, whole = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.bool_)
         length, text, start = (np.empty(len(hashes), np.int64) for _ in range(3))
         count = kernels.collect_windows(hashes, sizes, offsets, _LEAST, _MOST, windows, length, whole, text, start)
@@ -93,16 +93,18 @@ class HeldOut:
             end = int(np.searchsorted(offsets, offsets[first_document] + _BATCH_BYTES, side="right")) - 1
             end = min(max(end, first_document + 1), len(positions))
             part = offsets[first_document : end + 1]
-            words, own = segment_block(text[part[0] : part[-1]], part - part[0])
-            yield from self._search(positions[first_document:end], words, own)
+            yield from self._search(positions[first_document:end], text[part[0] : part[-1]], part - part[0])
             first_document = end
 
-    def _search(self, positions: Sequence[int], data: npt.NDArray[np.uint8], offsets: IntArray) -> Iterator[Overlap]:
+    def _search(self, positions: Sequence[int], text: npt.NDArray[np.uint8], offsets: IntArray) -> Iterator[Overlap]:
         first: dict[int, tuple[int, Overlap]] = {}  # document -> (first word of the match, the match)
-        for document, start, length, window in self._candidates(data, offsets):
+        read, all_words = -1, list[bytes]()
+        for document, start, length, window in self._candidates(text, offsets):
             if document in first and first[document][0] < start:
                 continue  # longer windows come later, earlier matches take precedence
-            words = data[offsets[document] : offsets[document + 1]].tobytes().split()[start : start + length]
+            if document != read:
+                read, all_words = document, segment_utf8(text[offsets[document] : offsets[document + 1]].tobytes()).split()
+            words = all_words[start : start + length]
             if (held := self._window_of(window, words)) is not None:
                 match = b" ".join(words).decode("utf-8", "surrogatepass")
                 reason: Reason = "contains the whole text" if self._whole[held] else "shares 13 words"
@@ -110,9 +112,9 @@ class HeldOut:
         for document in sorted(first):
             yield first[document][1]
 
-    def _candidates(self, data: npt.NDArray[np.uint8], starts: IntArray) -> Iterator[tuple[int, int, int, np.uint64]]:
+    def _candidates(self, text: npt.NDArray[np.uint8], starts: IntArray) -> Iterator[tuple[int, int, int, np.uint64]]:
         """Return (document, first word, words, hash) of every window with the hash of a held-out one: by document, longer windows later."""
-        hashes, sizes, offsets = _hash_words(data, starts)
+        hashes, sizes, offsets = hash_block(text, starts)
         tables = (_MOST, self._bits, self._first, self._shift)
         capacity = 1024 + len(hashes) // 8
         while True:
@@ -139,14 +141,6 @@ class HeldOut:
 
 def _joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)
-
-
-def _hash_words(data: npt.NDArray[np.uint8], offsets: IntArray) -> tuple[_Hashes, npt.NDArray[np.uint8], IntArray]:
-    """Return a hash of every word, its size in quarters of a word, and the offsets of the texts."""
-    capacity, word_offsets = len(data) // 2 + len(offsets), np.zeros(len(offsets), np.int64)
-    hashes, sizes = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
-    count = kernels.hash_words(data, offsets, word_sizes(), hashes, sizes, word_offsets)
-    return hashes[:count], sizes[:count], word_offsets
 
 
 def without_overlap(task: Task, *, emit: Emit = silent) -> Task:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -47,11 +48,11 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
     """Return the words that are over-represented in `own`: word, log_odds (natural), z, and both counts. Words that are at least twice as
     likely come first, then by z; numbers are left out.
     """
-    totals, pooled = (own.total() + PRIOR_WORDS, other.total() + PRIOR_WORDS), own + other
-    share = PRIOR_WORDS / max(pooled.total(), 1)
+    totals = (own.total() + PRIOR_WORDS, other.total() + PRIOR_WORDS)
+    share = PRIOR_WORDS / max(own.total() + other.total(), 1)
     rows = []
-    for word in _promising([word for word in pooled if not word.isnumeric()], own, other, totals, share):
-        both = pooled[word]
+    for word in _promising([word for word in {**own, **other} if not word.isnumeric()], own, other, totals, share):
+        both = own[word] + other[word]
         counts = (own[word] + share * both, other[word] + share * both)
         log_odds = _log_odds(counts[0], totals[0]) - _log_odds(counts[1], totals[1])
         if log_odds > 0:
@@ -66,8 +67,7 @@ def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, A
 def _promising(words: list[str], own: Counter[str], other: Counter[str], totals: tuple[float, float], share: float) -> list[str]:
     """Return all words that `over_represented` can show, and few others."""
     margin = 1e-6  # arithmetic in arrays differs from Python's by less
-    own_counts = np.fromiter((own[word] for word in words), np.float64, len(words))
-    counts = (own_counts, np.fromiter((other[word] for word in words), np.float64, len(words)))
+    counts = [np.fromiter(map(each.get, words, repeat(0)), np.float64, len(words)) for each in (own, other)]
     both = share * (counts[0] + counts[1])
     smoothed = [each + both for each in counts]
     odds = [np.log(each / np.maximum(total - each, 1.0)) for each, total in zip(smoothed, totals, strict=True)]

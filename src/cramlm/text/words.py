@@ -71,19 +71,42 @@ def segment_utf8(data: bytes) -> bytes:
     return data
 
 
-def segment_block(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the words of many texts text[offsets[i]:offsets[i + 1]] (valid UTF-8), as `segment_utf8`, and their offsets."""
-    words, ends, simple = _replacements().replace(text, offsets)
+class WordHashes(NamedTuple):
+    """Words of texts: a hash of each, its size in quarters of a word; text i has hashes[offsets[i]:offsets[i + 1]]."""
+
+    hashes: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+
+def hash_words(words: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> WordHashes:
+    """Hash the words of texts words[offsets[i]:offsets[i + 1]] that `segment_utf8` returned."""
+    from cramlm.text import kernels  # here: imports numba, which words of single texts do not need
+
+    capacity, word_offsets = len(words) // 2 + len(offsets), np.zeros(len(offsets), np.int64)
+    hashes, sizes = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
+    count = kernels.hash_words(words, offsets, word_sizes(), hashes, sizes, word_offsets)
+    return WordHashes(hashes[:count], sizes[:count], word_offsets)
+
+
+def hash_block(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> WordHashes:
+    """Hash the words of texts text[offsets[i]:offsets[i + 1]] (valid UTF-8), as `hash_words` of `segment_utf8`."""
+    found, simple = _replacements().hash_words(text, offsets)
     if simple.all():
-        return words, ends
-    pieces: list[npt.NDArray[np.uint8]] = []
-    sizes = np.diff(ends)
+        return found
+    hashes, sizes = list[npt.NDArray[np.uint64]](), list[npt.NDArray[np.uint8]]()
+    counts = np.diff(found.offsets)
     before = 0
     for number in np.flatnonzero(~simple).tolist():
-        own = np.frombuffer(segment_utf8(text[offsets[number] : offsets[number + 1]].tobytes()), np.uint8)
-        pieces += [words[ends[before] : ends[number]], own]
-        sizes[number], before = len(own), number
-    return np.concatenate([*pieces, words[ends[before] :]]), np.concatenate(([0], np.cumsum(sizes)))
+        words = segment_utf8(text[offsets[number] : offsets[number + 1]].tobytes())
+        own = hash_words(np.frombuffer(words, np.uint8), np.array([0, len(words)]))
+        between = slice(found.offsets[before], found.offsets[number])
+        hashes += [found.hashes[between], own.hashes]
+        sizes += [found.sizes[between], own.sizes]
+        counts[number], before = len(own.hashes), number
+    rest = slice(found.offsets[before], None)
+    word_offsets = np.concatenate(([0], np.cumsum(counts)))
+    return WordHashes(np.concatenate([*hashes, found.hashes[rest]]), np.concatenate([*sizes, found.sizes[rest]]), word_offsets)
 
 
 @functools.cache
@@ -117,27 +140,24 @@ class _Replacements:
             self._offsets = np.concatenate((self._offsets, self._offsets[-1] + np.cumsum([len(words) for words in new], dtype=np.int64)))
         return learned
 
-    def replace(
-        self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return the words of each text, their offsets, and if a text has only simple characters; a text with others has no words."""
-        from cramlm.text import kernels  # here: imports numba, which words of single texts do not need
+    def hash_words(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[WordHashes, npt.NDArray[np.bool_]]:
+        """Return the words of each text, and if a text has only simple characters; a text with others has no words."""
+        from cramlm.text import kernels
 
-        ends, simple = np.zeros(len(offsets), np.int64), np.ones(len(offsets) - 1, np.bool_)
-        words = np.empty(len(text) + len(text) // 8 + 1024, np.uint8)
         fold = np.frombuffer(_ASCII_TO_WORDS, np.uint8)
+        word_offsets, simple = np.zeros(len(offsets), np.int64), np.ones(len(offsets) - 1, np.bool_)
+        hashes = np.empty(len(text) // 2 + len(offsets) + 1024, np.uint64)
+        sizes = np.full(len(hashes), QUARTERS, np.uint8)
         done = 0
         while True:
-            done = kernels.replace_characters(
-                text, offsets, done, fold, self._entry, self._words, self._offsets, self._longest, words, ends, simple
-            )
+            replacements = (fold, self._entry, self._words, self._offsets, self._longest)
+            done = kernels.hash_replaced_words(text, offsets, done, *replacements, word_sizes(), hashes, sizes, word_offsets, simple)
             if done == len(offsets) - 1:
-                return words[: ends[-1]], ends, simple
+                return WordHashes(hashes[: word_offsets[-1]], sizes[: word_offsets[-1]], word_offsets), simple
             if self._learn(text[offsets[done] : offsets[done + 1]]):
                 continue
-            larger = np.empty(2 * len(words) + self._longest * int(offsets[done + 1] - offsets[done]), np.uint8)
-            larger[: ends[done]] = words[: ends[done]]
-            words = larger
+            more = len(hashes) + self._longest * int(offsets[done + 1] - offsets[done])
+            hashes, sizes = np.concatenate((hashes, np.empty(more, np.uint64))), np.concatenate((sizes, np.full(more, QUARTERS, np.uint8)))
 
 
 def _segment_any_script(text: str) -> bytes:

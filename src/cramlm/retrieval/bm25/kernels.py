@@ -143,9 +143,22 @@ def read_number(source, cursor):
 
 
 @jit
+def first_at_least(ascending, value):
+    """As np.searchsorted, with which loading the kernel would import scipy.linalg (0.2 CPU seconds)."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@jit
 def large_frequency(position, large_positions, large_frequencies):
     """Return the frequency of the posting at `position`, which has MANY."""
-    return np.int64(large_frequencies[np.searchsorted(large_positions, position)])
+    return np.int64(large_frequencies[first_at_least(large_positions, position)])
 
 
 @jit
@@ -175,7 +188,7 @@ def find_keys(keys, ids, term_offsets, term_bytes, wanted_keys, wanted_offsets, 
     """Write the number of each wanted term to `result`, -1 if it is missing. keys: ascending. Terms of equal keys are compared by bytes."""
     for i in range(len(wanted_keys)):
         result[i] = -1
-        index = np.searchsorted(keys, wanted_keys[i])
+        index = first_at_least(keys, wanted_keys[i])
         size = wanted_offsets[i + 1] - wanted_offsets[i]
         while index < len(keys) and keys[index] == wanted_keys[i]:
             start = term_offsets[ids[index]]
