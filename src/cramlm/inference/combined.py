@@ -78,16 +78,17 @@ class CombinedModels:
         """True if the encoder is part of the combination."""
         return ENCODER in self.combination.models
 
-    def logits(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        """Combined logits, float32 (n, labels). encoder: its probabilities for the same texts; None if it is not needed."""
-        each = {name: predictor.probabilities(texts, pairs) for name, predictor in self.linear.items()}
-        if encoder is not None and self.needs_encoder:
-            each[ENCODER] = encoder
-        return self.combination.logits(each)
+    def linear_probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> dict[str, FloatArray]:
+        """Probabilities of each linear model, float32 (n, labels)."""
+        return {name: predictor.probabilities(texts, pairs) for name, predictor in self.linear.items()}
+
+    def logits(self, encoder: FloatArray | None, linear: Mapping[str, FloatArray]) -> FloatArray:
+        """Combined logits, float32 (n, labels). encoder: its probabilities for the texts of `linear`; None if it is not needed."""
+        return self.combination.logits({**linear, ENCODER: encoder} if encoder is not None and self.needs_encoder else linear)
 
     def probabilities(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         """Combined probabilities, float32 (n, labels). encoder: as of `logits`."""
-        return KINDS["classification"].outputs(self.logits(encoder, texts, pairs))
+        return KINDS["classification"].outputs(self.logits(encoder, self.linear_probabilities(texts, pairs)))
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
         """Rows of combined logits whose label may be another with the encoder in fp32 instead of bf16, (n,).
@@ -120,13 +121,14 @@ class CombinedPredictor(BasePredictor):
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         if not self.models.needs_encoder:
             return self.models.probabilities(None, texts, pairs)
-        encoder = self.encoder.probabilities(texts, pairs)
-        logits = self.models.logits(encoder, texts, pairs)
+        linear = self.models.linear_probabilities(texts, pairs)
+        logits = self.models.logits(self.encoder.probabilities(texts, pairs), linear)
         if self.exact is not None:
             close = np.flatnonzero(self.models.near_ties(logits)).tolist()
             if close:
                 some, others = [texts[index] for index in close], None if pairs is None else [pairs[index] for index in close]
-                logits[close] = self.models.logits(self.exact.probabilities(some, others), some, others)
+                linear_of_some = {name: probabilities[close] for name, probabilities in linear.items()}
+                logits[close] = self.models.logits(self.exact.probabilities(some, others), linear_of_some)
         return KINDS[self.kind].outputs(logits)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
