@@ -50,7 +50,8 @@ def main() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     total, run = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, read_run(out)
     phases = sum(run.cpu_seconds[name] for name in run.phases)
-    stages = {**run.cpu_seconds, "other": total - sum(run.cpu_seconds.values())}
+    stages = {name: round(seconds, 2) for name, seconds in run.cpu_seconds.items()}
+    stages["other"] = round(total - sum(stages.values()), 2)
     first, second = first_step(out, 0, began), start_again(arguments, out)
 
     print(f"{arguments.task}, {arguments.labels} labels, {arguments.budget}\n\n| stage | CPU s | share |\n|---|---|---|")
@@ -60,7 +61,13 @@ def main() -> None:
     for name, start in (("first", first), ("second", second)):
         print(f"\n{name} fit: first training step after {start['cpu_seconds']:.1f} CPU s, {start['seconds']:.1f} s")
     measured = {"benchmark": "fit", "task": arguments.task, "labels": arguments.labels, "budget": arguments.budget}
-    measured |= {"cpu_seconds": total, "outside": 1 - phases / total, "stages": stages, "first_step": first, "second_fit": second}
+    measured |= {
+        "cpu_seconds": round(total, 2),
+        "outside": round(1 - phases / total, 4),
+        "stages": stages,
+        "first_step": first,
+        "second_fit": second,
+    }
     if (arguments.task, arguments.labels, arguments.budget) == DEFAULTS:
         RESULTS.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
     print(json.dumps(measured))
@@ -103,7 +110,7 @@ def first_step(out: Path, done: int, began: float) -> dict[str, float]:
     lines = (out / EVENTS).read_text("utf-8").splitlines()[done:]
     events = [json.loads(line) for line in lines]
     step = next(event for event in events if event["kind"] == "start" and event["stage"].startswith("phase-"))
-    return {"cpu_seconds": step["cpu"], "seconds": step["time"] - began}
+    return {"cpu_seconds": step["cpu"], "seconds": round(step["time"] - began, 2)}
 
 
 def parse_arguments() -> argparse.Namespace:
