@@ -73,25 +73,27 @@ def _summary_cell(scores: Mapping[str, float], first: Mapping[str, float]) -> st
 
 
 def rungs(measured: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each number of labels: rows are tasks, columns models (`RUNGS`), cells test macro- and micro-F1, means
-    over seeds; a cell of fewer seeds than the task's others says so. Tasks without results for a model are omitted. The last row is the
-    mean over tasks.
+    """Return a Markdown table for each number of labels: rows are tasks, columns the models of `RUNGS` that were measured, cells test
+    macro- and micro-F1, means over seeds; a cell of fewer seeds than the task's others says so. Tasks without results for a model are
+    omitted. The last row is the mean over tasks.
     """
     tasks = measured["tasks"]
+    arms = {cell["arm"] for experiments in tasks.values() for experiment in experiments.values() for cell in experiment["cells"]}
+    columns = {arm: name for arm, name in RUNGS.items() if arm in arms}
     parts = []
     for labels in in_order(labels for experiments in tasks.values() for labels in experiments):
-        lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels))) is not None}
+        lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels), columns)) is not None}
         if not lines:
             continue
         seeds = {task: len({cell["seed"] for cell in tasks[task][labels]["cells"]}) for task in lines}
         names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_count_of(seeds[task])}" for task in lines}
         mean = [tuple(fmean(scores[metric] for scores in column) for metric in (0, 1)) for column in zip(*lines.values(), strict=True)]
-        head = f"| {labels} labels, {_count_of(min(seeds.values()))} | {' | '.join(RUNGS.values())} |"
+        head = f"| {labels} labels, {_count_of(min(seeds.values()))} | {' | '.join(columns.values())} |"
         cells = [
             f"| {names[task]} | {' | '.join(_rung_cell(*scores, of=seeds[task]) for scores in line)} |" for task, line in lines.items()
         ]
         cells.append(f"| mean of {len(lines)} | {' | '.join(f'{100 * macro:.1f} / {100 * micro:.1f}' for macro, micro in mean)} |")
-        parts.append("\n".join([head, "|---" * (len(RUNGS) + 1) + "|", *cells]))
+        parts.append("\n".join([head, "|---" * (len(columns) + 1) + "|", *cells]))
     return "\n\n".join(parts)
 
 
@@ -121,11 +123,11 @@ def _rung_cell(macro: float, micro: float, seeds: int, *, of: int) -> str:
     return f"{100 * macro:.1f} / {100 * micro:.1f}" + ("" if seeds == of else f" ({_count_of(seeds)})")
 
 
-def _rung_scores(experiment: Mapping[str, Any] | None) -> list[tuple[float, float, int]] | None:
-    """Return (macro-F1, micro-F1, number of seeds) of each of `RUNGS`, means over seeds; None if one is missing."""
+def _rung_scores(experiment: Mapping[str, Any] | None, arms: Iterable[str]) -> list[tuple[float, float, int]] | None:
+    """Return (macro-F1, micro-F1, number of seeds) of each arm, means over seeds; None if one is missing."""
     if experiment is None:
         return None
-    tests = {arm: [cell["scores"]["test"] for cell in experiment["cells"] if cell["arm"] == arm] for arm in RUNGS}
+    tests = {arm: [cell["scores"]["test"] for cell in experiment["cells"] if cell["arm"] == arm] for arm in arms}
     if not all(tests.values()):
         return None
     return [(fmean(test["macro_f1"] for test in of), fmean(test["micro_f1"] for test in of), len(of)) for of in tests.values()]

@@ -102,10 +102,12 @@ def test_runs_of_several_commits_are_listed() -> None:
 def test_the_tables_of_the_pages_equal_the_results() -> None:
     measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
     models = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
+    unlabelled = json.loads((RESULTS / "rungs-unlabelled-2e13flops.json").read_bytes())
     page = PAGE.read_text("utf-8")
     assert summary(measured) in page, "the first table of python benchmarks/quality_tables.py 2e13flops"
     assert tables(measured) in page, "python benchmarks/quality_tables.py 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
+    assert rungs(unlabelled) in page, "python benchmarks/quality_tables.py rungs unlabelled-2e13flops"
     assert means(models) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means 2e13flops"
 
 
