@@ -34,6 +34,8 @@ def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str
     assert not sentence.endswith("..")
     assert examples
     assert all(example in printed for example in examples)
+    names = [option for parameter in GROUP.commands[name].params for option in parameter.opts if option.startswith("--")]
+    assert names == [option.lower() for option in names], "some versions of typer take an upper-case metavar for the option's name"
     for example in examples:
         if example.startswith("cramlm "):
             _, command, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])

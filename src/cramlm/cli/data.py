@@ -52,7 +52,7 @@ def check(
     ] = None,
     index: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder of `cramlm index`, instead of --corpus.")] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="A run, or an exported model: list rows whose label it contradicts.")
+        Path | None, typer.Option("--model", metavar="MODEL", help="A run, or an exported model: list rows whose label it contradicts.")
     ] = None,
     show_all: Annotated[
         bool, typer.Option("--all", help=f"Show all findings (default: {_PER_RULE} of a rule, {_SUSPICIOUS} suspicious labels).")
@@ -143,9 +143,11 @@ def index(
     passage_words: Annotated[
         int, typer.Option(metavar="N", min=0, help="Cut long documents into passages of so many words; 0: cut none.")
     ] = 200,
-    k1: Annotated[float, typer.Option(metavar="K1", min=0, help="Saturation of term frequency.", rich_help_panel=BM25)] = 1.2,
-    b: Annotated[float, typer.Option(metavar="B", min=0, max=1, help="Normalisation by document length.", rich_help_panel=BM25)] = 0.75,
-    norm: Annotated[Norm, typer.Option(metavar="NORM", help=f"{NORM_HELP}.", rich_help_panel=BM25)] = "exact",
+    k1: Annotated[float, typer.Option("--k1", metavar="K1", min=0, help="Saturation of term frequency.", rich_help_panel=BM25)] = 1.2,
+    b: Annotated[
+        float, typer.Option("--b", metavar="B", min=0, max=1, help="Normalisation by document length.", rich_help_panel=BM25)
+    ] = 0.75,
+    norm: Annotated[Norm, typer.Option("--norm", metavar="NORM", help=f"{NORM_HELP}.", rich_help_panel=BM25)] = "exact",
     stop_words: Annotated[
         str,
         typer.Option(metavar="LIST", help="none, english (33 words, as Lucene), or a file with a word per line.", rich_help_panel=BM25),
@@ -286,12 +288,16 @@ def search(
     text_column: TextColumn = "text",
     id_column: IdColumn = "id",
     k1: Annotated[
-        float | None, typer.Option(metavar="K1", min=0, help="Saturation of term frequency (default: of the index).", rich_help_panel=BM25)
+        float | None,
+        typer.Option("--k1", metavar="K1", min=0, help="Saturation of term frequency (default: of the index).", rich_help_panel=BM25),
     ] = None,
     b: Annotated[
-        float | None, typer.Option(metavar="B", min=0, max=1, help="Normalisation by length (default: of the index).", rich_help_panel=BM25)
+        float | None,
+        typer.Option("--b", metavar="B", min=0, max=1, help="Normalisation by length (default: of the index).", rich_help_panel=BM25),
     ] = None,
-    norm: Annotated[Norm | None, typer.Option(metavar="NORM", help=f"{NORM_HELP} (default: of the index).", rich_help_panel=BM25)] = None,
+    norm: Annotated[
+        Norm | None, typer.Option("--norm", metavar="NORM", help=f"{NORM_HELP} (default: of the index).", rich_help_panel=BM25)
+    ] = None,
     threads: ThreadsOption = 1,
 ) -> None:
     """Search an index with one text, or with a file of queries.

@@ -139,11 +139,11 @@ def predict(
 def serve(
     model: ModelArgument,
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Address to listen on; any but a loopback address needs --token.")
+        str, typer.Option("--host", metavar="HOST", help="Address to listen on; any but a loopback address needs --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any free port.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
+        str | None, typer.Option("--token", metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
     ] = None,
     device: PredictionDevice = "auto",
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of the model (default: PyTorch's).")] = None,

@@ -145,7 +145,7 @@ class MultiLabelSolver:
     def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
         positive = targets > 0
         varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
-        fit_binary = _binary_fitter(rows, positive[:, varied], class_weights, seed)
+        fit_binary = _binary_fitter(rows, positive[:, varied], class_weights, seed) if len(varied) else lambda c: _zeros(rows, 0)
 
         def fit(c: float) -> Coefficients:
             bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
