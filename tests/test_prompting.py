@@ -23,22 +23,13 @@ from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.batching import load_model
 from pretrained_folders import write_pretrained
-from tiny_task import COMMON, TOPICS, write_task
+from tiny_task import COMMON, QUICK, TOPICS, write_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-QUICK = (
-    "budget=none",
-    "tokens_per_second=1e6",
-    "threads=1",
-    "baseline.enabled=false",
-    'teacher.models=["static"]',
-    "baseline.c=[3.0]",
-    "precision=fp32",
-)
 SMALL = ("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "tokenizer.vocab_size=200")
 WORDS = 'head.prompt.words={sea=["ship","wave"],hill="ridge"}'
 TWO = 'head.prompt.patterns=["{mask}: {text}","Of the {mask}. {text} ({mask})"]'

@@ -25,7 +25,7 @@ from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
 from pretrained_folders import write_pretrained
-from tiny_task import COMMON, TOPICS, write_task
+from tiny_task import COMMON, QUICK, TOPICS, write_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
@@ -40,15 +40,6 @@ WITHOUT_CORPUS = {"labels-only", "task-text-only", "plm", "tapt", "tfidf"}
 SMALL = (
     *("encoder.layers=1", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=32", "encoder.embedding_init=random"),
     *("tokenizer.vocab_size=200",),
-)
-QUICK = (
-    "budget=none",
-    "tokens_per_second=1e6",
-    "threads=1",
-    "baseline.enabled=false",
-    'teacher.models=["static"]',
-    "baseline.c=[3.0]",
-    "precision=fp32",
 )
 
 

@@ -22,6 +22,18 @@ COMMON = [
 ]
 
 
+QUICK = (
+    "budget=none",
+    "tokens_per_second=1e6",
+    "threads=1",
+    "baseline.enabled=false",
+    'teacher.models=["static"]',
+    "baseline.c=[3.0]",
+    "precision=fp32",
+)
+"""Settings, as of `--set`, for a run whose models need not be good: no baselines, a small teacher, no measurement of speed."""
+
+
 def write_task(folder: Path, *, train: int = 40, held_out: int = 16, documents: int = 240) -> dict[str, str]:
     """Files train, dev, test and corpus in `folder`, the same every time; returns their paths."""
     generator = random.Random(5)

@@ -23,6 +23,7 @@ from cramlm.cli.help import MAX_WIDTH, Command, Group
 from cramlm.cli.options import (
     FILES,
     SPIN_COUNT,
+    AssumedTrain,
     BudgetOption,
     ConfigOption,
     CorpusOption,
@@ -178,9 +179,7 @@ def next_commands(run: Path, kind: str) -> str:
 def config(
     recipe: RecipeOption = None,
     base_model: InitOption = None,
-    train: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
-    ] = None,
+    train: AssumedTrain = None,
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,

@@ -85,15 +85,8 @@ def compare(
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
-    common: dict[str, Any] = {
-        "task": task,
-        "corpus": tuple(corpus or ()),
-        "init": base_model,
-        "budget": budget,
-        "preset": preset,
-        "settings": tuple(set_ or ()),
-        "rest_unlabelled": rest_unlabelled,
-    }
+    run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
+    common = _grid_fields(task, corpus, set_, **run)
     out = out or default_folder(train, "compare")
     _experiment(
         arms_of(recipes.replace(" ", "").split(",")),
@@ -149,15 +142,8 @@ def ablate(
     columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
     columns |= {"kind": kind, "label_separator": label_separator}
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
-    common: dict[str, Any] = {
-        "task": task,
-        "corpus": tuple(corpus or ()),
-        "init": base_model,
-        "budget": budget,
-        "preset": preset,
-        "settings": tuple(set_ or ()),
-        "rest_unlabelled": rest_unlabelled,
-    }
+    run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
+    common = _grid_fields(task, corpus, set_, **run)
     out = out or default_folder(train, "ablate")
     _experiment(arms_over(recipe, over), common, _seeds(seeds, seed), labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
 
@@ -193,6 +179,11 @@ def attention(
     write(heads, out)
     print(markdown(heads))
     print(f"{out / 'heads.svg'}, heads.md, heads.json")
+
+
+def _grid_fields(task: dict[str, Any], corpus: list[str] | None, settings: list[str] | None, **others: Any) -> dict[str, Any]:
+    """Return the fields of `Grid` that both commands have."""
+    return {"task": task, "corpus": tuple(corpus or ()), "settings": tuple(settings or ()), **others}
 
 
 def _seeds(number: str, each: list[int] | None) -> str:

@@ -194,6 +194,9 @@ TextsArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")
 ]
 TrainOption = Annotated[str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (jsonl, csv, tsv, parquet; .gz, .zst).")]
+AssumedTrain = Annotated[
+    str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
+]
 DevOption = Annotated[str | None, typer.Option("--dev", metavar="FILE", help="Labelled texts to choose settings (default: part of train).")]
 TestOption = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the final scores; evaluated once.")]
 CorpusOption = Annotated[

@@ -16,6 +16,7 @@ import typer
 
 from cramlm.cli.help import Command, Group
 from cramlm.cli.options import (
+    AssumedTrain,
     BudgetOption,
     ConfigOption,
     CorpusOption,
@@ -145,9 +146,7 @@ def list_recipes(context: typer.Context) -> None:
 @recipes.command(cls=Command)
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot.", autocompletion=complete_recipe)],
-    train: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
-    ] = None,
+    train: AssumedTrain = None,
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,

@@ -111,11 +111,11 @@ class _Data:
 def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
     """At most `MAX_PASSAGES` of both together, in their order."""
     room = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
-    own = _drawn(unlabelled, room, seed)
-    return [*_drawn(passages, MAX_PASSAGES - len(own), seed), *own]
+    own = _random_subset(unlabelled, room, seed)
+    return [*_random_subset(passages, MAX_PASSAGES - len(own), seed), *own]
 
 
-def _drawn(texts: Sequence[str], most: int, seed: int) -> Sequence[str]:
+def _random_subset(texts: Sequence[str], most: int, seed: int) -> Sequence[str]:
     if len(texts) <= most:
         return texts
     random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
