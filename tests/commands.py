@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from typer.testing import CliRunner
@@ -51,6 +51,35 @@ def cramlm(
         sys.stderr.flush()
         assert isinstance(code, int)
         return Result(code, stdout.getvalue().decode(), stderr.getvalue().decode())
+
+
+def succeed(*arguments: str | Path, **options: Any) -> Result:
+    """Run a command as `cramlm` does; it must exit with 0."""
+    result = cramlm(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def printed(*arguments: str | Path, **options: Any) -> str:
+    """Return what a command prints that exits with 0."""
+    return succeed(*arguments, **options).stdout
+
+
+def error_line(result: Result | subprocess.CompletedProcess[str], code: int) -> str:
+    """Return the last line of a command that exits with `code`, without `cramlm: error: `; no traceback may precede it."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("cramlm: error: ")
+    return last.removeprefix("cramlm: error: ")
+
+
+def python(code: str, *arguments: str | Path, **environment: str) -> str:
+    """Run code in a new interpreter, with these variables set; return what it prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def start(*arguments: str | Path, environment: Mapping[str, str] | None = None, prepare: Callable[[], None] | None = None) -> Child:

@@ -17,7 +17,7 @@ import pytest
 import typer
 import zstandard
 
-from commands import cramlm
+from commands import printed
 from cramlm.cli.app import app
 from cramlm.config.run import RunConfig
 from tiny_task import write_task
@@ -140,6 +140,17 @@ def prepare(folder: Path) -> None:
     (folder / "web.jsonl").write_bytes(paths["corpus"].read_bytes())
 
 
+def run_block(kind: str, text: str, folder: Path) -> None:
+    """Run the code of a page in a folder with the tutorials' data, with a budget for tiny data and a store of its own."""
+    script = re.sub(r"--budget \d+m", SMALL, text)
+    command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", script]
+    own = {"CRAMLM_STORE": str(folder / "store"), "HF_HUB_OFFLINE": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **own, "PATH": path}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+
+
 def test_the_python_code_of_the_page_on_retrieval_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = [text for _, text in blocks(DOCS / "concepts/retrieval.md", "python")]
@@ -152,20 +163,10 @@ def test_the_python_code_of_the_page_on_retrieval_runs(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "CRAMLM_STORE": str(tmp_path / "store"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = 0
-    for kind, text in blocks(page, "sh", "python"):
-        script = re.sub(r"--budget \d+m", SMALL, text)  # for the tiny data
-        command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", script]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
-        assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
-        done += 1
-    assert done
+    code = blocks(page, "sh", "python")
+    assert code
+    for kind, text in code:
+        run_block(kind, text, tmp_path)
 
 
 @pytest.mark.slow
@@ -181,14 +182,9 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
     script = re.sub(r'budget="\d+m"', 'budget="1e12flops"', script)
     export = "from cramlm.cli.app import app\napp(['export', 'runs/mine', '--format', 'onnx'], standalone_mode=False)\n"
     script = script.replace("from cramlm import OnnxPredictor", export + "from cramlm import OnnxPredictor", 1)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "CRAMLM_STORE": str(tmp_path / "store"), "PATH": path}
     for _, text in blocks(README, "sh"):
-        command = ["bash", "-euo", "pipefail", "-c", re.sub(r"--budget \d+m", SMALL, text)]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
-        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
-    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
-    assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+        run_block("sh", text, tmp_path)
+    run_block("python", script, tmp_path)
 
 
 @pytest.mark.slow
@@ -206,6 +202,4 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_available_for_common_shells(shell: str) -> None:
-    result = cramlm("--show-completion", shell, environment={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
-    assert result.returncode == 0, result.stderr
-    assert "complet" in result.stdout
+    assert "complet" in printed("--show-completion", shell, environment={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})

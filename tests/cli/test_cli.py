@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Result, cramlm, start
+from commands import Result, cramlm, error_line, printed, python, start, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.recipes.describe import stages_of
 from ranks import free_port
@@ -30,29 +30,23 @@ def fitted(tiny_run: Path) -> Path:
 
 
 def assert_one_line(result: Result | subprocess.CompletedProcess[str], code: int, *needles: str) -> None:
-    assert result.returncode == code, result.stderr
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("cramlm: error: ")
-    assert "Traceback" not in result.stderr
-    for needle in needles:
-        assert needle in last, last
+    line = error_line(result, code)
+    assert all(needle in line for needle in needles), line
 
 
 def test_fit_prints_the_scores_of_every_model_and_the_folder_of_the_export(fitted: Path) -> None:
-    result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
-    assert result.returncode == 0, result.stderr
-    assert "tfidf" in result.stdout
-    assert str(fitted / "run/export") in result.stdout.replace("\n", "")
-    assert [line.split()[1] for line in result.stdout.splitlines()[-3:]] == ["predict", "explain", "serve"]
+    shown = printed("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
+    assert "tfidf" in shown
+    assert str(fitted / "run/export") in shown.replace("\n", "")
+    assert [line.split()[1] for line in shown.splitlines()[-3:]] == ["predict", "explain", "serve"]
 
 
 def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     settings = ("--config", fitted / "run.toml", "--budget", "3e11flops")
-    printed_plan = cramlm("fit", "--dry-run", *settings, "--out", tmp_path / "run", "--store", tmp_path / "store", cwd=tmp_path)
-    assert printed_plan.returncode == 0, printed_plan.stderr
+    shown = printed("fit", "--dry-run", *settings, "--out", tmp_path / "run", "--store", tmp_path / "store", cwd=tmp_path)
     for part in ("Phase 1, joint", "distil", "Stages: task, baseline, plan, corpus, index, selection", "FLOPs", "nothing was written"):
-        assert part in printed_plan.stdout
+        assert part in shown
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -66,13 +60,12 @@ def test_the_stages_of_a_dry_run_are_those_of_the_run(fitted: Path, linear_runs:
 
 def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fitted: Path, tmp_path: Path) -> None:
     texts = "wave ship harbour sailor\nsummit ridge valley climber\n"
-    result = cramlm("predict", fitted / "run/export", "-", stdin=texts)
-    assert result.returncode == 0, result.stderr
-    assert [json.loads(line)["label"] for line in result.stdout.splitlines()] == ["sea", "hill"]
+    lines = printed("predict", fitted / "run/export", "-", stdin=texts).splitlines()
+    assert [json.loads(line)["label"] for line in lines] == ["sea", "hill"]
     (tmp_path / "new.csv").write_text("text\nwave ship harbour sailor\nsummit ridge valley climber\n", "utf-8")
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.jsonl")
     answers = [json.loads(line)["probabilities"] for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
-    assert answers == [json.loads(line)["probabilities"] for line in result.stdout.splitlines()]
+    assert answers == [json.loads(line)["probabilities"] for line in lines]
 
 
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
@@ -80,12 +73,6 @@ def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")
     result = cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv", "--unseen-labels", "ignore", "--json")
     assert json.loads(result.stdout)["accuracy"] == 0.5
-
-
-def printed(*arguments: str | Path) -> str:
-    result = cramlm(*arguments)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_evaluate_takes_a_run_or_its_export_and_gives_the_scores_that_fit_reported(fitted: Path) -> None:
@@ -111,18 +98,14 @@ def test_select_with_compiled_kernels_imports_few_packages(fitted: Path, tmp_pat
     assert cramlm("index", fitted / "data/corpus.jsonl", "--out", tmp_path / "index").returncode == 0
     options = ["--train", fitted / "data/train.jsonl", "--index", tmp_path / "index", "--top-k", "5", "--out"]
     assert cramlm("select", *options, tmp_path / "first").returncode == 0  # compiles, which imports more
-    code = [sys.executable, "-c", SELECT, *map(str, options), str(tmp_path / "second")]
-    done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert python(SELECT, *options, tmp_path / "second").splitlines()[-1] == "[]"
 
 
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:
     index, train = tmp_path / "index", fitted / "data/train.jsonl"
-    assert cramlm("index", fitted / "data/corpus.jsonl", "--out", index).returncode == 0
-    result = cramlm(
-        "select", "--train", train, "--index", index, "--top-k", "5", "--out", tmp_path / "selection", "--jsonl", tmp_path / "s.jsonl"
-    )
-    assert result.returncode == 0, result.stderr
+    succeed("index", fitted / "data/corpus.jsonl", "--out", index)
+    out = ("--out", tmp_path / "selection", "--jsonl", tmp_path / "s.jsonl")
+    succeed("select", "--train", train, "--index", index, "--top-k", "5", *out)
     first = json.loads((tmp_path / "s.jsonl").read_text("utf-8").splitlines()[0])
     assert list(first) == ["position", "id", "source", "rank", "score", "query", "text"]
     assert first["rank"] == 0
@@ -131,14 +114,12 @@ def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) 
     inside = cramlm("passages", tmp_path / "selection", "--out", tmp_path / "selection/passages.jsonl")
     assert_one_line(inside, 2, "write the file outside")
     foreign = cramlm("select", "--train", train, "--index", index, "--out", fitted / "data")
-    assert foreign.returncode == 2
-    assert "would be replaced" in foreign.stderr
+    assert_one_line(foreign, 2, "would be replaced")
     assert train.is_file()
-    found = cramlm("search", index, "lighthouse captain", "-k", "3", "--json").stdout.splitlines()
+    found = printed("search", index, "lighthouse captain", "-k", "3", "--json").splitlines()
     assert len(found) == 3
     assert {term for term, _ in json.loads(found[0])["terms"]} <= {"lighthouse", "captain"}
-    nothing = cramlm("search", index, "xylophone")
-    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert printed("search", index, "xylophone") == ""
 
 
 def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
@@ -155,9 +136,7 @@ def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
 
 
 def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
-    result = cramlm("verify", fitted)
-    assert result.returncode == 0
-    assert "20 folders" in result.stdout
+    assert "20 folders" in printed("verify", fitted)
     weights = fitted / "run/phase-1-joint/model.safetensors"
     content = weights.read_bytes()
     try:
@@ -228,9 +207,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
         shutil.rmtree(tmp_path / "run")
     assert process.returncode == 75, errors
     assert errors.strip().splitlines()[-1].startswith("cramlm: error: ")
-    result = cramlm(*longer)
-    assert result.returncode == 0, result.stderr
-    assert "resuming from step" in result.stderr
+    assert "resuming from step" in succeed(*longer).stderr
 
 
 def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> None:
@@ -244,9 +221,7 @@ def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> 
 def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path) -> None:
     files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
     settings = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
-    result = cramlm("plan", "2s", "5m", "3e13flops", *files, *settings, "--json")
-    assert result.returncode == 0, result.stderr
-    small, five_minutes, operations = [json.loads(line) for line in result.stdout.splitlines()]
+    small, five_minutes, operations = map(json.loads, printed("plan", "2s", "5m", "3e13flops", *files, *settings, "--json").splitlines())
     assert "longer --budget" in small["refused"]
     assert five_minutes["seconds"] == pytest.approx(300, rel=0.1)
     assert operations["flops"] == pytest.approx(3e13, rel=0.1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
+from commands import cramlm, error_line, printed
 from cramlm.cli.app import app
 from cramlm.cli.options import resolve_run
 from cramlm.config.run import RunConfig, load_config, to_toml
@@ -43,14 +43,11 @@ def test_an_option_overrides_the_config_also_with_its_default_value(config: Path
 def test_only_options_on_the_command_line_override_the_config(config: Path) -> None:
     """The files have the columns text and label; the config says body and topic."""
     settings = ("--set", "tokens_per_second=40000", "--set", "threads=1", "--preset", "tiny")
-    arguments = ["plan", "5m", "--config", str(config), *settings, "--json"]
-    wrong = CliRunner().invoke(app, arguments)
-    assert "body" in str(wrong.exception)
-    half = CliRunner().invoke(app, [*arguments, "--text-column", "text"])
-    assert "topic" in str(half.exception)
-    right = CliRunner().invoke(app, [*arguments, "--text-column", "text", "--label-column", "label"])
-    assert right.exit_code == 0, right.exception
-    assert [phase["steps"] for phase in json.loads(right.stdout)["phases"]] == [24, 16]
+    arguments = ["plan", "5m", "--config", config, *settings, "--json"]
+    assert "body" in error_line(cramlm(*arguments), 3)
+    assert "topic" in error_line(cramlm(*arguments, "--text-column", "text"), 3)
+    plan = json.loads(printed(*arguments, "--text-column", "text", "--label-column", "label"))
+    assert [phase["steps"] for phase in plan["phases"]] == [24, 16]
     group: Any = typer.main.get_command(app)
     of_task = {"text_column", "label_column", "text_pair_column", "kind", "label_separator", "on_bad_row", "dev", "test"}
     for name in ("fit", "plan", "compare", "ablate"):

@@ -13,9 +13,8 @@ import pytest
 import zstandard
 from data_fixtures import write_jsonl
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
-from cramlm.cli.app import app
+from commands import cramlm, error_line, succeed
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import MOST_SOURCES, Corpus, build_corpus
 from cramlm.data.parts import PartColumns, check_offsets
@@ -52,12 +51,10 @@ def test_documents_come_back_by_position_with_id_and_source(tmp_path: Path) -> N
 def test_index_drops_texts_of_the_same_words_with_a_flag_and_names_its_values(tmp_path: Path) -> None:
     raw = write_jsonl(tmp_path / "raw.jsonl", [{"text": text} for text in ("One text.", "ONE text", "Two.", "a therapist", "a the rapist")])
     for flags, kept in ((["--duplicates", "words"], 4), ([], 5)):
-        result = CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path / "index"), "--workers", "1", *flags])
-        assert result.exit_code == 0, result.output
+        succeed("index", raw, "--out", tmp_path / "index", "--workers", "1", *flags)
         assert len(Index.open(tmp_path / "index")) == kept
-    refused = CliRunner().invoke(app, ["index", str(raw), "--out", str(tmp_path), "--duplicates", "loose"])
-    assert refused.exit_code == 2
-    assert "'exact', 'words', 'none'" in refused.output
+    refused = cramlm("index", raw, "--out", tmp_path, "--duplicates", "loose")
+    assert "'exact', 'words', 'none'" in error_line(refused, 2)
 
 
 EMPTY_FILES = {

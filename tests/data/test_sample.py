@@ -9,7 +9,7 @@ from pathlib import Path
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from commands import cramlm
+from commands import succeed
 from cramlm.data.sample import LABELLED, PASSAGES, SPLITS, write_sample
 
 
@@ -27,8 +27,7 @@ def test_equal_seeds_write_equal_files_and_other_seeds_other_texts(tmp_path: Pat
 
 
 def test_the_command_writes_balanced_distinct_texts_and_a_corpus(tmp_path: Path) -> None:
-    result = cramlm("sample-data", tmp_path / "data")
-    assert result.returncode == 0, result.stderr
+    succeed("sample-data", tmp_path / "data")
     texts = []
     for split, count in SPLITS.items():
         rows = rows_of(tmp_path / f"data/{split}.csv")

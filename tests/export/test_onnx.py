@@ -6,8 +6,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import python
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.export.onnx import export_onnx
@@ -129,9 +128,8 @@ print({"torch", "transformers", "sklearn", "pydantic", "numba", "pyarrow", "scip
 
 
 def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE, str(exported / "export-onnx")], capture_output=True, text=True, check=True)
     (expected,) = Predictor.load(exported / "export").predict(["aspirin reduces pain"])
-    assert done.stdout.split("\n")[:2] == [expected.label, "set()"]
+    assert python(ALONE, exported / "export-onnx").splitlines() == [expected.label, "set()"]
 
 
 @pytest.mark.slow

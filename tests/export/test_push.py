@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
+from commands import python
 from cramlm.config.retriever import DenseConfig, DsirConfig, ElasticsearchConfig, UnionConfig
 from cramlm.config.run import Bm25Config, CorpusConfig, RandomConfig, RunConfig, TaskConfig
 from cramlm.errors import ArtifactError, UsageError
@@ -23,7 +22,6 @@ from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from hub_stand_in import Hub, running_hub
-from server_process import PATIENCE
 
 SIGNED = "https://corp.internal/b/a.jsonl?X-Amz-Signature=secret&X-Amz-Credential=someone"
 ELASTICSEARCH = {
@@ -107,11 +105,9 @@ def test_a_model_is_pushed_twice_without_private_facts_and_predicts_equally(
     tmp_path: Path, hub: Hub, folder: Path, texts: list[str]
 ) -> None:
     # Large files go through LFS, which the stand-in implements, and not through the service that the hub prefers for them.
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
-    command = [sys.executable, "-c", PUSHES, str(folder), "owner/mine", "--license", "apache-2.0", "--language", "yo"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
-    assert result.returncode == 0, result.stderr
-    first, again, refused = result.stdout.splitlines()
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
+    output = python(PUSHES, folder, "owner/mine", "--license", "apache-2.0", "--language", "yo", **environment)
+    first, again, refused = output.splitlines()
     assert first.startswith(f"{hub.url}/owner/mine/commit/")
     assert again.startswith(f"{hub.url}/owner/mine/commit/")
     assert refused.startswith("4 ")

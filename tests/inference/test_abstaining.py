@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import cramlm
+from commands import cramlm, error_line, printed, succeed
 from cramlm import CramClassifier, SelectivePrediction
 from cramlm.errors import UsageError
 from cramlm.evaluation.confidence import CONFIDENCE_FILE
@@ -61,23 +61,21 @@ def test_the_curve_of_a_run_is_that_of_its_dev_texts(finished: Path) -> None:
 
 
 def test_the_command_line_writes_null_and_the_confidence(finished: Path, tmp_path: Path, between: float) -> None:
-    result = cramlm("predict", finished, "-", "--abstain-below", str(between), stdin=f"{SURE}\n{UNSURE}\n")
-    assert result.returncode == 0, result.stderr
+    result = succeed("predict", finished, "-", "--abstain-below", str(between), stdin=f"{SURE}\n{UNSURE}\n")
     sure, unsure = map(json.loads, result.stdout.splitlines())
     assert list(sure) == ["id", "label", "confidence", "probabilities"]
     assert sure["label"] in TOPICS
     assert unsure["label"] is None
     assert unsure["confidence"] < between < sure["confidence"]
     assert "on dev" in result.stderr
-    plain = cramlm("predict", finished, "-", stdin=f"{SURE}\n")
-    assert list(json.loads(plain.stdout)) == ["id", "label", "probabilities"]
+    plain = printed("predict", finished, "-", stdin=f"{SURE}\n")
+    assert list(json.loads(plain)) == ["id", "label", "probabilities"]
 
 
 def test_a_wanted_accuracy_chooses_the_threshold_on_dev(finished: Path) -> None:
     predictor = Predictor.load(finished / "export")
     highest = float(predictor.calibrated().dev.accuracy[predictor.calibrated().dev.texts >= 10].max())
-    result = cramlm("predict", finished, "-", "--abstain-at-accuracy", str(highest), stdin=f"{SURE}\n{UNSURE}\n")
-    assert result.returncode == 0, result.stderr
+    result = succeed("predict", finished, "-", "--abstain-at-accuracy", str(highest), stdin=f"{SURE}\n{UNSURE}\n")
     threshold = predictor.threshold(accuracy=highest)
     assert f"no label below confidence {threshold:g}" in result.stderr
     for line in map(json.loads, result.stdout.splitlines()):
@@ -94,9 +92,7 @@ def test_a_wanted_accuracy_chooses_the_threshold_on_dev(finished: Path) -> None:
 )
 def test_options_that_make_no_sense_are_one_line(finished: Path, options: list[str], needle: str) -> None:
     for command in (["predict", finished, "-"], ["serve", finished, "--port", "0"]):
-        result = cramlm(*command, *options, stdin=SURE + "\n")
-        assert result.returncode == 2, result.stderr
-        assert needle in result.stderr.strip().splitlines()[-1]
+        assert needle in error_line(cramlm(*command, *options, stdin=SURE + "\n"), 2)
 
 
 def test_a_folder_without_the_file_names_the_remedy(finished: Path, tmp_path: Path) -> None:
@@ -104,10 +100,8 @@ def test_a_folder_without_the_file_names_the_remedy(finished: Path, tmp_path: Pa
     (folder / MANIFEST).unlink()
     (folder / CONFIDENCE_FILE).unlink()
     for command in (["predict", folder, "-"], ["serve", folder, "--port", "0"]):
-        result = cramlm(*command, "--abstain-below", "0.5", stdin=SURE + "\n")
-        assert result.returncode == 2
-        assert "has no calibrated confidence" in result.stderr.strip().splitlines()[-1]
-    assert cramlm("predict", folder, "-", stdin=SURE + "\n").returncode == 0
+        assert "has no calibrated confidence" in error_line(cramlm(*command, "--abstain-below", "0.5", stdin=SURE + "\n"), 2)
+    succeed("predict", folder, "-", stdin=SURE + "\n")
     predictor = Predictor.load(finished / "export")
     for below in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match="threshold of the confidence"):
@@ -125,7 +119,7 @@ def test_a_server_gives_null_and_the_confidence(finished: Path, between: float) 
 
 def test_the_onnx_form_has_the_same_confidence(finished: Path, tmp_path: Path, between: float) -> None:
     pytest.importorskip("onnxruntime")
-    assert cramlm("export", finished, "--out", tmp_path / "onnx").returncode == 0
+    succeed("export", finished, "--out", tmp_path / "onnx")
     for model_part in ("combined", "encoder", "static"):
         ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", tmp_path / "onnx"))  # type: ignore[arg-type]
         pairs = zip(ours.predict_or_abstain(TEXTS, below=between), theirs.predict_or_abstain(TEXTS, below=between), strict=True)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from commands import cramlm
+from commands import cramlm, error_line, printed
 from cramlm.errors import UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
@@ -55,11 +55,10 @@ def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_pat
     for model_part in ("encoder", "static"):
         expected = Predictor.load(finished / "export", model_part=model_part).embeddings(TEXTS)  # type: ignore[arg-type]
         array, table = tmp_path / f"{model_part}.npy", tmp_path / f"{model_part}.parquet"
-        result = cramlm("embed", finished, file, "-o", array, "--model-part", model_part)
-        assert result.returncode == 0, result.stderr
-        assert f"4 vectors of {expected.shape[1]} numbers" in result.stdout
+        shown = printed("embed", finished, file, "-o", array, "--model-part", model_part)
+        assert f"4 vectors of {expected.shape[1]} numbers" in shown
         assert (np.load(array) == expected).all()
-        assert cramlm("embed", finished, file, "--out", table, "--model-part", model_part, "--normalize").returncode == 0
+        printed("embed", finished, file, "--out", table, "--model-part", model_part, "--normalize")
         read = pq.read_table(table)
         assert read.column("id").to_pylist() == ["1", "2", "3", "4"]
         rows = np.array(read.column("embedding").to_pylist(), dtype=np.float32)
@@ -73,8 +72,6 @@ def test_what_has_no_vectors_is_one_line(finished: Path, file: Path, tmp_path: P
         (tfidf, "vectors.npy", 2, "tfidf has no text vectors"),
         (tmp_path, "vectors.npy", 5, "holds no exported model"),
     ):
-        result = cramlm("embed", path, file, "-o", tmp_path / out)
-        assert result.returncode == code, result.stderr
-        assert needle in result.stderr.strip().splitlines()[-1]
+        assert needle in error_line(cramlm("embed", path, file, "-o", tmp_path / out), code)
     with pytest.raises(UsageError, match="texts is one string"):
         Predictor.load(finished / "export").embeddings("one text")

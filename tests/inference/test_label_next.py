@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import cramlm
+from commands import cramlm, error_line, succeed
 from cramlm.errors import UsageError
 from cramlm.inference.label_next import label_next, margins, spread
 from cramlm.inference.predictor import Predictor
@@ -81,14 +81,13 @@ def test_the_command_leaves_out_the_texts_of_the_run_and_writes_rows_to_fill_in(
     new = [each.text for each in unlabelled(30)]
     file = tmp_path / "unlabelled.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in [train[0].upper(), *new]), "utf-8")
-    result = cramlm("label-next", finished, file, "-n", "4")
-    assert result.returncode == 0, result.stderr
+    result = succeed("label-next", finished, file, "-n", "4")
     assert "4 of 31 texts; left out: 1 labelled already, 0 repeated" in result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [list(row) for row in rows] == [["id", "text", "label", "predicted", "margin"]] * 4
     assert all(row["label"] is None and row["text"] == new[int(row["id"]) - 2] for row in rows)
     table = tmp_path / "next.csv"
-    assert cramlm("label-next", finished, file, "-n", "4", "-o", table).returncode == 0
+    succeed("label-next", finished, file, "-n", "4", "-o", table)
     with table.open(encoding="utf-8", newline="") as opened:
         read = list(csv.DictReader(opened))
     assert [row["text"] for row in read] == [row["text"] for row in rows]
@@ -99,16 +98,13 @@ def test_a_copied_model_says_that_it_does_not_know_its_training_texts(finished: 
     copied = shutil.copytree(finished / "export", tmp_path / "model")
     file = tmp_path / "new.txt"
     file.write_text("\n".join(each.text for each in unlabelled(12)) + "\n", "utf-8")
-    result = cramlm("label-next", copied, file, "-n", "3")
-    assert result.returncode == 0, result.stderr
-    assert "not in a run" in result.stderr
-    result = cramlm("label-next", copied, file, "-n", "3", "--labelled", file)
-    assert (result.returncode, "labelled already" in result.stderr) == (2, True)
+    assert "not in a run" in succeed("label-next", copied, file, "-n", "3").stderr
+    assert "labelled already" in error_line(cramlm("label-next", copied, file, "-n", "3", "--labelled", file), 2)
 
 
 def test_an_onnx_folder_compares_texts_by_its_linear_models(finished: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    assert cramlm("export", finished, "--out", tmp_path / "onnx").returncode == 0
+    succeed("export", finished, "--out", tmp_path / "onnx")
     texts = unlabelled(60)
     assert len(label_next(Predictor.load(tmp_path / "onnx"), texts, 5).chosen) == 5
     with pytest.raises(UsageError, match="ONNX folder gives logits only"):

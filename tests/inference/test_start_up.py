@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from commands import python
 
 COMMANDS = """
 import json, sys
@@ -32,6 +32,4 @@ def test_predicting_evaluating_and_choosing_texts_do_not_import(answer: str, pac
     Path(texts).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     commands = [[name, run, texts, "--model-part", answer] for name in ("predict", "evaluate", "label-next")]
     vectors = ["embed", run, texts, "--out", str(tmp_path / "vectors.npy"), "--model-part", "static" if answer == "static" else "encoder"]
-    code = [sys.executable, "-c", COMMANDS, json.dumps([*commands, vectors]), *packages]
-    done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert python(COMMANDS, json.dumps([*commands, vectors]), *packages).splitlines()[-1] == "[]"

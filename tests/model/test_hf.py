@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from commands import python
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
@@ -217,4 +216,4 @@ def test_loading_does_not_import_transformers(tokenizer: Tokenizer, tmp_path: Pa
         "import sys; from pathlib import Path; from cramlm.model.huggingface.folder import load_classifier; "
         "load_classifier(Path(sys.argv[1])); assert 'transformers' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    python(script, tmp_path)

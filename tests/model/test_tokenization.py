@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import python
 from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.model.tokenizer import Tokenizer, longest_first, train_tokenizer
@@ -47,8 +45,7 @@ def test_training_gives_the_same_file_in_every_process_and_with_any_number_of_th
     (tmp_path / "texts.json").write_text(json.dumps(model_fixtures.training_texts()), "utf-8")
     contents: dict[str, set[bytes]] = {"wordpiece": set(), "bpe": set()}
     for number, variables in enumerate([{"RAYON_NUM_THREADS": "1"}, {"TOKENIZERS_PARALLELISM": "false"}]):
-        arguments = [sys.executable, "-c", script, str(tmp_path / str(number)), str(tmp_path / "texts.json")]
-        subprocess.run(arguments, env=os.environ | variables, check=True)
+        python(script, tmp_path / str(number), tmp_path / "texts.json", **variables)
         for kind, files in contents.items():
             files.add((tmp_path / str(number) / kind / "tokenizer.json").read_bytes())
     assert [len(files) for files in contents.values()] == [1, 1]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from cramlm.cli.app import app
+from commands import printed, succeed
 from cramlm.config.run import load_config
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
@@ -59,12 +58,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     assert not (tmp_path / "store").exists(), "a command on a run used the shared store"
 
 
-def cramlm(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exit_code == 0, f"{result.output}\n{result.exception}"
-    return result
-
-
 def only_an_encoder(run: Path) -> None:
     if not list(run.glob("phase-*")):
         pytest.skip("a linear model has no such form")
@@ -77,7 +70,7 @@ def labelled(folder: Path) -> Path:
 
 
 def test_report_shows_texts_queries_and_errors(before: Path, moved: Path) -> None:
-    cramlm("report", moved)
+    succeed("report", moved)
     page = (moved / "report.html").read_text("utf-8")
     assert "<span class=tag>query" in page
     assert page.replace(str(moved), "run") == (before / "before.html").read_text("utf-8")
@@ -85,13 +78,13 @@ def test_report_shows_texts_queries_and_errors(before: Path, moved: Path) -> Non
 
 def test_report_compares_several_runs(moved: Path, tmp_path: Path) -> None:
     shutil.copytree(moved, tmp_path / "copy", ignore=shutil.ignore_patterns("onnx*"))
-    cramlm("report", moved, tmp_path / "copy", "--out", tmp_path / "runs.html")
+    succeed("report", moved, tmp_path / "copy", "--out", tmp_path / "runs.html")
     assert "cannot be compared" not in (tmp_path / "runs.html").read_text("utf-8")
 
 
 def predictions(model: Path, folder: Path) -> list[list[float]]:
     """Probabilities that `cramlm predict` prints for the texts of `labelled`, after a check of the labels."""
-    answers = [json.loads(line) for line in cramlm("predict", model, labelled(folder)).stdout.splitlines()]
+    answers = [json.loads(line) for line in printed("predict", model, labelled(folder)).splitlines()]
     assert [answer["label"] for answer in answers] == ["sea", "hill"]
     return [list(answer["probabilities"].values()) for answer in answers]
 
@@ -101,16 +94,16 @@ def test_predict(moved: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_on_a_file(moved: Path, tmp_path: Path) -> None:
-    assert json.loads(cramlm("evaluate", moved, labelled(tmp_path), "--json").stdout)["accuracy"] == 1.0
+    assert json.loads(printed("evaluate", moved, labelled(tmp_path), "--json"))["accuracy"] == 1.0
 
 
 def test_explain_uses_the_passage_index_of_the_run(moved: Path, tmp_path: Path) -> None:
-    explanation = json.loads(cramlm("explain", moved, TEXT, "--json").stdout)
+    explanation = json.loads(printed("explain", moved, TEXT, "--json"))
     assert (explanation["label"], len(explanation["passages"])) == ("sea", 3)
     again = tmp_path / "again"
     shutil.copytree(moved, again)
     files = sorted(path.relative_to(again) for path in again.rglob("*"))
-    assert json.loads(cramlm("explain", again, TEXT, "--json").stdout) == explanation
+    assert json.loads(printed("explain", again, TEXT, "--json")) == explanation
     assert sorted(path.relative_to(again) for path in again.rglob("*")) == files, "the passages were indexed again"
 
 
@@ -118,10 +111,10 @@ def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> 
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     only_an_encoder(moved)
-    cramlm("export", moved, "--format", "onnx")
+    succeed("export", moved, "--format", "onnx")
     assert json.loads((moved / "onnx/onnx.json").read_bytes())["checked_texts"] == 32
     np.testing.assert_allclose(predictions(moved / "onnx", tmp_path), predictions(moved, tmp_path), atol=1e-4)
-    assert json.loads(cramlm("evaluate", moved / "onnx", labelled(tmp_path), "--json").stdout)["accuracy"] == 1.0
+    assert json.loads(printed("evaluate", moved / "onnx", labelled(tmp_path), "--json"))["accuracy"] == 1.0
 
 
 def test_push(moved: Path, tmp_path: Path) -> None:
@@ -147,15 +140,15 @@ def test_serve(moved: Path) -> None:
 
 def test_track(moved: Path) -> None:
     pytest.importorskip("tensorboard")
-    cramlm("track", moved, "tensorboard")
+    succeed("track", moved, "tensorboard")
     assert list((moved / "tensorboard").iterdir())
 
 
 def test_attention(moved: Path, tmp_path: Path) -> None:
     only_an_encoder(moved)
-    cramlm("attention", moved, labelled(tmp_path), "--out", tmp_path / "heads")
+    succeed("attention", moved, labelled(tmp_path), "--out", tmp_path / "heads")
     assert (tmp_path / "heads/heads.json").is_file()
 
 
 def test_verify(moved: Path) -> None:
-    assert "folders verified" in cramlm("verify", moved).stdout
+    assert "folders verified" in printed("verify", moved)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from cramlm.cli.app import app
+from commands import cramlm, error_line, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import open_artifact
@@ -39,9 +38,7 @@ def fit(folder: Path, **changes: Any) -> Path:
     """The run folder of a fit without baseline; every phase but the last is `COMMON` with its own settings."""
     data = tiny_config(write_task(folder / "data", documents=60), baseline={"enabled": False}, tokens_per_second=1e6) | changes
     (folder / "run.toml").write_text(to_toml(load_config(data)), "utf-8")
-    arguments = ["fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store"]
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    succeed("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
     return folder / "run"
 
 
@@ -64,9 +61,7 @@ def test_an_exported_mixture_of_experts_is_for_cramlm_only(tmp_path: Path) -> No
     answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
     assert [answer.label for answer in answers] == ["sea", "hill"]
     assert "AutoModel" not in (run / "export/README.md").read_text("utf-8")
-    result = CliRunner().invoke(app, ["export", str(run), "--format", "onnx"])
-    assert result.exit_code != 0
-    assert "cannot be exported to ONNX" in str(result.exception)
+    assert "cannot be exported to ONNX" in error_line(cramlm("export", run, "--format", "onnx"), 2)
 
 
 def test_one_run_has_a_phase_of_every_text_term_and_exports_the_native_class(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from retrieval_fixtures import invented_texts, reference_search
 
 import cramlm
-from commands import Result
 from commands import cramlm as command
+from commands import error_line, printed, python, succeed
 from cramlm.errors import ArtifactError, CramError, DataError, UsageError
 from cramlm.retrieval.bm25.analysis import Analyzer, analyze
 from cramlm.retrieval.bm25.search import Scoring
@@ -34,13 +33,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> cramlm.Index:
 def write_lines(path: Path, *rows: object) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
     return path
-
-
-def error(result: Result, code: int) -> str:
-    """Return the one line of a failed command."""
-    assert result.returncode == code, result.stderr
-    (line,) = result.stderr.strip().splitlines()
-    return line.removeprefix("cramlm: error: ")
 
 
 def test_hits_equal_the_formula_and_texts_are_those_of_the_ids(index: cramlm.Index) -> None:
@@ -141,7 +133,7 @@ def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> N
     index = cramlm.Index.build(TEXTS, tmp_path)
     manifest = json.loads((index.bm25.path / "manifest.json").read_bytes())
     (index.bm25.path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}), "utf-8")
-    assert "manifest.json" in error(command("search", tmp_path, "word"), 5)
+    assert "manifest.json" in error_line(command("search", tmp_path, "word"), 5)
     (tmp_path / "catalog.json").write_text('{"corpus": 5}', "utf-8")
     with pytest.raises(ArtifactError, match="not an index folder"):
         cramlm.Index.open(tmp_path)
@@ -151,14 +143,13 @@ def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:
     for search in (index.search, index.union):
         with pytest.raises(UsageError, match="top_k is 0"):
             search(QUERIES, 0)
-    assert "'--top-k'" in error(command("search", index.path, "word", "--top-k", "0"), 2)
+    assert "'--top-k'" in error_line(command("search", index.path, "word", "--top-k", "0"), 2)
 
 
 def test_the_index_needs_neither_torch_nor_labels(tmp_path: Path) -> None:
     code = "import sys, cramlm\nindex = cramlm.Index.build(['a red ship'], sys.argv[1])\n"
     code += "assert index.search(['ship']).ids == [['0']]\nassert not {'torch', 'transformers', 'sklearn'} & set(sys.modules)\n"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "index")], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    python(code, tmp_path / "index")
 
 
 # ------------------------------------------------------------------------------------------------------------------ command line
@@ -171,8 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = write_lines(folder / "corpus.jsonl", *({"docno": name, "body": text} for name, text in DOCUMENTS.items()))
     columns = ("--text-column", "body", "--id-column", "docno", "--workers", "1")
     settings = ("--stop-words", "english", "--k1", "0.9", "--b", "0.4", "--passage-words", "0", "--duplicates", "none")
-    result = command("index", corpus, "--out", folder / "index", *columns, *settings)
-    assert result.returncode == 0, result.stderr
+    succeed("index", corpus, "--out", folder / "index", *columns, *settings)
     write_lines(folder / "queries.jsonl", {"_id": "q1", "text": "the red harbour"}, {"_id": "q2", "text": "zebra"})
     write_lines(folder / "queries.csv", "text,id", "the red harbour,q1", "zebra,q2")
     write_lines(folder / "queries.txt", "the red harbour", "zebra")
@@ -190,46 +180,42 @@ def test_search_writes_a_trec_run_for_every_format_of_queries(folder: Path) -> N
         f"q1 Q0 {name} {rank} {score:.9g} cramlm" for rank, (name, score) in enumerate(zip(hits.ids[0], hits.scores[0], strict=True), 1)
     ]
     for file, options in (("queries.jsonl", ["--id-column", "_id"]), ("queries.csv", [])):
-        result = command("search", folder / "index", "--queries", folder / file, "--run", folder / "out.trec", "--k", "5", *options)
-        assert result.returncode == 0, result.stderr
+        search = ("search", folder / "index", "--queries", folder / file, *options)
+        assert printed(*search).splitlines() == expected
+        assert "2 hits of 2 queries" in printed(*search, "--run", folder / "out.trec", "--k", "5")
         assert (folder / "out.trec").read_text().splitlines() == expected
-        assert "2 hits of 2 queries" in result.stdout
-        assert command("search", folder / "index", "--queries", folder / file, *options).stdout.splitlines() == expected
-    numbered = command("search", folder / "index", "--queries", folder / "queries.txt").stdout
+    numbered = printed("search", folder / "index", "--queries", folder / "queries.txt")
     assert numbered.splitlines() == [line.replace("q1", "1", 1) for line in expected]
-    as_json = command("search", folder / "index", "--queries", folder / "queries.txt", "--top-k", "1", "--json").stdout
+    as_json = printed("search", folder / "index", "--queries", folder / "queries.txt", "--top-k", "1", "--json")
     assert [json.loads(line)["ids"] for line in as_json.splitlines()] == [["ship"], []]
-    other = command("search", folder / "index", "red harbour", "--json", "--k1", "3", "--b", "0").stdout
-    assert float(json.loads(other.splitlines()[0])["score"]) == pytest.approx(
-        index.search("red harbour", scoring=Scoring(3, 0)).scores[0][0]
-    )
+    other = printed("search", folder / "index", "red harbour", "--json", "--k1", "3", "--b", "0")
+    score = index.search("red harbour", scoring=Scoring(3, 0)).scores[0][0]
+    assert float(json.loads(other.splitlines()[0])["score"]) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("qrels", ["qrels.txt", "qrels.tsv"])
 def test_search_prints_the_measures_of_ir_measures(folder: Path, qrels: str) -> None:
     pytest.importorskip("ir_measures", reason="ir-measures is missing: pip install 'cramlm[search]'")
     arguments = ("search", folder / "index", "--queries", folder / "queries.csv", "--qrels", folder / qrels)
-    result = command(*arguments, "--json")
-    assert result.returncode == 0, result.stderr
     # q1: the relevant document is second, q2: nothing is found; q3 is not among the queries
     ndcg = 1 / np.log2(3)
-    assert json.loads(result.stdout) == {"queries": 2, "nDCG@10": pytest.approx(ndcg / 2), "R@100": 0.5, "RR": 0.25}
-    assert command(*arguments).stdout.splitlines() == [f"nDCG@10  {ndcg / 2:.4f}", "R@100    0.5000", "RR       0.2500"]
+    assert json.loads(printed(*arguments, "--json")) == {"queries": 2, "nDCG@10": pytest.approx(ndcg / 2), "R@100": 0.5, "RR": 0.25}
+    assert printed(*arguments).splitlines() == [f"nDCG@10  {ndcg / 2:.4f}", "R@100    0.5000", "RR       0.2500"]
     other = write_lines(folder / "other.txt", "q1 0 elsewhere 1")
     assert "no hit is a judged document" in command(*arguments[:-1], other).stderr
     unknown = write_lines(folder / "unknown.txt", "q9 0 ship 1")
-    assert "for other queries, like 'q9', not for 'q1'" in error(command(*arguments[:-1], unknown), 2)
+    assert "for other queries, like 'q9', not for 'q1'" in error_line(command(*arguments[:-1], unknown), 2)
 
 
 def test_measures_without_their_package_are_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ir_measures", None)
-    message = error(command("search", folder / "index", "--queries", folder / "queries.csv", "--qrels", folder / "qrels.txt"), 4)
+    message = error_line(command("search", folder / "index", "--queries", folder / "queries.csv", "--qrels", folder / "qrels.txt"), 4)
     assert "pip install 'cramlm[search]'" in message
 
 
 def test_a_stemmer_without_its_package_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "Stemmer", None)
-    message = error(command("index", folder / "corpus.jsonl", "--out", folder / "stemmed", "--stemmer", "porter"), 4)
+    message = error_line(command("index", folder / "corpus.jsonl", "--out", folder / "stemmed", "--stemmer", "porter"), 4)
     assert message == "stemming needs the package PyStemmer: pip install 'cramlm[search]'"
 
 
@@ -245,11 +231,11 @@ BAD_QUERIES = {
 @pytest.mark.parametrize("name", BAD_QUERIES)
 def test_bad_queries_are_refused_with_file_and_line(folder: Path, tmp_path: Path, name: str) -> None:
     rows, message = BAD_QUERIES[name]
-    assert message in error(command("search", folder / "index", "--queries", write_lines(tmp_path / name, *rows)), 3)
+    assert message in error_line(command("search", folder / "index", "--queries", write_lines(tmp_path / name, *rows)), 3)
 
 
 def test_a_column_of_ids_that_was_named_must_be_in_the_queries(folder: Path) -> None:
-    message = error(command("search", folder / "index", "--queries", folder / "queries.csv", "--id-column", "qid"), 3)
+    message = error_line(command("search", folder / "index", "--queries", folder / "queries.csv", "--id-column", "qid"), 3)
     assert message.startswith(f"{folder / 'queries.csv'}:1: no column 'qid'; found 'text', 'id'")
     assert message.endswith("pass --id-column")
 
@@ -278,7 +264,7 @@ def test_a_damaged_judgement_is_refused_with_its_line(tmp_path: Path, line: str)
     "arguments", [[], ["a query", "--queries", "queries.csv"], ["a query", "--run", "out.trec"], ["a query", "--qrels", "x"]]
 )
 def test_search_takes_one_query_or_a_file(folder: Path, arguments: list[str]) -> None:
-    assert "--queries" in error(command("search", folder / "index", *arguments), 2)
+    assert "--queries" in error_line(command("search", folder / "index", *arguments), 2)
 
 
 def test_an_id_with_white_space_cannot_be_in_a_run(tmp_path: Path) -> None:
@@ -298,8 +284,7 @@ def test_measures_need_judged_queries(index: cramlm.Index) -> None:
 
 def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder: Path, tmp_path: Path) -> None:
     arguments = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "--out", tmp_path / "out", "-k", "1")
-    result = command(*arguments)
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments)
     (row,) = SelectionTable.open(tmp_path / "out").rows()
     best = cramlm.Index.open(folder / "index").search(["the red harbour"], top_k=1)
     assert (row["id"], row["query"], row["text"]) == ("ship", 0, DOCUMENTS["ship"])
@@ -309,5 +294,5 @@ def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder:
     assert " stop-" in manifest["key"]["analyzer"]
     changed = command(*arguments, "--set", "retriever.k1=2.5")
     assert "config.k1 0.9 -> 2.5" in changed.stderr
-    assert "--train" in error(command(*arguments[:3], *arguments[5:]), 2)
-    assert "--train" in error(command(*arguments, "--train", folder / "queries.csv"), 2)
+    assert "--train" in error_line(command(*arguments[:3], *arguments[5:]), 2)
+    assert "--train" in error_line(command(*arguments, "--train", folder / "queries.csv"), 2)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from commands import python
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -15,10 +15,7 @@ SRC = Path(__file__).parents[2] / "src"
 def compiled_sum(folder: Path, module: str = "sum_kernels", **environment: str) -> int:
     """Return what the kernel in `folder` returns for 1, in a process of its own."""
     paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(SRC)]), "PYTHONDONTWRITEBYTECODE": "1"}
-    script = f"from {module} import plus; print(plus(1))"
-    result = subprocess.run([sys.executable, "-c", script], env=os.environ | paths | environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout)
+    return int(python(f"from {module} import plus; print(plus(1))", **paths, **environment))
 
 
 def write_kernels(folder: Path, constant: int) -> Path:

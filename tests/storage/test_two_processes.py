@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Child, cramlm, start
+from commands import Child, cramlm, error_line, printed, start, succeed
 from cramlm.storage.artifacts import lock, verify
 from server_process import PATIENCE
 from tiny_task import write_task
@@ -38,23 +38,20 @@ def test_a_command_waits_for_another_process_that_builds_a_shared_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_task(Path("data"), documents=60)
-    assert cramlm(*INDEX.split()).returncode == 0
-    alone = cramlm(*command.split())
-    assert alone.returncode == 0, alone.stderr
+    succeed(*INDEX.split())
+    alone = printed(*command.split())
     (folder,) = (path for path in Path("index", stage).iterdir() if path.is_dir())
     shutil.rmtree(folder)
     shutil.rmtree("one", ignore_errors=True)
     holder = f"being built by another process (pid {os.getpid()} on "
     with lock(folder):
         refused = cramlm(*command.split(), environment={"CRAMLM_WAIT": "0"})
-        assert refused.returncode == 7
-        assert holder in refused.stderr.splitlines()[-1]
+        assert holder in error_line(refused, 7)
         process = start(*command.split())
-        line = errors_up_to(process, "waiting: ")
-        assert holder in line
+        assert holder in errors_up_to(process, "waiting: ")
     output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
-    assert output == alone.stdout
+    assert output == alone
     assert folder.is_dir()
     assert verify(Path("index")) >= 4  # a part, the corpus, a segment, the index
     assert not list(Path("index").rglob("*.tmp-*"))
