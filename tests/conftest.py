@@ -95,6 +95,20 @@ def tiny_onnx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return folder
 
 
+@pytest.fixture(scope="module")  # its event loop ends with it: the tests of other modules call asyncio.run
+def browser() -> Iterator[Any]:
+    """Chromium that makes no requests of its own; a test is skipped without it or without playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=program, args=[f"--{flag}" for flag in flags.split()])
+        yield opened
+        opened.close()
+
+
 # The fitted run that all tests share; prefer it to another run. A test that needs other settings, other data or an interrupted run fits
 # its own with `tiny_task.tiny_config`.
 

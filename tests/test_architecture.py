@@ -4,6 +4,7 @@ and what pyproject.toml says about other packages (`make test-lowest` runs the s
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import sys
@@ -45,9 +46,14 @@ def modules() -> dict[str, Path]:
     return paths
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, absolute name) of every import; `from a import b` gives a.b, so that importing a module from its folder names the module."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -96,9 +102,10 @@ def test_nothing_unpickles_or_runs_code_from_a_model_folder_and_only_artifacts_r
     wrong = []
     for path in modules().values():
         where = path.relative_to(SOURCE)
-        wrong += [f"{where}:{line}: imports {name}" for line, name in imports(path) if name.split(".")[0] in NEVER_IMPORTED]
-        wrong += [f"{where}:{line}: imports {name}" for line, name in imports(path) if name in NEVER_CALLED]
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for line, name in imports(path):
+            if name.split(".")[0] in NEVER_IMPORTED or name in NEVER_CALLED:
+                wrong.append(f"{where}:{line}: imports {name}")
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call):
                 continue
             if (name := dotted(node.func)) in NEVER_CALLED or (name in REPLACING and path.name != "artifacts.py"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -20,6 +19,7 @@ import zstandard
 from commands import printed
 from cramlm.cli.app import app
 from cramlm.config.run import RunConfig
+from jsonl import read_jsonl
 from tiny_task import write_task
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -124,7 +124,7 @@ def test_the_page_that_make_docs_prints_exists_and_is_first_in_the_navigation() 
 def prepare(folder: Path) -> None:
     """Write the input files of the tutorials, made from the tiny task."""
     paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=240).items()}
-    rows = {name: [json.loads(line) for line in path.read_text("utf-8").splitlines()] for name, path in paths.items()}
+    rows = {name: read_jsonl(path) for name, path in paths.items()}
     for name, split, header, dialect in (
         ("reviews.csv", "train", ("review", "topic"), "excel"),
         ("new.csv", "test", ("review", "topic"), "excel"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import lock, verify
+from jsonl import read_jsonl
 from server_process import PATIENCE
 from tiny_task import write_task
 
@@ -54,7 +54,7 @@ class Data:
 
     def __init__(self, folder: Path) -> None:
         paths = write_task(folder)
-        rows = {split: [json.loads(line) for line in Path(paths[split]).read_text().splitlines()] for split in ("train", "test")}
+        rows = {split: read_jsonl(paths[split]) for split in ("train", "test")}
         self.corpus = paths["corpus"]
         self.X, self.X_test = ([row["text"] for row in rows[split]] for split in ("train", "test"))
         self.y, self.y_test = ([{"sea": 10, "hill": 9}[row["label"]] for row in rows[split]] for split in ("train", "test"))

@@ -22,6 +22,7 @@ from cramlm.model.huggingface.config import CONFIG_FILE
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
 from cramlm.reporting.page import comparison_page, report_page
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import COMMON, TOPICS, tiny_config, write_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside transformers while it loads
@@ -56,7 +57,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, folder = request.param, tmp_path_factory.mktemp("kind")
     paths = write_task(folder / "data", documents=10)
     for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):
-        Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, seed)), "utf-8")
+        write_jsonl(paths[split], rows_of(kind, count, seed))
     shown = fit(folder, paths, kind)
     metric = {"multi-label": "macro-F1", "regression": "Pearson"}[kind]
     verdict = next(line for line in shown.splitlines() if "(cross-fitted on dev: tfidf " in line)
@@ -80,9 +81,9 @@ def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted
 def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data", documents=10)
     for split in ("train", "dev", "test"):
-        rows = [json.loads(line) for line in Path(paths[split]).read_text("utf-8").splitlines()]
+        rows = read_jsonl(paths[split])
         rows = [{**row, "label": ["sea"] if row["label"] == "sea" else []} for row in rows]
-        Path(paths[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        write_jsonl(paths[split], rows)
     fit(tmp_path, paths, "multi-label")
     scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())["models"]
     for name in ("tfidf", "tlm"):
@@ -172,7 +173,7 @@ def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(f
         assert "no margin between labels" in error_line(cramlm(*command), 2)
         return
     succeed(*command)
-    rows = [json.loads(line) for line in (tmp_path / "next.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(tmp_path / "next.jsonl")
     assert len(rows) == 2
     assert all(row["label"] is None and isinstance(row["predicted"], list) for row in rows)
 

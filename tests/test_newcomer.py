@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from jsonl import read_jsonl
 from tiny_task import write_task
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
 def fitted(place: Place) -> Path:
     """The run of `cramlm fit` over a csv with columns of its own."""
     paths = write_task(place.folder / "data", train=60)
-    rows = [json.loads(line) for line in Path(paths["train"]).read_text("utf-8").splitlines()]
+    rows = read_jsonl(paths["train"])
     with (place.folder / "mine.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["review", "topic"])

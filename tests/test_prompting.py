@@ -22,6 +22,7 @@ from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.batching import load_model
+from jsonl import read_jsonl
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
@@ -70,7 +71,7 @@ def fit(place: dict[str, str], out: Path, recipe: str, *settings: str, scratch: 
 def predicted(run: cramlm.Run, place: dict[str, str], out: Path) -> np.ndarray[Any, Any]:
     """Probabilities (texts, labels) of the test texts by `cramlm predict`, labels in alphabetical order."""
     models.predict(run.export, place["test"], out=out)
-    answers = [json.loads(line)["probabilities"] for line in out.read_text("utf-8").splitlines()]
+    answers = [row["probabilities"] for row in read_jsonl(out)]
     return np.array([[answer[label] for label in ("hill", "sea")] for answer in answers])
 
 
@@ -109,7 +110,7 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
 ) -> None:
     run, events = fit(place, tmp_path / "run", "soft-prompt" if kind == "soft-prompt" else "prompt", *CASES[kind])
     answers = predicted(run, place, tmp_path / "answers.jsonl")
-    texts = [json.loads(line)["text"] for line in Path(place["test"]).read_text("utf-8").splitlines()]
+    texts = [row["text"] for row in read_jsonl(place["test"])]
     np.testing.assert_allclose(answers, by_transformers(run.export, texts), atol=1e-4, rtol=0)
     stored = [
         json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()
@@ -219,7 +220,7 @@ def test_peft_lora_fine_tunes_an_export(place: dict[str, str], tmp_path: Path) -
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.export)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear"))
-    rows = [json.loads(line) for line in Path(place["train"]).read_text("utf-8").splitlines()]
+    rows = read_jsonl(place["train"])
     inputs = tokenizer([row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt")
     inputs["labels"] = torch.tensor([model.config.label2id[row["label"]] for row in rows])
     optimizer = torch.optim.AdamW([each for each in wrapped.parameters() if each.requires_grad], lr=1e-2)

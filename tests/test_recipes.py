@@ -23,6 +23,7 @@ from cramlm.recipes import RECIPES
 from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
+from jsonl import write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
@@ -233,9 +234,7 @@ def test_an_encoder_set_by_hand_must_be_that_of_the_weights(place: dict[str, str
 
 def write_labels(path: Path, rows: list[Any]) -> str:
     """A training file of different texts with these labels."""
-    lines = (json.dumps({"text": f"text number {number}", "label": label}) + "\n" for number, label in enumerate(rows))
-    path.write_text("".join(lines), "utf-8")
-    return str(path)
+    return write_labelled(path, ((f"text number {number}", label) for number, label in enumerate(rows)))
 
 
 def soft(phase: PhaseConfig) -> tuple[float, float]:

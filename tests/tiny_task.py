@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config, to_toml
 from cramlm.pipeline.run import run
+from jsonl import write_jsonl
 
 TOPICS = {
     "sea": ["wave", "ship", "harbour", "sailor", "tide", "anchor", "reef", "gull", "current", "lighthouse", "captain", "island"],
@@ -45,9 +45,9 @@ def write_task(folder: Path, *, train: int = 40, held_out: int = 16, documents: 
     paths = {}
     for split, count in (("train", train), ("dev", held_out), ("test", held_out)):
         rows = [{"text": sentence(topic, 14), "label": topic} for _ in range(count // 2) for topic in TOPICS]
-        paths[split] = _write(folder / f"{split}.jsonl", rows)
+        paths[split] = str(write_jsonl(folder / f"{split}.jsonl", rows))
     rows = [{"text": sentence(generator.choice(list(TOPICS)), 60)} for _ in range(documents)]
-    paths["corpus"] = _write(folder / "corpus.jsonl", rows)
+    paths["corpus"] = str(write_jsonl(folder / "corpus.jsonl", rows))
     return paths
 
 
@@ -121,8 +121,3 @@ def fit_linear_once(folder: Path) -> None:
             ):
                 quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
                 run(load_config(quick), out=folder / config.name, store=folder / "store")
-
-
-def _write(path: Path, rows: list[dict[str, str]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return str(path)

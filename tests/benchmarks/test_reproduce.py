@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from cramlm.experiments.grid import Cell, Grid, cells_of
+from jsonl import write_jsonl
 from reproduce import page as pages
 from reproduce.run import KEPT, keep
 from reproduce.tables import FOLDERS, TABLES, TWIN_BUDGET, Table, arm_name, arms_of, command
@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS.values():
         (folder / "tasks" / name).mkdir(parents=True)
         rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(20)]
-        (folder / "tasks" / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        write_jsonl(folder / "tasks" / name / "train.jsonl", rows)
     return folder
 
 

@@ -19,6 +19,7 @@ import pytest
 from commands import Result, cramlm, error_line, printed, python, start, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.recipes.describe import stages_of
+from jsonl import read_jsonl
 from ranks import free_port
 from server_process import PATIENCE
 from tiny_task import write_task
@@ -64,7 +65,7 @@ def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fi
     assert [json.loads(line)["label"] for line in lines] == ["sea", "hill"]
     (tmp_path / "new.csv").write_text("text\nwave ship harbour sailor\nsummit ridge valley climber\n", "utf-8")
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.jsonl")
-    answers = [json.loads(line)["probabilities"] for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
+    answers = [row["probabilities"] for row in read_jsonl(tmp_path / "answers.jsonl")]
     assert answers == [json.loads(line)["probabilities"] for line in lines]
 
 

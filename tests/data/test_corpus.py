@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from data_fixtures import write_jsonl
 from pydantic import ValidationError
 
 from commands import cramlm, error_line, succeed
@@ -22,6 +21,7 @@ from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
 from cramlm.retrieval.index import Index
 from cramlm.storage.artifacts import verify
+from jsonl import write_jsonl
 
 
 def build(tmp_path: Path, *records: dict[str, Any], **options: Any) -> Corpus:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_fixtures import write_labelled
 
 from cramlm.config.run import OnBadRow, TaskConfig, load_config
 from cramlm.data.decontamination import check_task
@@ -18,6 +17,7 @@ from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
 from cramlm.data.validation import check_files, describe, files_of_task, read_labelled
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Scale, TaskKind
+from jsonl import write_labelled
 
 
 def jsonl(path: Path, labels: list[Any]) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_fixtures import write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from cramlm.io.paths import FileStamp
 from cramlm.records import Document, Event
 from cramlm.storage.artifacts import verify
 from cramlm.text.words import MeasuredText, count_words, cut_passages
+from jsonl import write_jsonl
 
 PASSAGE_WORDS = 20
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_fixtures import write_labelled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from cramlm.config.run import TaskConfig
 from cramlm.data.task import RowFormat, load_task, read_examples, read_task, save_task, split_dev, split_rows, task_fingerprint, text_key
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Event, Example, Scale, Task, silent
+from jsonl import write_jsonl, write_labelled
 
 ROWS = [(f"text number {n}", "ab"[n % 2]) for n in range(20)]
 
@@ -102,7 +101,7 @@ def test_a_label_that_training_lacks_fails_or_is_ignored_and_counted(tmp_path: P
 
 def test_text_pairs_are_read_and_checked(tmp_path: Path) -> None:
     lines = [{"premise": f"p{n}", "hypothesis": f"h{n}", "label": "xy"[n % 2]} for n in range(8)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(tmp_path / "a.jsonl", lines)
     config = TaskConfig(train=str(tmp_path / "a.jsonl"), text_column="premise", text_pair_column="hypothesis")
     task = read_task(config, seed=1)
     number = int(task.train[0].id.removeprefix("train:")) - 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from data_fixtures import write_labelled
-
 from commands import cramlm
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, summarize_findings
 from cramlm.text.characters import count_scripts, main_script
+from jsonl import write_jsonl, write_labelled
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 TRAIN = [
@@ -62,7 +61,7 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
         read_labelled(write_labelled(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))
     )
     texts = ["Заметки о погоде и о дороге", f"so it is: {LONG}, they said"]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text * 3}) + "\n" for text in texts), "utf-8")
+    write_jsonl(tmp_path / "corpus.jsonl", ({"text": text * 3} for text in texts))
     corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store", workers=1)
     found = {finding.rule: finding for finding in check_corpus(train, [test], corpus)}
     assert set(found) == {"in-corpus", "foreign-corpus"}

@@ -19,6 +19,7 @@ from cramlm.experiments.results import CellResult, Usage, markdown, measure_usag
 from cramlm.records import Event
 from cramlm.reporting.page import report_page
 from cramlm.storage.artifacts import open_artifact, publish
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import tiny_config, write_task
 
 
@@ -232,13 +233,13 @@ def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tm
 
 def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": "ab"[n % 4 == 0]} for n in range(200)] + [{"text": "only", "label": "rare"}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(tmp_path / "train.jsonl", rows)
     task = {"train": str(tmp_path / "train.jsonl")}
 
     def sample(count: int, seed: int) -> list[dict[str, str]]:
         drawn, rest = subsample(task, count=count, seed=seed, folder=tmp_path / "subsamples")
         assert rest is not None
-        chosen, others = ([json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in (drawn, rest))
+        chosen, others = (read_jsonl(file) for file in (drawn, rest))
         assert sorted(row["text"] for row in [*chosen, *others]) == sorted(row["text"] for row in rows)
         assert all("label" not in row for row in others)
         return chosen

@@ -15,6 +15,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.confidence import CONFIDENCE_FILE
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import MANIFEST
+from jsonl import read_jsonl
 from server_process import serving
 from tiny_task import TOPICS, write_task
 
@@ -49,7 +50,7 @@ def test_a_prediction_below_the_threshold_has_no_label_and_keeps_its_confidence(
 
 
 def test_the_curve_of_a_run_is_that_of_its_dev_texts(finished: Path) -> None:
-    rows = [json.loads(line) for line in (finished / "task" / "dev.jsonl").read_text("utf-8").splitlines()]
+    rows = read_jsonl(finished / "task" / "dev.jsonl")
     predictor = Predictor.load(finished / "export")
     predictions = predictor.predict_or_abstain([row["text"] for row in rows], below=0.0)
     curve = predictor.calibrated().dev
@@ -130,7 +131,7 @@ def test_the_onnx_form_has_the_same_confidence(finished: Path, tmp_path: Path, b
 
 def test_the_estimator_withholds_labels_of_any_type(tmp_path: Path) -> None:
     paths = write_task(tmp_path, documents=1)
-    rows = [json.loads(line) for line in Path(paths["train"]).read_text("utf-8").splitlines()]
+    rows = read_jsonl(paths["train"])
     numbers = [7 if row["label"] == "sea" else 9 for row in rows]
     classifier = CramClassifier(
         recipe="tfidf", dev_fraction=0.4, settings={"baseline.c": [1.0]}, out=tmp_path / "runs", store=tmp_path / "store"

@@ -17,6 +17,7 @@ from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST
+from jsonl import read_jsonl
 from tiny_task import TOPICS
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
@@ -39,8 +40,8 @@ def loose(finished: Path, tmp_path: Path) -> Path:
 def test_a_run_is_evaluated_and_explained_by_its_combination(finished: Path) -> None:
     predictor = Predictor.load(finished / "export")
     assert isinstance(predictor, CombinedPredictor)
-    lines = [json.loads(line) for line in (finished / "evaluation/predictions-test-combined.jsonl").read_text("utf-8").splitlines()]
-    texts = [json.loads(line)["text"] for line in (finished / "task/test.jsonl").read_text("utf-8").splitlines()]
+    lines = read_jsonl(finished / "evaluation/predictions-test-combined.jsonl")
+    texts = [row["text"] for row in read_jsonl(finished / "task/test.jsonl")]
     expected = np.array([[line["probabilities"][label] for label in predictor.labels] for line in lines])
     assert np.allclose(predictor.probabilities(texts), expected, atol=1e-4)
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]["combined"]["test"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from commands import cramlm, error_line, printed
 from cramlm.errors import UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
+from jsonl import write_jsonl
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley", "tide reef, and a stone cabin in the old forest by the sea", "sea"]
 
@@ -25,9 +25,7 @@ def finished(tiny_run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
-    return path
+    return write_jsonl(tmp_path_factory.mktemp("texts") / "texts.jsonl", ({"text": text} for text in TEXTS))
 
 
 def test_vectors_are_the_input_of_the_classifier_in_the_order_of_the_texts(finished: Path) -> None:

@@ -17,6 +17,7 @@ from cramlm.errors import UsageError
 from cramlm.inference.label_next import label_next, margins, spread
 from cramlm.inference.predictor import Predictor
 from cramlm.records import Example
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import COMMON, TOPICS
 
 
@@ -77,10 +78,10 @@ def test_fewer_texts_than_wanted_are_all_chosen(finished: Path) -> None:
 
 
 def test_the_command_leaves_out_the_texts_of_the_run_and_writes_rows_to_fill_in(finished: Path, tmp_path: Path) -> None:
-    train = [json.loads(line)["text"] for line in (finished / "task/train.jsonl").read_text("utf-8").splitlines()]
+    train = [row["text"] for row in read_jsonl(finished / "task/train.jsonl")]
     new = [each.text for each in unlabelled(30)]
     file = tmp_path / "unlabelled.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in [train[0].upper(), *new]), "utf-8")
+    write_jsonl(file, ({"text": text} for text in [train[0].upper(), *new]))
     result = succeed("label-next", finished, file, "-n", "4")
     assert "4 of 31 texts; left out: 1 labelled already, 0 repeated" in result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]

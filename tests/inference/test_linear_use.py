@@ -22,6 +22,7 @@ from cramlm.inference.predictor import Predictor, load_predictor, model_of, refu
 from cramlm.linear import MODEL_FILE
 from cramlm.linear.settings import read_setting
 from cramlm.pipeline.run import run
+from jsonl import read_jsonl, write_jsonl
 from server_process import PATIENCE, serving
 from tiny_task import TOPICS
 
@@ -40,8 +41,8 @@ def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finish
     assert list(scores) == {"static": ["static", "bayes", "tfidf"], "bayes": ["bayes", "tfidf"], "tfidf": ["tfidf"]}[finished.name]
     assert scores[finished.name]["test"]["accuracy"] > 0.8
     assert not list(finished.glob("phase-*"))
-    texts = [json.loads(line)["text"] for line in (finished.parent / "data/test.jsonl").read_text().splitlines()]
-    lines = [json.loads(line) for line in (finished / "evaluation/predictions-test.jsonl").read_text().splitlines()]
+    texts = [row["text"] for row in read_jsonl(finished.parent / "data/test.jsonl")]
+    lines = read_jsonl(finished / "evaluation/predictions-test.jsonl")
     shutil.copytree(finished / "export", tmp_path / "copy")
     for predictor in (Predictor.load(tmp_path / "copy"), load_predictor(model_of(finished)), LinearPredictor.load(finished / "export")):
         assert isinstance(predictor, LinearPredictor)
@@ -118,7 +119,7 @@ def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
 def test_multi_label_models_predict_but_are_not_served(tmp_path: Path) -> None:
     words = [(topic, word, other) for topic in TOPICS for word in TOPICS[topic] for other in "ab"]
     rows = [{"text": f"{word} {other}", "label": [topic] if other == "a" else list(TOPICS)} for topic, word, other in words]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(tmp_path / "train.jsonl", rows)
     config = recipes.tfidf(train=str(tmp_path / "train.jsonl"), kind="multi-label").model_dump(mode="json")
     export = run(load_config(apply_overrides(config, ["baseline.c=[3.0]", "threads=1"])), out=tmp_path / "run").export
     assert Predictor.load(export).kind == "multi-label"

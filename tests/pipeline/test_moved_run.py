@@ -18,6 +18,7 @@ from cramlm.config.run import load_config
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
 from hub_stand_in import running_hub
+from jsonl import write_jsonl
 from server_process import PATIENCE, serving
 from tiny_task import tiny_config, write_task
 
@@ -64,9 +65,7 @@ def only_an_encoder(run: Path) -> None:
 
 
 def labelled(folder: Path) -> Path:
-    path = folder / "new.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ({"text": TEXT, "label": "sea"}, {"text": "a summit", "label": "hill"})))
-    return path
+    return write_jsonl(folder / "new.jsonl", ({"text": TEXT, "label": "sea"}, {"text": "a summit", "label": "hill"}))
 
 
 def test_report_shows_texts_queries_and_errors(before: Path, moved: Path) -> None:

@@ -13,6 +13,7 @@ from commands import cramlm, error_line, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import open_artifact
+from jsonl import read_jsonl
 from tiny_task import TOPICS, tiny_config, write_task
 
 COMMON = {
@@ -55,7 +56,7 @@ def terms_of(run: Path) -> dict[str, set[str]]:
 def test_an_exported_mixture_of_experts_is_for_cramlm_only(tmp_path: Path) -> None:
     encoder = {"shape": "moe", "layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "experts": 3, "max_positions": 64}
     run = fit(tmp_path, encoder=encoder, phases=[COMMON | {"name": "joint"}, FINETUNE])
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    events = read_jsonl(run / "events.jsonl")
     assert any("transformers has no class" in event["message"] for event in events)
     assert all(0.9 < event["data"]["balance"] < 3 for event in events if event["kind"] == "step")
     answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])

@@ -23,6 +23,7 @@ from cramlm.pipeline.run import run
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
+from jsonl import write_jsonl
 from tiny_task import TOPICS, task_paths, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
@@ -319,7 +320,7 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
 def test_unlabelled_texts_are_queries_and_passages_of_every_stage_that_reads_raw_text(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     rows = [{"text": f"{TOPICS['sea'][n % 12]} and zebra{n} on a {TOPICS['hill'][n % 7]}"} for n in range(30)]
-    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(tmp_path / "more.jsonl", rows)
     config = shortened(tiny_config(paths))
     config["task"]["unlabelled"] = [str(tmp_path / "more.jsonl")]
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")

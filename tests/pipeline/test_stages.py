@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from cramlm.records import Example, Task, counting
 from cramlm.retrieval.ranking import one_each
 from cramlm.retrieval.selection import SelectionTable, save_selection
 from cramlm.storage.artifacts import publish
+from jsonl import write_jsonl
 from tiny_task import tiny_config, write_task
 
 
@@ -36,7 +36,7 @@ def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> S
         save_selection(target, corpus, one_each(np.arange(len(texts))), np.array(weights, np.float32), sources=[0], retrievers=["bm25"])
 
     file = folder.with_suffix(".jsonl")
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    write_jsonl(file, ({"text": text} for text in texts))
     corpus = build_corpus(CorpusConfig(files=(str(file),)), folder.with_name("store"))
     return SelectedPassages(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
 

@@ -16,6 +16,7 @@ from cramlm.pipeline.run_folder import Recorder
 from cramlm.pipeline.trackers import follow, open_tracker, replay
 from cramlm.records import Event, silent
 from cramlm.storage.artifacts import publish
+from jsonl import write_jsonl
 from tiny_task import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised inside the trackers
@@ -42,7 +43,7 @@ def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> P
     folder.mkdir()
     recorder = Recorder.begin(folder, config)
     lines = [{"time": 1.0, "kind": event.kind, "stage": event.stage, "message": "", "data": event.data} for event in EVENTS]
-    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    write_jsonl(folder / "events.jsonl", lines)
     test = {"accuracy": 0.5, "macro_f1": 0.5, "micro_f1": 0.5}
     baseline = {"c": 1.0, "weights": "balanced", "dev": test, "features": 7, "seconds": 0.1, "tried": []}
     models = {"tlm": {"test": test, "dev": None}, "tfidf-words": baseline}

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,9 @@ from cramlm.reporting.charts import ticks
 from cramlm.reporting.comparison import sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import tiny_config, write_task
 
-CHROMIUM = Path("/usr/bin/chromium")
-CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
 HOSTILE = (
     "wave ship </script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"> \u202e\u2066reef\x00 "
     "\x1b[31m <style>*{display:none}</style> &lt;script&gt; ]]> --> \" ' harbour"
@@ -91,13 +88,13 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     label = "<b onclick=alert(1)>hill</b>"
     for split in ("train", "dev", "test"):
         path = Path(paths[split])
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_jsonl(path)
         rows = [{**row, "label": label if row["label"] == "hill" else row["label"]} for row in rows]
         rows += [{"text": f"{HOSTILE} {split} tide anchor sailor", "label": "sea" if split == "train" else label}]
         rows += [{"text": LONG + split, "label": "sea"}]
         if split == "test":
             rows.append({"text": f"{HOSTILE} train tide anchor sailor", "label": "sea"})  # stands in train
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        write_jsonl(path, rows)
     with Path(paths["corpus"]).open("a", encoding="utf-8") as file:
         for number in range(20):
             text = (
@@ -296,7 +293,7 @@ def test_the_cpu_time_of_every_stage_is_in_the_report_unless_the_log_is_older(co
     log = copied / "events.jsonl"
     older = [{name: value for name, value in json.loads(line).items() if name != "cpu"} for line in log.read_text("utf-8").splitlines()]
     pages = [write_report([copied]).read_text("utf-8")]
-    log.write_text("".join(json.dumps(event) + "\n" for event in older), "utf-8")
+    write_jsonl(log, older)
     pages.append(write_report([copied]).read_text("utf-8"))
     assert read_run(copied).cpu_seconds == {}
     assert read_run(copied).share_outside_training is None
@@ -354,17 +351,6 @@ def test_ticks_are_few_and_cover_the_range(low: int, span: float, count: int) ->
     assert found[0] <= low + 1e-6 * (abs(low) + span)
     assert found[-1] >= low + span - 1e-6 * (abs(low) + span)
     assert 2 <= len(found) <= 2 * count + 2
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    if not CHROMIUM.is_file():
-        pytest.skip("no chromium at /usr/bin/chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
-        yield opened
-        opened.close()
 
 
 def open_page(browser: Any, page: Path, **context: Any) -> tuple[Any, list[str]]:

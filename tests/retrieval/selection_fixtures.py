@@ -1,8 +1,7 @@
-"""What the tests of retrievers and selections share: a published corpus, a task, and lines of JSON read back."""
+"""What the tests of retrievers and selections share: a published corpus and a task."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.records import Example, Task
 from cramlm.retrieval.selection import SelectionTable
+from jsonl import write_jsonl
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Corpus:
     """A corpus of these texts in folder/store, with ids d0, d1, ... and the sources even and odd."""
     file = folder / "corpus.jsonl"
     rows = [{"id": f"d{i}", "source": "even" if i % 2 == 0 else "odd", "text": text} for i, text in enumerate(texts)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(file, rows)
     return build_corpus(CorpusConfig(files=(str(file),)), folder / "store")
 
 
@@ -28,11 +28,6 @@ def make_task(train: Sequence[str], dev: Sequence[str] = ("something of no conce
         return tuple(Example(f"{split}-{i}", text, pair, "a" if i % 2 else "b") for i, text in enumerate(texts))
 
     return Task(examples("train", train), examples("dev", dev), (), ("a", "b"), dev_is_split_from_train=False)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def selected(folder: Path) -> list[dict[str, Any]]:

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
-from selection_fixtures import lines, make_task, write_corpus
+from selection_fixtures import make_task, write_corpus
 
 from cramlm.config.retriever import RandomConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
+from jsonl import read_jsonl
 
 BASE = invented_texts(60, seed=61, words=(60, 90))
 
@@ -66,7 +67,7 @@ def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced
     corpus = write_corpus(tmp_path, [*BASE, *(changed(text, 2) for text in BASE[:20])])
     config = RandomConfig(max_documents=60, near_duplicates=0.8)
     selection = select_documents(config, corpus, make_task(["x"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
-    dropped = lines(tmp_path / "out" / "dropped.jsonl")
+    dropped = read_jsonl(tmp_path / "out" / "dropped.jsonl")
     assert len(selection) == 60
     assert {row["reason"] for row in dropped} == {"near-duplicate"}
     for row in dropped:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from search_server import SearchServer, serving
-from selection_fixtures import lines, make_task, selected
+from selection_fixtures import make_task, selected
 
 from cramlm.config.base import Budget
 from cramlm.config.retriever import ElasticsearchConfig
@@ -22,6 +22,7 @@ from cramlm.records import Event
 from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever
 from cramlm.retrieval.selection import select_documents
+from jsonl import read_jsonl
 from tiny_task import tiny_config, write_task
 
 pytest.importorskip("elastic_transport", reason="needs pip install 'cramlm[elasticsearch]'")
@@ -71,7 +72,7 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(tmp_path / "store", 1))
     found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
     assert (found["kinase"], found["cell"]) == ((0, 0), (1, 0))
-    assert [row["id"] for row in lines(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
+    assert [row["id"] for row in read_jsonl(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
     asked = len(server.asked)
     again = server_corpus(config.model_copy(update={"batch": 7, "max_documents": 2}), QUERIES, tmp_path / "store")
     assert again.fingerprint == corpus.fingerprint

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from retrieval_fixtures import invented_texts
-from selection_fixtures import lines, make_task, selected, write_corpus
+from selection_fixtures import make_task, selected, write_corpus
 
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import CorpusConfig
@@ -20,6 +20,7 @@ from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import read_selection, select_documents
 from cramlm.storage.artifacts import verify
+from jsonl import read_jsonl, write_jsonl
 
 HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls watch it from above"
 
@@ -107,7 +108,7 @@ def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Bm25Index
 def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     rows = [{"source": f"https://example.org/{n % 150}", "text": f"Number {n} of many."} for n in range(160)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(file, rows)
     corpus = build_corpus(CorpusConfig(files=(str(file),)), tmp_path / "store")
     config = RandomConfig(max_documents=160)
     select_documents(config, corpus, make_task(["Number 1"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
@@ -175,7 +176,7 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpu
     task = make_task(["clever owls watch the lazy dog"], dev=(HELD_OUT,))
     selection = select(world, task, tmp_path / "out", Bm25Config(top_k=10))
     assert 400 not in selection.position
-    dropped = lines(tmp_path / "out" / "dropped.jsonl")
+    dropped = read_jsonl(tmp_path / "out" / "dropped.jsonl")
     assert [(row["position"], row["id"], row["example"]) for row in dropped] == [(400, "d400", "dev-0")]
     assert dropped[0]["reason"]
     assert dropped[0]["match"] in HELD_OUT

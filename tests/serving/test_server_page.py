@@ -13,11 +13,6 @@ from cramlm.serving.app import PAGE_HEADERS, page
 from server_process import LABELS, serving
 
 TOKEN = "correct-horse-battery"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-OFFLINE = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +20,6 @@ def url(tmp_path_factory: pytest.TempPathFactory, tiny_export: Path) -> Iterator
     folder = Path(shutil.copytree(tiny_export, tmp_path_factory.mktemp("paged") / "<i>export"))
     with serving(folder, "--token", TOKEN) as server:
         yield server.url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=list(OFFLINE))
-        yield launched
-        launched.close()
 
 
 def test_the_page_loads_nothing_external_and_escapes_the_name() -> None:

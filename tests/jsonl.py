@@ -1,4 +1,4 @@
-"""What the tests of the data package share: files of JSON lines."""
+"""Files of JSON lines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write a line per row; return the path."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return path
@@ -18,3 +19,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 def write_labelled(path: Path, rows: Iterable[tuple[Any, Any]]) -> str:
     """Write rows of (text, label); return the path as a config has it."""
     return str(write_jsonl(path, ({"text": text, "label": label} for text, label in rows)))
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
