@@ -17,8 +17,9 @@ from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.explain import explain
+from cramlm.inference.folders import model_of
 from cramlm.inference.linear import LinearPredictor
-from cramlm.inference.predictor import Predictor, load_predictor, model_of, refuse_other_kinds
+from cramlm.inference.predictor import Predictor, load_predictor, refuse_other_kinds
 from cramlm.linear import MODEL_FILE
 from cramlm.linear.settings import read_setting
 from cramlm.pipeline.run import run

@@ -209,7 +209,7 @@ def test_a_changed_activation_attention_norm_or_rotation_is_refused(exported: Pa
     hf.load_classifier(exported)
 
 
-@pytest.mark.parametrize("value", [None, 7, 65, 10**30, "64", 64.0, True])
+@pytest.mark.parametrize("value", [None, 7, 65, 10**29, "64", 64.0, True])
 def test_an_invalid_maximum_length_is_refused(exported: Path, value: object) -> None:
     edit(exported / "tokenizer_config.json", lambda content: content.update(model_max_length=value))
     assert "model_max_length" in refused(exported)

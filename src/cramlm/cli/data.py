@@ -259,11 +259,17 @@ def passages(
     Examples:
         cramlm passages runs/mine | head -5
     """
-    from cramlm.retrieval.selection import SelectionTable
+    from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable
     from cramlm.storage.artifacts import MANIFEST, publish_file
 
-    is_run = not (selection / MANIFEST).exists() and (selection / "selection" / MANIFEST).exists()
-    table = SelectionTable.open(selection / "selection" if is_run else selection)
+    if not (selection / SELECTION_FILE).exists():
+        from cramlm.inference.folders import run_at
+
+        run = run_at(selection, "passages")
+        selection = run / "selection"
+        if not (selection / MANIFEST).exists():
+            raise UsageError(f"{run}: has no passages; its recipe reads labels only, or the run ended before it retrieved")
+    table = SelectionTable.open(selection)
     if out is None:
         sys.stdout.writelines(table.json_lines())
         return

@@ -64,7 +64,8 @@ def evaluate(
     from cramlm.cli.console import show_table
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
-    from cramlm.inference.predictor import load_predictor, model_of
+    from cramlm.inference.folders import model_of
+    from cramlm.inference.predictor import load_predictor
 
     predictor = load_predictor(model_of(model), device=device, model_part=model_part)
     examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
@@ -111,7 +112,8 @@ def predict(
     """
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.inference.predictor import load_predictor, model_of
+    from cramlm.inference.folders import model_of
+    from cramlm.inference.predictor import load_predictor
     from cramlm.storage.artifacts import publish_file
 
     folder = model_of(model)
@@ -206,7 +208,7 @@ def serve(
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run, or an exported model folder.")],
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run, its export, or a Hugging Face classifier.")],
     form: Annotated[
         Literal["onnx", "sentence-transformers"],
         typer.Option(
@@ -278,7 +280,9 @@ def explain(
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run of an encoder or of static, or an exported model.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run (of an encoder or static), its export, or a Hugging Face classifier.")
+    ],
     file: TextsArgument,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vectors: .npy, or .parquet with the columns id and embedding.")],
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1, for inner products as cosines.")] = False,
@@ -312,7 +316,7 @@ def embed(
 
 def label_next(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A finished run, an exported model, or an ONNX folder with linear models.")
+        Path, typer.Argument(metavar="MODEL", help="A finished run, its export, an ONNX folder, or a Hugging Face classifier.")
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", help="Texts without labels, in a format that fit reads.")],
     count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Number of texts to choose.")] = 50,
@@ -338,8 +342,9 @@ def label_next(
     """
     check_address_space_of_model(model, "label-next")
     from cramlm.data.task import RowFormat, read_examples
+    from cramlm.inference.folders import model_of
     from cramlm.inference.label_next import label_next as choose
-    from cramlm.inference.predictor import load_predictor, model_of, task_of
+    from cramlm.inference.predictor import load_predictor, task_of
     from cramlm.storage.artifacts import publish_file
 
     folder, row_format = model_of(model), RowFormat(text_column, None, text_pair_column)

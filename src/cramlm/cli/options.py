@@ -189,7 +189,9 @@ RetrieverName = Literal["bm25", "dsir", "dense", "random", "union"]
 Norm = Literal["exact", "lucene"]
 Precision = Literal["auto", "fp32", "bf16"]
 NORM_HELP = "Document lengths: exact, or lucene: as Lucene stores them, in one byte"
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run, an exported model, or an ONNX folder.")]
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A finished run, its export, an ONNX folder, or a Hugging Face classifier.")
+]
 TextsArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")
 ]

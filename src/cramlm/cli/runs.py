@@ -190,7 +190,7 @@ def show(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS...", help="Folder of a run, finished or not; several are shown side by side.")
+        list[Path], typer.Argument(metavar="RUNS...", help="A run, finished or not, or a folder in it; several are shown side by side.")
     ],
     out: Annotated[
         Path | None,
@@ -211,7 +211,7 @@ def report(
 
 
 def track(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, finished or not, or a folder in it.")],
     tracker: Annotated[TrackerName, typer.Argument(metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
 ) -> None:
     """Send the losses and scores of a run to an experiment tracker.
@@ -222,10 +222,11 @@ def track(
         cramlm track runs/mine tensorboard
     """
     from cramlm.cli.console import console_events
+    from cramlm.inference.folders import run_at
     from cramlm.pipeline.trackers import replay
 
     with console_events() as emit:
-        replay(tracker, run, emit)
+        replay(tracker, run_at(run, "track"), emit)
 
 
 def verify(

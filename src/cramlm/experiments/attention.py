@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.evaluation.attention import HeadShares, head_shares
-from cramlm.inference.predictor import model_of
+from cramlm.inference.folders import ENCODERS, model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import ModelSpec, build_model
@@ -31,7 +31,7 @@ def measure_heads(models: Sequence[Path], texts: Sequence[str], *, max_length: i
     for path in models:
         name = path.resolve().name
         name = name if name not in heads else str(path)
-        pretrained = open_pretrained(model_of(path))
+        pretrained = open_pretrained(model_of(path, kinds=ENCODERS))
         tokenizer = pretrained.tokenizer
         model = build_model(
             ModelSpec(pretrained.encoder, pretrained.head, vocab_size=tokenizer.vocab_size, labels=2, pad_id=tokenizer.pad_id), seed=0

@@ -13,14 +13,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cramlm.errors import UsageError
 from cramlm.export.card import file_name, model_card
+from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import SETTINGS_FILE
-from cramlm.inference.predictor import model_of
 from cramlm.io.paths import remote_faults
 from cramlm.records import Emit, Event, silent
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
@@ -52,7 +53,10 @@ def push_model(
     for field, value in (("license", license_id), ("language", language)):
         if value is not None and re.fullmatch(r"[\w.-]+", value) is None:
             raise UsageError(f"--{field} {value!r}: use the hub's spelling, like apache-2.0 or en")
-    folder = path if (path / MANIFEST).is_file() and (path / "config.json").is_file() else model_of(path)
+    folder = model_of(path)
+    if not (folder / MANIFEST).is_file():
+        command = f"hf upload {repository} {shlex.quote(str(folder))}"
+        raise UsageError(f"{folder}: was not written by cramlm, which has no card and no hashes for it; upload it with: {command}")
     verify(folder)
     artifact = open_artifact(folder, kind="onnx" if (folder / SETTINGS_FILE).is_file() else "export")
     prefix = "" if artifact.kind == "export" else f"{folder.name}/"
@@ -64,7 +68,7 @@ def push_model(
         contents[_PROVENANCE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
     size = sum(file["bytes"] for file in artifact.files.values())
     emit(Event("start", STAGE, f"{len(contents)} files, {size / 1e6:.1f} MB to {repository}"))
-    with remote_faults(f"hf://{repository}"):
+    with remote_faults(f"hf://{repository}", instead=""):
         from huggingface_hub import CommitOperationAdd, HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
 

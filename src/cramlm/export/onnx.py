@@ -31,8 +31,9 @@ from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
+from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
-from cramlm.inference.predictor import folder_of_form, model_of, refuse_other_kinds, texts_for_check
+from cramlm.inference.predictor import folder_of_form, refuse_other_kinds, texts_for_check
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.kernels.torch import no_dropout
@@ -84,6 +85,8 @@ def export_onnx(
     folder = model_of(path)
     if is_linear(folder):
         raise UsageError(f"{folder}: a linear model has no ONNX form; use the folder itself, which needs no torch")
+    if (folder / GRAPH_FILE).is_file():
+        raise UsageError(f"{folder}: is an ONNX folder already; pass the run of an encoder, or the folder that it exported")
     _require_packages()
     refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     probes = texts_for_check(path, texts, of="its ONNX form", limit=MOST_TEXTS)

@@ -23,8 +23,9 @@ import numpy as np
 from safetensors.torch import load
 
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.inference.predictor import Predictor, folder_of_form, model_of, texts_for_check
+from cramlm.inference.predictor import Predictor, folder_of_form, texts_for_check
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE

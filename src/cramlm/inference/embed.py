@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.predictor import load_predictor, model_of
+from cramlm.inference.folders import model_of
+from cramlm.inference.predictor import load_predictor
 from cramlm.linear import is_linear
 from cramlm.records import FloatArray
 from cramlm.storage.arrays import array_bytes

@@ -24,7 +24,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import ModelPart
-from cramlm.inference.predictor import run_of
+from cramlm.inference.folders import run_of
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
@@ -118,7 +118,8 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit,
 
 def explain_at(path: Path, text: str, *, passages: int = 3, model_part: ModelPart = "combined") -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
-    from cramlm.inference.predictor import load_predictor, model_of
+    from cramlm.inference.folders import model_of
+    from cramlm.inference.predictor import load_predictor
 
     folder = model_of(path)
     return explain(load_predictor(folder, model_part=model_part), text, run=run_of(folder), passages=passages)

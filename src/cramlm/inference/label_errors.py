@@ -17,7 +17,8 @@ from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels, require_single_label
 from cramlm.inference.combined import COMBINATION_FOLDER
-from cramlm.inference.predictor import model_of, run_of, task_of
+from cramlm.inference.folders import model_of, run_of
+from cramlm.inference.predictor import task_of
 from cramlm.linear import is_linear
 from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
+from cramlm.inference.folders import model_of, run_of
 from cramlm.linear import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
@@ -59,7 +60,7 @@ class Predictor(EncoderPredictor):
         device: str = "cpu",
         model_part: ModelPart = "combined",
     ) -> AnyPredictor:
-        """Load an exported folder of any kind; only the packages of its kind are imported.
+        """Load the model of a run, or a model folder of any kind; only the packages of its kind are imported.
 
         model_part: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision,
         device: of an encoder in PyTorch (cpu, cuda, cuda:N; auto: a GPU if there is one). bf16 is faster on hardware that supports it, with
@@ -93,6 +94,7 @@ class Predictor(EncoderPredictor):
         from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities, sequences_of_texts
 
         check_texts(texts, pairs)
+        self._check_pairs(pairs)
         loaded = self._loaded
         sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=loaded.model.prompt)
         if self._labels_as_fp32:
@@ -106,11 +108,19 @@ class Predictor(EncoderPredictor):
         from cramlm.evaluation.evaluate import predict_embeddings, sequences_of_texts
 
         check_texts(texts, pairs)
+        self._check_pairs(pairs)
         loaded = self._loaded
         if loaded.model.prompt is not None:
             raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
         sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=None)
         return predict_embeddings(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id)
+
+    def _check_pairs(self, pairs: Sequence[str | None] | None) -> None:
+        if self._loaded.has_pair_embeddings and any(pair is not None for pair in pairs or ()):
+            raise UsageError(
+                "this checkpoint marks the second text of a pair (token_type_ids), which cramlm does not compute; use transformers for "
+                "pairs, or train on them: cramlm fit --recipe plm --base-model"
+            )
 
     @property
     def pooling(self) -> Pooling:
@@ -142,6 +152,7 @@ class Predictor(EncoderPredictor):
         """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
         from cramlm.evaluation.evaluate import evaluate_examples
 
+        self._check_pairs([example.text_pair for example in examples])
         loaded = self._loaded
         scores, _ = evaluate_examples(
             loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision
@@ -156,8 +167,8 @@ def load_predictor(
     device: str = "cpu",
     model_part: ModelPart = "combined",
 ) -> AnyPredictor:
-    """Load an exported folder of any kind; arguments and errors as of `Predictor.load`."""
-    folder = Path(folder)
+    """Load the model of a run, or a model folder of any kind; arguments and errors as of `Predictor.load`."""
+    folder = model_of(Path(folder))
     if is_linear(folder) or model_part in LINEAR_NAMES:
         return load_linear(folder, model_part)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
@@ -168,18 +179,6 @@ def load_predictor(
         return CombinedPredictor(graph, CombinedModels.load(folder), origin=folder) if combines else graph
     encoder = Predictor.load_encoder(folder, precision=precision, device=device)
     return CombinedPredictor(encoder, CombinedModels.load(folder), origin=folder, exact=encoder.exact) if combines else encoder
-
-
-def model_of(path: Path) -> Path:
-    """Return the model folder for `path`: an exported or ONNX folder itself; of a run its export.
-
-    Raises:
-        ArtifactError: if there is none.
-    """
-    for folder in (path, path / "export"):
-        if (folder / CONFIG_FILE).is_file() or is_linear(folder):
-            return folder
-    raise ArtifactError(f"{path}: holds no exported model; pass the folder of a finished run, or of a model")
 
 
 def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
@@ -203,12 +202,6 @@ def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:
         require_single_label(kind_of_linear(folder), what, instead)
     elif path.is_file():  # a missing model is reported elsewhere
         require_single_label(kind_of(read_json(path), path), what, instead)
-
-
-def run_of(path: Path) -> Path | None:
-    """Return the run that `path` is or lies in; None for a copied model."""
-    folder = path.resolve()
-    return next((candidate for candidate in (folder, folder.parent) if (candidate / "run.toml").is_file()), None)
 
 
 def task_of(model: Path) -> Task | None:

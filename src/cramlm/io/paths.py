@@ -399,20 +399,20 @@ def open_system(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def remote_faults(url: str) -> Iterator[None]:
-    """Turn errors of a server, the network or fsspec into one-line `CramError`s."""
+def remote_faults(url: str, *, instead: str = ", or download it and pass the file") -> Iterator[None]:
+    """Turn errors of a server, the network or fsspec into one-line `CramError`s. instead: what else to do while there is no network."""
     try:
         yield
     except CramError:
         raise
     except Exception as error:
-        explained = _explain(url, error)
+        explained = _explain(url, error, instead)
         if explained is None:
             raise
         raise explained from error
 
 
-def _explain(url: str, error: Exception) -> CramError | None:
+def _explain(url: str, error: Exception, instead: str) -> CramError | None:
     kind = type(error).__name__
     what = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)[:160]
     if isinstance(error, ImportError):
@@ -430,7 +430,7 @@ def _explain(url: str, error: Exception) -> CramError | None:
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError | RuntimeError) and isinstance(error.__cause__, Exception):
         return _explain(
-            url, error.__cause__
+            url, error.__cause__, instead
         )  # fsspec raises FileNotFoundError for every failure of a web server; the hub wraps those of uploads
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return UsageError(f"{url}: no such file; check the URL")
@@ -440,7 +440,7 @@ def _explain(url: str, error: Exception) -> CramError | None:
         return UsageError(f"{url}: the server does not support range requests, which parquet needs; download it and pass the file")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
         reason = f"status {status}" if status else f"{kind}: {what}"
-        return EnvironmentFault(f"{url}: cannot be read ({reason}); check the network and run again, or download it and pass the file")
+        return EnvironmentFault(f"{url}: cannot be reached ({reason}); check the network and run again{instead}")
     return None
 
 

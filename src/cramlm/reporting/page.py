@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
+from cramlm.inference.folders import run_at
 from cramlm.linear.settings import read_setting
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import clean, stylesheet
@@ -47,11 +48,13 @@ _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of a run, or one page that compares several runs; return its path.
 
-    out: default is report.html in the run's folder, or runs.html in the current folder for several runs.
+    runs: their folders, or folders inside of them. out: default is report.html in the run's folder, or runs.html in the current folder for
+    several runs.
 
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. EnvironmentFault: if it cannot be written.
     """
+    runs = [run_at(path, "report") for path in runs]
     if len(runs) == 1:
         target, page = out or runs[0] / FILE, report_page(runs[0])
     else:

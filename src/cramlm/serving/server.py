@@ -29,7 +29,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.inference.predictor import model_of, refuse_other_kinds
+from cramlm.inference.folders import model_of
+from cramlm.inference.predictor import refuse_other_kinds
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel
 from cramlm.serving.limits import Address, Limits

@@ -150,6 +150,15 @@ def open_artifact(path: Path, *, kind: str) -> Artifact:
     return artifact
 
 
+def kind_of_artifact(path: Path) -> str:
+    """Return the kind of a published folder, by its manifest.
+
+    Raises:
+        ArtifactError: if it has none, or a damaged one.
+    """
+    return _read_manifest(path).kind
+
+
 def check_files(path: Path, names: Iterable[str]) -> None:
     """If `path` is a published folder, check these files of it by their hashes. Other folders have no hashes to check.
 

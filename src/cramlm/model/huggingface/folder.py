@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -48,15 +48,23 @@ from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
 from cramlm.storage.artifacts import environment_faults, raise_if_refused
 from cramlm.storage.tensors import save_tensors
 
+UNLIMITED: Final = 10**30
+"""From here on a model_max_length means that the tokenizer sets no limit, as in transformers."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An exported classifier. labels: in the order of the logits. max_length: tokens of the longest sequence, with special tokens."""
+    """An exported classifier. labels: in the order of the logits. max_length: tokens of the longest sequence, with special tokens.
+
+    has_pair_embeddings: True if the checkpoint embeds the second text of a pair in a way of its own (token type 1), which our encoder does
+    not compute; False for what cramlm trained.
+    """
 
     model: Model
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     max_length: int
+    has_pair_embeddings: bool = False
 
 
 def save_classifier(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: Sequence[str], max_length: int) -> None:
@@ -102,7 +110,7 @@ def load_classifier(folder: Path) -> LoadedModel:
     compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
     initialise_all(model, seed=0, but=_stored(model, "classifier"))
     _fill(model, folder / WEIGHTS_FILE, "classifier")
-    return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length)
+    return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length, loaded.has_pair_embeddings)
 
 
 def _load_prompted(folder: Path) -> LoadedModel:
@@ -204,6 +212,7 @@ class _Read:
     encoder: EncoderConfig
     tokenizer: Tokenizer
     max_length: int
+    has_pair_embeddings: bool
 
 
 def _read(folder: Path, task: Task) -> _Read:
@@ -227,13 +236,17 @@ def _read(folder: Path, task: Task) -> _Read:
             f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {settings.get('vocab_size')!r}; "
             "use the tokenizer that was exported with the model"
         )
-    max_length = tokenizer_settings.get("model_max_length")
+    max_length = tokenizer_settings.get("model_max_length", UNLIMITED)
+    if type(max_length) is int and max_length >= UNLIMITED:
+        max_length = encoder.max_positions
     if type(max_length) is not int or not 8 <= max_length <= encoder.max_positions:
         raise ArtifactError(
             f"{folder / TOKENIZER_CONFIG_FILE}: model_max_length is {max_length!r}, expected 8 to {encoder.max_positions}; "
             "export the model again"
         )
-    return _Read(settings, encoder, tokenizer, max_length)
+    names = tokenizer_settings.get("model_input_names")
+    token_types = not isinstance(names, list) or "token_type_ids" in names  # as transformers' default
+    return _Read(settings, encoder, tokenizer, max_length, token_types and encoder.shape in ("bert", "albert"))
 
 
 def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:

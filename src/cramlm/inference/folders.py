@@ -1,0 +1,125 @@
+"""Which folder a path argument means: the same for every command on a finished model.
+
+    runs/mine            a run: its export/
+    runs/mine/export     an encoder or a linear model, also copied out of its run
+    runs/mine/onnx       an ONNX folder
+    any other folder     a classifier in the layout of Hugging Face, whoever saved it
+
+Commands on a run (`report`, `track`, `passages`) also take a folder inside of it. Every other path raises one line that says what lies
+there, what is missing, and how to get it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from cramlm.errors import ArtifactError
+from cramlm.inference.onnx import GRAPH_FILE
+from cramlm.linear import is_linear
+from cramlm.model.huggingface.config import CONFIG_FILE, read_json
+from cramlm.model.prompts import PROMPT_FILE
+from cramlm.pipeline.run_folder import CONFIG, EXPORT
+from cramlm.storage.artifacts import MANIFEST, kind_of_artifact
+
+FolderKind: TypeAlias = Literal["encoder", "linear", "onnx", "language model", "encoder without classifier"]
+CLASSIFIERS: Final[frozenset[FolderKind]] = frozenset({"encoder", "linear", "onnx"})
+ENCODERS: Final[frozenset[FolderKind]] = frozenset({"encoder", "language model", "encoder without classifier"})
+_DEPTH: Final = 2  # of export/mlm in a run
+
+
+def kind_of_folder(folder: Path) -> FolderKind | None:
+    """Return what kind of model lies in a folder, by its files; None if there is none.
+
+    Raises:
+        ArtifactError: if its config.json is damaged or would run code.
+    """
+    if is_linear(folder):
+        return "linear"
+    if (folder / GRAPH_FILE).is_file():
+        return "onnx"
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    names = read_json(folder / CONFIG_FILE).get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if name.endswith("ForMaskedLM") and not (folder / PROMPT_FILE).is_file():
+        return "language model"
+    return "encoder without classifier" if name.endswith("Model") else "encoder"  # the loader refuses what is none of these
+
+
+def model_of(path: Path, *, kinds: Collection[FolderKind] = CLASSIFIERS) -> Path:
+    """Return the model folder for `path`: of a run its export, else the folder itself. kinds: those that the caller can use.
+
+    Raises:
+        ArtifactError: if there is none.
+    """
+    for folder in (path, path / EXPORT):
+        if (kind := kind_of_folder(folder)) is not None:
+            if kind not in kinds:
+                raise ArtifactError(f"{folder}: {_unsuitable(kind, folder)}")
+            return folder
+    raise ArtifactError(f"{path}: {_missing(path)}")
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the run that `path` is or lies in; None for a copied model."""
+    folder = path.resolve()
+    run = next((candidate for candidate in (folder, *folder.parents[:_DEPTH]) if (candidate / CONFIG).is_file()), None)
+    return run.relative_to(Path.cwd()) if run is not None and not path.is_absolute() and run.is_relative_to(Path.cwd()) else run
+
+
+def run_at(path: Path, command: str) -> Path:
+    """Return the run that `path` is, or that it lies in, for a command on runs, finished or not.
+
+    Raises:
+        ArtifactError: if there is none.
+    """
+    if (path / CONFIG).is_file():
+        return path
+    if (run := run_of(path)) is not None and path.is_dir():
+        return run
+    if path.is_dir() and kind_of_folder(path) is not None:
+        raise ArtifactError(f"{path}: is a model without its run, and {command} needs the folder that `cramlm fit` wrote; pass that folder")
+    if not path.is_dir():
+        raise ArtifactError(f"{path}: {_missing(path)}")
+    raise ArtifactError(f"{path}: not a run (no {CONFIG}){_runs_below(path) or '; pass the output folder of `cramlm fit`'}")
+
+
+def _unsuitable(kind: FolderKind, folder: Path) -> str:
+    """Say what a model folder is instead of what was needed, and what to pass."""
+    run = run_of(folder)
+    match kind:
+        case "encoder" | "linear" | "onnx":
+            what = {"encoder": "a classifier", "linear": "a linear model", "onnx": "an ONNX graph"}[kind]
+            return f"is {what}, and this needs the weights of an encoder; pass the run of an encoder, or the folder that it exported"
+        case "language model" | "encoder without classifier":
+            what = "a language model" if kind == "language model" else "an encoder"
+            training = f"train one: cramlm fit --recipe plm --base-model {_quoted(folder)} --train FILE"
+            return f"is {what} without a classifier; {training if run is None else f'pass the run {run}'}"
+
+
+def _missing(path: Path) -> str:
+    """Say why there is no model at a path, and what to pass."""
+    if not path.exists():
+        return "no such folder; pass a run, or the folder of a model"
+    if not path.is_dir():
+        return "is a file; pass a run, or the folder of a model"
+    if (path / CONFIG).is_file():
+        return f"the run is not finished; finish it: cramlm fit --config {_quoted(path / CONFIG)} -o {_quoted(path)}"
+    if (path / MANIFEST).is_file():
+        run = run_of(path)
+        remedy = "pass the folder of a finished run, or of a model" if run is None else f"pass the run {run}"
+        return f"is a folder of the kind {kind_of_artifact(path)!r} and holds no exported model; {remedy}"
+    return f"holds no exported model{_runs_below(path) or '; pass the folder of a finished run, or of a model'}"
+
+
+def _runs_below(path: Path) -> str:
+    """Name a run in a folder of runs; empty if there is none."""
+    runs = sorted(each.parent for each in path.glob(f"*/{CONFIG}"))
+    return f", but runs: pass one of them, like {runs[0]}" if runs else ""
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,156 @@
+"""One path argument means the same for every command: a table of commands and kinds of folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands import cramlm
+from cramlm.errors import UsageError
+from cramlm.inference.folders import model_of
+from cramlm.inference.predictor import Predictor
+from pretrained_folders import write_pretrained
+from tiny_task import COMMON, TOPICS
+
+TEXTS = ("the ship near the harbour", "a path to the summit")
+CLASSIFIER: Any = {"kind": "ForSequenceClassification", "id2label": {0: "sea", 1: "hill"}, "label2id": {"sea": 0, "hill": 1}}
+WORDS = [" ".join([*COMMON, *words]) for words in TOPICS.values()] * 4
+ANY_HOST = "203.0.113.1"  # no interface of this machine has it: the server finds its model first, and then ends
+
+COMMANDS: dict[str, Callable[[Path, Path, Path], list[str | Path]]] = {
+    "predict": lambda model, file, out: ["predict", model, file],
+    "evaluate": lambda model, file, out: ["evaluate", model, file, "--unseen-labels", "ignore"],
+    "explain": lambda model, file, out: ["explain", model, TEXTS[0]],
+    "serve": lambda model, file, out: ["serve", model, "--host", ANY_HOST, "--token", "a-long-token"],
+    "label-next": lambda model, file, out: ["label-next", model, file, "-n", "1"],
+    "embed": lambda model, file, out: ["embed", model, file, "-o", out / "vectors.npy"],
+    "export onnx": lambda model, file, out: ["export", model, "--texts", file, "-o", out / "onnx"],
+    "export sentence-transformers": lambda model, file, out: [
+        *("export", model, "--texts", file),
+        *("--format", "sentence-transformers", "-o", out / "sentences"),
+    ],
+    "push": lambda model, file, out: ["push", model, "owner/name"],
+    "report": lambda model, file, out: ["report", model, "-o", out / "report.html"],
+    "track": lambda model, file, out: ["track", model, "tensorboard"],
+    "passages": lambda model, file, out: ["passages", model, "-o", out / "passages.jsonl"],
+    "attention": lambda model, file, out: ["attention", model, file, "-o", out / "heads"],
+}
+CLASSIFYING = ("predict", "evaluate", "explain", "serve", "label-next")
+ON_A_RUN = ("report", "track", "passages")
+WITHOUT_RUN = dict.fromkeys(ON_A_RUN, "is a model without its run")
+NO_CLASSIFIER = dict.fromkeys([name for name in COMMANDS if name not in (*ON_A_RUN, "attention")], "without a classifier; ")
+REFUSED: dict[str, dict[str, str]] = {
+    "run": {},
+    "export": {},
+    "onnx": {
+        "embed": "pass the folder of a run of an encoder",
+        "export onnx": "is an ONNX folder already; pass the run of an encoder",
+        "export sentence-transformers": "pass the run of an encoder",
+        "attention": "pass the run of an encoder",
+    },
+    "copied model": WITHOUT_RUN,
+    "linear run": {
+        "export onnx": "use the folder itself",
+        "export sentence-transformers": "pass the run of an encoder",
+        "attention": "pass the run of an encoder",
+    },
+    "Hugging Face classifier": {**WITHOUT_RUN, "push": "upload it with: hf upload owner/name "},
+    "Hugging Face encoder": {**WITHOUT_RUN, **NO_CLASSIFIER},
+    "language model of the run": NO_CLASSIFIER,
+    "selection of the run": {name: "pass the run " for name in COMMANDS if name not in ON_A_RUN},
+    "unfinished run": {name: "finish it: cramlm fit --config " for name in COMMANDS if name not in ON_A_RUN},
+    "folder of runs": dict.fromkeys(COMMANDS, "but runs: pass one of them, like "),
+    "empty folder": dict.fromkeys(COMMANDS, "; pass the "),
+    "file": dict.fromkeys(COMMANDS, "is a file; pass a run, or the folder of a model"),
+    "nothing": dict.fromkeys(COMMANDS, "no such folder; pass a run, or the folder of a model"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_run: Path, linear_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("folders")
+    run = Path(shutil.copytree(tiny_run / "run", place / "runs" / "mine"))
+    (place / "empty").mkdir()
+    unfinished = Path(shutil.copytree(run, place / "unfinished"))
+    shutil.rmtree(unfinished / "export")
+    assert cramlm("export", run, "--format", "onnx").returncode == 0
+    return {
+        "run": run,
+        "export": run / "export",
+        "onnx": run / "onnx",
+        "copied model": Path(shutil.copytree(run / "export", place / "copied" / "model")),
+        "linear run": Path(shutil.copytree(linear_runs / "static", place / "runs" / "static")),
+        "Hugging Face classifier": write_pretrained(place / "classifier", "bert", WORDS, **CLASSIFIER),
+        "Hugging Face encoder": write_pretrained(place / "encoder", "bert", WORDS, kind="Model"),
+        "language model of the run": run / "export" / "mlm",
+        "selection of the run": run / "selection",
+        "unfinished run": unfinished,
+        "folder of runs": place / "runs",
+        "empty folder": place / "empty",
+        "file": tiny_run / "run" / "run.toml",
+        "nothing": place / "nothing",
+    }
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_every_command_uses_a_folder_or_says_in_one_line_what_to_pass(
+    kind: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript", "fastapi", "tensorboard"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    file = tmp_path / "texts.jsonl"
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, ("sea", "hill"), strict=True)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    for name, arguments in COMMANDS.items():
+        out = tmp_path / name.replace(" ", "-")
+        out.mkdir()
+        result = cramlm(*arguments(folders[kind], file, out))
+        last = result.stderr.strip().splitlines()[-1:]
+        if (refusal := REFUSED[kind].get(name)) is not None:
+            assert result.returncode in (2, 5), (name, last)
+            assert last[0].startswith("cramlm: error: "), (name, last)
+            assert refusal in last[0], (name, last)
+            assert not any(out.iterdir()), name
+        elif name in ("serve", "push"):  # up to the network
+            assert result.returncode == 4, (name, last)
+            assert ANY_HOST in last[0] or "owner/name" in last[0], (name, last)
+        else:
+            assert result.returncode == 0, (name, last)
+
+
+def test_the_line_about_an_unfinished_run_is_a_command_that_finishes_it(tiny_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(tiny_run / "run", tmp_path / "run"))
+    shutil.rmtree(run / "export")
+    line = cramlm("predict", run, "-", stdin="a ship\n").stderr.strip()
+    command = line.partition("finish it: cramlm ")[2].split()
+    assert cramlm(*command, "--store", tiny_run / "store").returncode == 0
+    assert cramlm("predict", run, "-", stdin="a ship\n").returncode == 0
+
+
+def test_python_takes_a_run_as_the_command_line_does(folders: dict[str, Path]) -> None:
+    assert Predictor.load(folders["run"]).predict([*TEXTS]) == Predictor.load(folders["export"]).predict([*TEXTS])
+    assert model_of(folders["run"]) == folders["export"]
+
+
+def test_a_classifier_that_transformers_saved_predicts_as_there_and_refuses_pairs(folders: dict[str, Path]) -> None:
+    """Its tokenizer sets no limit and marks the second text of a pair, which cramlm does not."""
+    import torch
+    import transformers
+
+    folder = folders["Hugging Face classifier"]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    predictor = Predictor.load(folder)
+    with torch.no_grad():
+        expected = model(**tokenizer([*TEXTS], return_tensors="pt", padding=True)).logits.softmax(-1).numpy()
+    assert np.allclose(predictor.probabilities([*TEXTS]), expected, atol=1e-5)
+    for use in (predictor.probabilities, predictor.embeddings):
+        with pytest.raises(UsageError, match="token_type_ids"):
+            use([TEXTS[0]], [TEXTS[1]])
