@@ -33,10 +33,10 @@ LABELS = ("007", "negative", "très <b>bien</b>")
 JSON = {"content-type": "application/json"}
 
 
-def export_tiny(folder: Path, tokenizer: Tokenizer) -> Path:
+def export_tiny(folder: Path, tokenizer: Tokenizer, *, shape: Any = "modernbert", pooling: Any = "mean") -> Path:
     """An exported model whose predictions differ between texts; it reads 48 tokens."""
-    encoder = EncoderConfig(shape="modernbert", layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
-    model = build_model(ModelSpec(encoder, HeadConfig(pooling="mean"), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
+    encoder = EncoderConfig(shape=shape, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
+    model = build_model(ModelSpec(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
     save_classifier(model, tokenizer, folder, labels=LABELS, max_length=48)
     return folder
 

@@ -8,24 +8,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from commands import python
-from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.export.onnx import export_onnx
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.inference.predictor import Predictor, load_predictor
-from cramlm.model.huggingface.folder import save_classifier
-from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
-from server_process import LABELS
+from server_process import LABELS, export_tiny
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
@@ -36,13 +32,6 @@ HARD = ("[MASK] [SEP] aspirin", "Ọ̀RỌ̀ ilé \u200e kinase", "cell " * 300,
 
 def examples(texts: list[str]) -> list[Example]:
     return [Example(str(number), text, None, None) for number, text in enumerate(texts)]
-
-
-def saved(folder: Path, tokenizer: Tokenizer, shape: str, pooling: Any) -> Path:
-    encoder = EncoderConfig(shape=shape, layers=1, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)  # type: ignore[arg-type]
-    model = build_model(ModelSpec(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
-    save_classifier(model, tokenizer, folder / "export", labels=LABELS, max_length=48)
-    return folder / "export"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +47,7 @@ def export(
             shutil.copytree(tiny_export, folder / "export")
             shutil.copytree(tiny_onnx, folder / "export-onnx")
             return folder
-        export_onnx(saved(folder, tokenizer, shape, pooling), texts=examples(texts))
+        export_onnx(export_tiny(folder / "export", tokenizer, shape=shape, pooling=pooling), texts=examples(texts))
         return folder
 
     return make

@@ -13,26 +13,17 @@ import numpy as np
 import pytest
 
 from commands import cramlm
-from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import UsageError
 from cramlm.export.sentence_transformers import export_sentence_encoder
 from cramlm.inference.predictor import Predictor
-from cramlm.model.huggingface.folder import save_classifier
-from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.sentences import SentenceEncoder
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
+from server_process import export_tiny
 
 SHAPES = [("bert", "cls"), ("roberta", "cls"), ("albert", "cls"), ("modernbert", "mean"), ("modernbert", "cls")]
 HARD = ["[MASK] [SEP] aspirin", "Ọ̀RỌ̀ ilé \u200e kinase", "cell " * 300, "x" * 400]
-
-
-def saved(folder: Path, tokenizer: Tokenizer, shape: Any, pooling: Any) -> Path:
-    encoder = EncoderConfig(shape=shape, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
-    model = build_model(ModelSpec(encoder, HeadConfig(pooling=pooling), vocab_size=tokenizer.vocab_size, labels=3), seed=5)
-    save_classifier(model, tokenizer, folder, labels=("a", "b", "c"), max_length=48)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, tex
     @functools.cache
     def make(shape: str, pooling: str) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp(f"{shape}-{pooling}")
-        model = saved(folder / "model", tokenizer, shape, pooling)
+        model = export_tiny(folder / "model", tokenizer, shape=shape, pooling=pooling)
         examples = [Example(str(number), text, None, None) for number, text in enumerate([*texts, *HARD])]
         return model, export_sentence_encoder(model, texts=examples).path
 
@@ -101,8 +92,8 @@ def test_a_run_has_its_sentence_encoder_beside_its_export(tiny_run: Path, tmp_pa
 
 def test_what_has_no_vectors_is_refused_in_one_line(tiny_run: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     linear = tiny_run / "run/export/combination/tfidf"
-    moe = saved(tmp_path / "moe", tokenizer, "moe", "mean")
-    alone = saved(tmp_path / "alone", tokenizer, "bert", "cls")
+    moe = export_tiny(tmp_path / "moe", tokenizer, shape="moe")
+    alone = export_tiny(tmp_path / "alone", tokenizer, shape="bert", pooling="cls")
     for path, options, needle in (
         (linear, (), "a linear model, which sentence-transformers cannot load"),
         (moe, (), "no class for a mixture of experts"),

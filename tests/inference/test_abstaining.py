@@ -24,11 +24,6 @@ TEXTS = [SURE, UNSURE, "summit ridge valley climber glacier"]
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    return tiny_run / "run"
-
-
-@pytest.fixture(scope="module")
 def between(finished: Path) -> float:
     """A threshold between the confidences of `SURE` and `UNSURE`."""
     sure, unsure = (each.confidence for each in Predictor.load(finished / "export").predict_or_abstain([SURE, UNSURE], below=0.0))

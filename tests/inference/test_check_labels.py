@@ -19,11 +19,6 @@ from cramlm.storage.artifacts import MANIFEST
 WRONG = 7  # a line whose label is swapped
 
 
-@pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    return tiny_run / "run"
-
-
 @pytest.fixture
 def corrupted(tiny_run: Path, tmp_path: Path) -> Path:
     """The training file of the run with one wrong label."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import cramlm
+from commands import printed
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, CombinedPredictor
 from cramlm.inference.linear import LinearPredictor
@@ -21,12 +21,6 @@ from jsonl import read_jsonl
 from tiny_task import TOPICS
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
-
-
-@pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    """A finished run of an encoder with its linear models."""
-    return tiny_run / "run"
 
 
 @pytest.fixture
@@ -45,9 +39,9 @@ def test_a_run_is_evaluated_and_explained_by_its_combination(finished: Path) -> 
     expected = np.array([[line["probabilities"][label] for label in predictor.labels] for line in lines])
     assert np.allclose(predictor.probabilities(texts), expected, atol=1e-4)
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]["combined"]["test"]
-    evaluated = json.loads(cramlm("evaluate", finished, finished / "task/test.jsonl", "--json").stdout)
+    evaluated = json.loads(printed("evaluate", finished, finished / "task/test.jsonl", "--json"))
     assert evaluated["macro_f1"] == pytest.approx(scores["macro_f1"])
-    explained = json.loads(cramlm("explain", finished, TEXTS[0], "--json", "--passages", "0").stdout)
+    explained = json.loads(printed("explain", finished, TEXTS[0], "--json", "--passages", "0"))
     probabilities = predictor.predict(TEXTS[:1])[0].probabilities  # type: ignore[union-attr]
     assert explained["probability"] == pytest.approx(probabilities[explained["label"]], abs=1e-6)
 
@@ -60,8 +54,8 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
         predictor = Predictor.load(finished / "export", model_part=model_part)  # type: ignore[arg-type]
         assert isinstance(predictor, LinearPredictor) == (model_part in ("static", "tfidf"))
         expected = [each.probabilities for each in predictor.predict(texts)]  # type: ignore[union-attr]
-        printed = cramlm("predict", finished, tmp_path / "texts.txt", "--model-part", model_part).stdout
-        assert [json.loads(line)["probabilities"] for line in printed.splitlines()] == expected
+        shown = printed("predict", finished, tmp_path / "texts.txt", "--model-part", model_part)
+        assert [json.loads(line)["probabilities"] for line in shown.splitlines()] == expected
         served = load_model(finished / "export", None, model_part=model_part)  # type: ignore[arg-type]
         outputs = served.compute(texts, [None] * len(texts)).probabilities
         assert [dict(zip(served.labels, row.tolist(), strict=True)) for row in outputs] == expected

@@ -19,11 +19,6 @@ TEXTS = ["the old ship was near the harbour", "a path from the valley", "tide re
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    return tiny_run / "run"
-
-
-@pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("texts") / "texts.jsonl", ({"text": text} for text in TEXTS))
 

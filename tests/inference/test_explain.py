@@ -22,11 +22,6 @@ TEXT = "The old ship was near the harbour, and a Sailor on the path to the islan
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    return tiny_run / "run"
-
-
-@pytest.fixture(scope="module")
 def predictor(finished: Path) -> Predictor:
     encoder = Predictor.load(finished / "export", model_part="encoder")
     assert isinstance(encoder, Predictor)

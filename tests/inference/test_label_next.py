@@ -21,11 +21,6 @@ from jsonl import read_jsonl, write_jsonl
 from tiny_task import COMMON, TOPICS
 
 
-@pytest.fixture(scope="module")
-def finished(tiny_run: Path) -> Path:
-    return tiny_run / "run"
-
-
 def unlabelled(count: int) -> list[Example]:
     """Texts of both topics, from clear to mixed."""
     draw = random.Random(4)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from commands import python
 from cramlm.errors import CramError, DataError
 from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities
 from cramlm.inference.predictor import Predictor
@@ -115,9 +114,3 @@ def test_threads_and_random_state_do_not_change(tiny_export: Path, texts: list[s
     Predictor.load(tiny_export).predict(texts)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_transformers_and_scikit_learn_are_not_needed_to_predict(tiny_export: Path) -> None:
-    code = "import sys; from cramlm.inference.predictor import Predictor\nPredictor.load(sys.argv[1]).predict(['a'])\n"
-    code += "print({'transformers', 'sklearn'} & set(sys.modules))"
-    assert python(code, tiny_export) == "set()\n"

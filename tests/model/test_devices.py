@@ -57,15 +57,6 @@ def _nonzero_without_values() -> Iterator[None]:
     fx_config.meta_nonzero_assume_all_nonzero = before
 
 
-def test_the_mode_refuses_what_a_gpu_refuses() -> None:
-    there, here = torch.zeros(4, device="meta"), torch.zeros(4)
-    with OneDevice():
-        assert (there + 1.0).device.type == "meta"
-        assert here.to("meta").device.type == "meta"
-        with pytest.raises(RuntimeError, match=r"mixes \['cpu', 'meta'\]"):
-            there[torch.tensor([0, 1])]  # of the operations that PyTorch allows
-
-
 TERMS: dict[str, list[dict[str, Any]]] = {
     "mlm, classify, distil": [
         {"kind": "mlm", "on": "external"},

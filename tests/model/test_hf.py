@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from commands import python
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
@@ -206,14 +205,3 @@ def test_a_saved_language_model_loads_with_a_new_classifier(model: Model, tokeni
     parameters, initial = dict(model.named_parameters()), dict(new.named_parameters())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, initial[name] if name.startswith("classifier.") else parameters[name]), name
-
-
-def test_loading_does_not_import_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    encoder, head = model_fixtures.SHAPES["bert"]
-    model = build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=2), seed=0)
-    hf.save_classifier(model, tokenizer, tmp_path, labels=["a", "b"], max_length=64)
-    script = (
-        "import sys; from pathlib import Path; from cramlm.model.huggingface.folder import load_classifier; "
-        "load_classifier(Path(sys.argv[1])); assert 'transformers' not in sys.modules"
-    )
-    python(script, tmp_path)

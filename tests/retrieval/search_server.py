@@ -10,12 +10,14 @@ import dataclasses
 import gzip
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from cramlm.config.retriever import ElasticsearchConfig
+from stand_in import listening
 
 Answer = tuple[int, Mapping[str, Any] | str, Mapping[str, str]]  # status, body, headers
 
@@ -134,14 +136,9 @@ def serving(server: SearchServer) -> Iterator[SearchServer]:
         def log_message(self, format: str, *arguments: object) -> None:
             """No lines on the terminal."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+
+
+def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
+    return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "timeout": 10, "retries": 3} | changes)

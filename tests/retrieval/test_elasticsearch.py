@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from search_server import Answer, SearchServer, serving
+from search_server import Answer, SearchServer, serving, settings
 
 from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.errors import EnvironmentFault, UsageError
@@ -35,10 +35,6 @@ def server() -> Iterator[SearchServer]:
 @pytest.fixture
 def pauses() -> list[float]:
     return []
-
-
-def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
-    return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "timeout": 10, "retries": 3} | changes)
 
 
 def search(server: SearchServer, queries: list[str], pauses: list[float], *, limit: int = 10, **changes: Any) -> dict[int, Any]:

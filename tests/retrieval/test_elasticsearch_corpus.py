@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from search_server import SearchServer, serving
+from search_server import SearchServer, serving, settings
 from selection_fixtures import make_task, selected
 
 from cramlm.config.base import Budget
@@ -45,12 +45,12 @@ def server() -> Iterator[SearchServer]:
         yield running
 
 
-def settings(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
-    return ElasticsearchConfig(**{"url": server.url, "index": server.index, "batch": 2, "retries": 0, "top_k": 2} | changes)
+def few_hits(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
+    return settings(server, **{"retries": 0, "top_k": 2} | changes)
 
 
 def test_hits_become_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
-    config = settings(server)
+    config = few_hits(server)
     corpus = server_corpus(config, QUERIES, tmp_path)
     proposal = build_retriever(config, RetrievalContext(tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
     assert (proposal.queries.texts, proposal.queries.distinct, proposal.queries.answered, proposal.queries.empty) == (6, 4, 5, 1)
@@ -67,7 +67,7 @@ def test_hits_become_a_corpus_and_a_ranking_of_its_passages(server: SearchServer
 
 def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(server: SearchServer, tmp_path: Path) -> None:
     held_out = "Seven clever owls watch the quick brown fox jump over the lazy dog every night of the year"
-    task, config = make_task(QUERIES, dev=[held_out]), settings(server)
+    task, config = make_task(QUERIES, dev=[held_out]), few_hits(server)
     corpus = server_corpus(config, QUERIES, tmp_path / "store")
     select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(tmp_path / "store", 1))
     found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
@@ -77,7 +77,7 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     again = server_corpus(config.model_copy(update={"batch": 7, "max_documents": 2}), QUERIES, tmp_path / "store")
     assert again.fingerprint == corpus.fingerprint
     assert len(server.asked) == asked
-    server_corpus(settings(server, top_k=1), QUERIES, tmp_path / "store")
+    server_corpus(few_hits(server, top_k=1), QUERIES, tmp_path / "store")
     assert len(server.asked) > asked
 
 
@@ -86,28 +86,28 @@ def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchSe
     broken = {"error": {"type": "search_phase_execution_exception", "reason": "shard lost"}, "status": 400}
     server.spoil = lambda question, answer: broken if "'7'" in str(question.get("query")) else answer
     events: list[Event] = []
-    server_corpus(settings(server, batch=100), many, tmp_path, emit=events.append)
+    server_corpus(few_hits(server, batch=100), many, tmp_path, emit=events.append)
     done = next(event for event in events if event.kind == "done" and event.stage == "server")
     assert done.data["queries"] == {"texts": 200, "distinct": 199, "answered": 199, "empty": 0, "failed": 1}
     assert done.data["failures"] == {"failed (400: search_phase_execution_exception: shard lost)": 1}
     server.spoil = lambda question, answer: broken if "'1'" in str(question.get("query")) or "'2'" in str(question) else answer
     with pytest.raises(DataError, match=r"1 of 20 queries failed \(more than 1%\): .*shard lost"):
-        server_corpus(settings(server, batch=100), many[:20], tmp_path)
+        server_corpus(few_hits(server, batch=100), many[:20], tmp_path)
 
 
 def test_a_field_without_text_and_an_index_without_a_hit_are_errors(server: SearchServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training text retrieves a document of 'articles'"):
-        server_corpus(settings(server), ["nowhere"], tmp_path)
+        server_corpus(few_hits(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
         source["abstract"] = source.pop("text")
     server.spoil = lambda question, answer: answer
     server.texts = lambda: [str(source["abstract"]) for source in server.documents.values()]  # type: ignore[method-assign]
     with pytest.raises(DataError, match=r"documents cannot be read .*no text in _source.text; check retriever.text_field"):
-        server_corpus(settings(server), QUERIES, tmp_path)
+        server_corpus(few_hits(server), QUERIES, tmp_path)
 
 
 def test_query_words_truncates_long_texts(server: SearchServer, tmp_path: Path) -> None:
-    corpus = server_corpus(settings(server, query_words=1), ["river receptor kinase", "harbour kinase"], tmp_path)
+    corpus = server_corpus(few_hits(server, query_words=1), ["river receptor kinase", "harbour kinase"], tmp_path)
     assert {document.id.partition("#")[0] for document in corpus} == {"river", "harbour"}
 
 
@@ -115,13 +115,13 @@ def test_another_corpus_is_refused(server: SearchServer, tmp_path: Path) -> None
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "another text", "id": "x"}) + "\n", "utf-8")
     other = build_corpus(CorpusConfig(files=(str(tmp_path / "other.jsonl"),)), tmp_path)
     with pytest.raises(ArtifactError, match=r"holds .*, which is not among the hits of http://127.0.0.1"):
-        build_retriever(settings(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
+        build_retriever(few_hits(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
 
 
 def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: Path) -> None:
     data = tiny_config(write_task(tmp_path / "data"))
     server.documents = {"a": {"text": "the old ship in the harbour"}, "b": {"text": "a path to the summit"}}
-    retriever = settings(server).model_dump(mode="json")
+    retriever = few_hits(server).model_dump(mode="json")
     with pytest.raises(UsageError, match="reads documents from its server; unset corpus"):
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
