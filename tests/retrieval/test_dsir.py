@@ -67,6 +67,13 @@ def test_words_and_pairs_fall_into_the_buckets_of_the_released_code(buckets: int
     assert count(ngrams, buckets=buckets).tolist() == plain_counts(texts, buckets)
 
 
+@pytest.mark.parametrize("length", [1, 3, 4, 26, 27, 28, 54, 55, 56, 63, 64, 119, 120])
+def test_words_of_any_length_fall_into_the_buckets_of_the_released_code(length: int) -> None:
+    word = "abcdefghij" * 12
+    texts = [" ".join(word[start : start + length] for start in range(10)), f"{word[:length]} {word[:length]} {word[:length]} b"]
+    assert count(hash_texts(texts)).tolist() == plain_counts(texts, 10_000)
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", max_codepoint=0x24F), max_size=150), max_size=6))
 def test_any_latin_text_falls_into_the_buckets_of_the_released_code(texts: list[str]) -> None:
     texts = [unicodedata.normalize("NFC", text).replace("İ", "I") for text in texts]  # its lower case holds a mark, of which below

@@ -163,10 +163,10 @@ def test_a_cap_keeps_the_first_documents_of_every_query(queries: list[int], most
 
 
 def test_a_character_of_a_script_without_spaces_is_estimated_as_a_token() -> None:
-    texts = ["a" * 40, "ẹ̀kọ́", "機械学習 " + "a" * 7, "", "«x» — π"]
+    texts = ["a" * 40, "ẹ̀kọ́", "機械学習 " + "a" * 7, "", "«x» — π", "é" * 100 + "a" * 60 + "東" * 30]
     encoded = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    assert estimate_tokens(np.frombuffer(b"".join(encoded), np.uint8), offsets).tolist() == [10, 5 / 4, 4 + 8 / 4, 0, 7 / 4]
+    assert estimate_tokens(np.frombuffer(b"".join(encoded), np.uint8), offsets).tolist() == [10, 5 / 4, 4 + 8 / 4, 0, 7 / 4, 30 + 160 / 4]
 
 
 @pytest.mark.parametrize("config", [RandomConfig(), DsirConfig()])

@@ -189,5 +189,16 @@ def test_the_words_of_a_block_of_texts_are_those_of_each_text(texts: list[str]) 
     assert_hashed_like_each(texts)
 
 
+@given(
+    st.lists(
+        st.lists(
+            st.one_of(st.integers(0, 70).map(lambda size: "aZ3"[size % 3] * size), st.sampled_from([" ", "_", "é", "ﬁ", "東", "कि"]))
+        ).map("".join)
+    )
+)
+def test_long_words_and_texts_have_the_same_words_in_a_block(texts: list[str]) -> None:
+    assert_hashed_like_each([*texts, " " * 100])  # the kernel reads 64 bytes at once, but not beyond the end of the block
+
+
 def test_a_block_has_room_for_characters_that_become_much_longer() -> None:
     assert_hashed_like_each(["\ufdfa" * 3000, "a", "\ufdfa" * 500])  # 3 bytes each, normalised 33, of four words

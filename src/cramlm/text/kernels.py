@@ -11,17 +11,21 @@ from __future__ import annotations
 import numpy as np
 
 from cramlm.storage.compiled import jit
+from cramlm.text.vectors import WIDTH, count_bits, find_beyond_ascii, find_continuing, find_letters, load_word, trailing_zeros
 
 # Classes of characters: SPACE separates tokens; WORD and OTHER form runs; each ALONE is a token; MARK and STACKING extend the previous WORD
 # or ALONE, and STACKING also joins the next ALONE.
 SPACE, WORD, OTHER, ALONE, MARK, STACKING = range(6)
+DONE, FULL, UNKNOWN, NOT_SIMPLE = range(4)  # results of `hash_replaced_words`
 _JOIN = 0x20  # between the words of a bigram
-_REMEMBERED_BITS = 18
-_REMEMBERED = 1 << _REMEMBERED_BITS
+_CACHE_BITS = 18
 _FNV_START, _FNV = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 PRIME = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses no bit
 _BLANK = 0x20
+_LOWER_CASE = np.uint64(0x2020202020202020)  # set in the bytes of letters and digits
+_ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _WORD_QUARTERS = 4
+_FEWEST = 4  # words of a window: the least size in words
 
 _K = np.array(
     [
@@ -36,6 +40,10 @@ _K = np.array(
     ],
     np.uint32,
 )
+_LANES = 16  # messages hashed together: a vector of 512 bits
+_BLOCK_WORDS = 16  # of 32 bits
+_MOST_IN_BLOCK = 64 - 9  # bytes of a message that fits one block with its end mark and its length
+_KNOWN, _WAITS = np.uint64(1 << 16), np.uint64(1 << 17)  # in the cache: the bucket is there; it is not computed yet
 _START = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19], np.uint32)
 
 
@@ -45,51 +53,106 @@ def _rotate(value, bits):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sha256_modulo(message, length, divisor, state, schedule):  # type: ignore[no-untyped-def]
-    """SHA-256 of message[:length] as a big-endian number, modulo `divisor`. `message` needs 72 more bytes of space."""
+def _write_message(text, before, own, lane, schedule):  # type: ignore[no-untyped-def]
+    """Write the bytes of the span `own` as the padded message of a lane, after those of the span `before` and a blank unless it is empty;
+    return False if the message does not fit one block. schedule: uint32 (64 * _LANES,), word w of lane l at [w * _LANES + l].
+    """
+    length = own[1] - own[0]
+    if before[1] > before[0]:
+        length += before[1] - before[0] + 1
+    if length > _MOST_IN_BLOCK:
+        return False
+    for word in range(_BLOCK_WORDS):
+        schedule[word * _LANES + lane] = np.uint32(0)
+    place = 0
+    for index in range(before[0], before[1]):
+        schedule[(place >> 2) * _LANES + lane] |= np.uint32(text[index]) << np.uint32(24 - 8 * (place & 3))
+        place += 1
+    if place:
+        schedule[(place >> 2) * _LANES + lane] |= np.uint32(_JOIN) << np.uint32(24 - 8 * (place & 3))
+        place += 1
+    for index in range(own[0], own[1]):
+        schedule[(place >> 2) * _LANES + lane] |= np.uint32(text[index]) << np.uint32(24 - 8 * (place & 3))
+        place += 1
+    schedule[(place >> 2) * _LANES + lane] |= np.uint32(0x80) << np.uint32(24 - 8 * (place & 3))
+    schedule[(_BLOCK_WORDS - 1) * _LANES + lane] = np.uint32(8 * length)
+    return True
+
+
+@jit
+def _compress(schedule, state):  # type: ignore[no-untyped-def]
+    """Add SHA-256's compression of a block to the state of every lane; the loops over lanes become vector instructions.
+
+    schedule: uint32 (64 * _LANES,), of which the first 16 words are read. state: uint32 (16 * _LANES,), the lower half is the state.
+    """
+    for word in range(_BLOCK_WORDS, 64):
+        here = word * _LANES
+        for lane in range(_LANES):
+            before, late = schedule[here - 15 * _LANES + lane], schedule[here - 2 * _LANES + lane]
+            low = _rotate(before, 7) ^ _rotate(before, 18) ^ (before >> np.uint32(3))
+            high = _rotate(late, 17) ^ _rotate(late, 19) ^ (late >> np.uint32(10))
+            schedule[here + lane] = np.uint32(schedule[here - 16 * _LANES + lane] + low + schedule[here - 7 * _LANES + lane] + high)
+    for index in range(8 * _LANES):
+        state[8 * _LANES + index] = state[index]
+    for word in range(64):  # the variables a to h move by one row with each round; here the rows stay, and their roles move
+        a, b, c, d = (-word & 7) * _LANES, (1 - word & 7) * _LANES, (2 - word & 7) * _LANES, (3 - word & 7) * _LANES
+        e, f, g, h = (4 - word & 7) * _LANES, (5 - word & 7) * _LANES, (6 - word & 7) * _LANES, (7 - word & 7) * _LANES
+        for lane in range(_LANES):
+            first, fifth = state[a + lane], state[e + lane]
+            high = _rotate(fifth, 6) ^ _rotate(fifth, 11) ^ _rotate(fifth, 25)
+            chosen = (fifth & state[f + lane]) ^ (~fifth & state[g + lane])
+            one = np.uint32(state[h + lane] + high + chosen + _K[word] + schedule[word * _LANES + lane])
+            low = _rotate(first, 2) ^ _rotate(first, 13) ^ _rotate(first, 22)
+            majority = (first & state[b + lane]) ^ (first & state[c + lane]) ^ (state[b + lane] & state[c + lane])
+            state[d + lane] = np.uint32(state[d + lane] + one)
+            state[h + lane] = np.uint32(one + low + majority)
+    for index in range(8 * _LANES):
+        state[index] = np.uint32(state[index] + state[8 * _LANES + index])
+
+
+@jit
+def _start(state):  # type: ignore[no-untyped-def]
+    for word in range(8):
+        for lane in range(_LANES):
+            state[word * _LANES + lane] = _START[word]
+
+
+@jit
+def _powers_modulo(divisor):  # type: ignore[no-untyped-def]
+    """Return 2^224, 2^192, ... 2^0 modulo the divisor, and the divisor, uint64 (9,)."""
+    powers = np.ones(9, np.uint64)
+    for word in range(6, -1, -1):
+        powers[word] = (powers[word + 1] << np.uint64(32)) % np.uint64(divisor)
+    powers[8] = divisor
+    return powers
+
+
+@jit
+def _modulo(state, lane, powers):  # type: ignore[no-untyped-def]
+    """Return a lane's hash as a big-endian number, modulo a divisor below 2^29. powers: `_powers_modulo` of the divisor."""
+    total = np.uint64(0)
+    for word in range(8):
+        total += np.uint64(state[word * _LANES + lane]) * powers[word]  # the sum is below 2^64
+    return total % powers[8]
+
+
+@jit
+def _sha256_modulo(message, length, powers, schedule, state):  # type: ignore[no-untyped-def]
+    """SHA-256 of message[:length] as a big-endian number, modulo the divisor of `powers`. `message` needs 72 more bytes of space."""
     total = (length + 8) // 64 * 64 + 64
     message[length] = 0x80
     for index in range(length + 1, total):
         message[index] = 0
-    bits = length * 8
     for index in range(8):
-        message[total - 1 - index] = (bits >> (8 * index)) & 0xFF
-    for word in range(8):
-        state[word] = _START[word]
+        message[total - 1 - index] = (8 * length >> (8 * index)) & 0xFF
+    _start(state)
     for block in range(0, total, 64):
-        for word in range(16):
-            first = block + 4 * word
-            schedule[word] = (
-                (np.uint32(message[first]) << np.uint32(24))
-                | (np.uint32(message[first + 1]) << np.uint32(16))
-                | (np.uint32(message[first + 2]) << np.uint32(8))
-                | np.uint32(message[first + 3])
-            )
-        for word in range(16, 64):
-            before, late = schedule[word - 15], schedule[word - 2]
-            low = _rotate(before, 7) ^ _rotate(before, 18) ^ (before >> np.uint32(3))
-            high = _rotate(late, 17) ^ _rotate(late, 19) ^ (late >> np.uint32(10))
-            schedule[word] = np.uint32(schedule[word - 16] + low + schedule[word - 7] + high)
-        a, b, c, d = state[0], state[1], state[2], state[3]
-        e, f, g, h = state[4], state[5], state[6], state[7]
-        for word in range(64):
-            high = _rotate(e, 6) ^ _rotate(e, 11) ^ _rotate(e, 25)
-            one = np.uint32(h + high + ((e & f) ^ (~e & g)) + _K[word] + schedule[word])
-            low = _rotate(a, 2) ^ _rotate(a, 13) ^ _rotate(a, 22)
-            two = np.uint32(low + ((a & b) ^ (a & c) ^ (b & c)))
-            h, g, f, e, d, c, b, a = g, f, e, np.uint32(d + one), c, b, a, np.uint32(one + two)
-        state[0] += a
-        state[1] += b
-        state[2] += c
-        state[3] += d
-        state[4] += e
-        state[5] += f
-        state[6] += g
-        state[7] += h
-    remainder = np.uint64(0)
-    for word in range(8):
-        remainder = ((remainder << np.uint64(32)) | np.uint64(state[word])) % np.uint64(divisor)
-    return remainder
+        for word in range(_BLOCK_WORDS):
+            schedule[word * _LANES] = np.uint32(0)
+            for index in range(4):
+                schedule[word * _LANES] |= np.uint32(message[block + 4 * word + index]) << np.uint32(24 - 8 * index)
+        _compress(schedule, state)
+    return _modulo(state, 0, powers)
 
 
 @jit
@@ -137,45 +200,74 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
     """Write the buckets of the words, then of the bigrams, of every text to `out`; those of text i start at out_offsets[i].
 
     text: uint8, lower-cased UTF-8 of all texts. offsets: int64 (n + 1,). out: uint16 (2 * len(text),). A cache keyed by another 64-bit
-    hash saves two in three SHA-256 computations; a collision has probability 5e-20 per compared pair.
+    hash saves two in three SHA-256 computations; a collision has probability 5e-20 per compared pair. The others wait until there are
+    `_LANES` of them, which are computed together.
     """
-    keys, cached = np.zeros(_REMEMBERED, np.uint64), np.zeros(_REMEMBERED, np.uint16)
+    cache = np.zeros(1 << _CACHE_BITS, np.uint64)  # by the upper bits of a key: its other bits, then _KNOWN or _WAITS, then the bucket
     longest = 0
     for number in range(len(offsets) - 1):
         longest = max(longest, offsets[number + 1] - offsets[number])
     starts, ends, hashes = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
     message = np.empty(2 * longest + 80, np.uint8)
-    state, schedule = np.empty(8, np.uint32), np.empty(64, np.uint32)
-    size = 0
+    state, schedule = np.empty(16 * _LANES, np.uint32), np.zeros(64 * _LANES, np.uint32)
+    powers = _powers_modulo(buckets)
+    slots, places = np.empty(_LANES, np.int64), np.empty(_LANES, np.int64)
+    size, waiting = 0, 0
     out_offsets[0] = 0
     for number in range(len(offsets) - 1):
         count = find_tokens(text, offsets[number], offsets[number + 1], classes, starts, ends)
         for token in range(count):
-            hashes[token] = _FNV_START
+            value = _FNV_START
             for index in range(starts[token], ends[token]):
-                hashes[token] = (hashes[token] ^ np.uint64(text[index])) * _FNV
+                value = (value ^ np.uint64(text[index])) * _FNV
+            hashes[token] = value
         for words in range(1, 3):
             for token in range(words - 1, count):
                 first = token - words + 1
                 key = hashes[token] if words == 1 else hashes[token] * PRIME + (hashes[first] ^ (hashes[first] >> np.uint64(29)))
                 key = (key ^ (key >> np.uint64(32))) * PRIME
-                slot = key >> np.uint64(64 - _REMEMBERED_BITS)
-                if keys[slot] != key:
-                    length = 0
-                    for index in range(starts[first], ends[first]):
-                        message[length] = text[index]
-                        length += 1
-                    if words == 2:
-                        message[length] = _JOIN
-                        length += 1
+                slot, rest = np.int64(key >> np.uint64(64 - _CACHE_BITS)), key << np.uint64(_CACHE_BITS)
+                if cache[slot] & _WAITS or waiting == _LANES:
+                    _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
+                    waiting = 0
+                if cache[slot] ^ rest ^ _KNOWN < _KNOWN:
+                    out[size] = np.uint16(cache[slot])
+                else:
+                    before = starts[first], ends[first] if words == 2 else starts[first]
+                    if _write_message(text, before, (starts[token], ends[token]), waiting, schedule):
+                        cache[slot], slots[waiting], places[waiting] = rest | _WAITS, slot, size
+                        waiting += 1
+                    else:
+                        _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
+                        waiting, length = 0, 0
+                        for index in range(before[0], before[1]):
+                            message[length] = text[index]
+                            length += 1
+                        if words == 2:
+                            message[length] = _JOIN
+                            length += 1
                         for index in range(starts[token], ends[token]):
                             message[length] = text[index]
                             length += 1
-                    keys[slot], cached[slot] = key, _sha256_modulo(message, length, buckets, state, schedule)
-                out[size] = cached[slot]
+                        bucket = _sha256_modulo(message, length, powers, schedule, state)
+                        cache[slot], out[size] = rest | _KNOWN | bucket, bucket
                 size += 1
         out_offsets[number + 1] = size
+    _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
     return size
+
+
+@jit
+def _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out):  # type: ignore[no-untyped-def]
+    """Write the buckets of the messages in the first lanes to their slots of the cache and their places in `out`."""
+    if waiting == 0:
+        return
+    _start(state)
+    _compress(schedule, state)
+    for lane in range(waiting):
+        bucket = _modulo(state, lane, powers)
+        cache[slots[lane]] ^= _WAITS | _KNOWN | bucket
+        out[places[lane]] = bucket
 
 
 @jit
@@ -210,60 +302,114 @@ def unknown_characters(text, entry, found):  # type: ignore[no-untyped-def]
 
 
 @jit
-def hash_replaced_words(text, offsets, first, fold, entry, words, starts, longest, quarters, hashes, sizes, word_offsets, simple):  # type: ignore[no-untyped-def]
+def hash_replaced_words(text, offsets, first, fold, entry, words, starts, longest, quarters, hashes, sizes, word_offsets):  # type: ignore[no-untyped-def]
     """Write hashes and sizes as `hash_words`, of texts with each ASCII byte replaced by `fold`, and each other character by
-    words[starts[e]:starts[e + 1]] with its entry e. Return the first text from `first` on that has an unknown character (entry 0), or for
-    which `hashes` is too small.
+    words[starts[e]:starts[e + 1]] with its entry e. Return (the first text from `first` on that is not done, why: FULL, UNKNOWN for a
+    character with entry 0, NOT_SIMPLE for one with an entry below 0), or (number of texts, DONE).
 
-    sizes: 4 everywhere at first; word_offsets[first] is set. A text with a character that is not simple (entry below 0) gets no words.
-    longest: bytes of the longest replacement.
+    sizes: 4 everywhere at first; word_offsets[first] is set. longest: bytes of the longest replacement.
     """
     for number in range(first, len(offsets) - 1):
         count, end = word_offsets[number], offsets[number + 1]
-        word_offsets[number + 1] = count
         index = offsets[number]
-        value, inside = _FNV_START, np.int64(0)
+        value, pending, size = _FNV_START, np.uint64(0), 0
         if count + (end - index) // 2 + 2 > len(hashes):
-            return number
+            return number, FULL
         while index < end:
+            if size == 0 and index + WIDTH + 16 <= len(text):
+                done, count = _hash_ascii_words(text, index, end, hashes, count)
+                if done > 0:
+                    index += done
+                    continue
             byte = text[index]
-            if byte < 0x80:  # without branches, because the ends of words cannot be predicted
+            if byte < 0x80:
                 folded = fold[byte]
-                continues = np.int64(folded > _BLANK)
-                hashes[count] = value * PRIME
-                count += inside & (1 - continues)
-                rotated = ((value << np.uint64(7)) | (value >> np.uint64(57))) ^ np.uint64(folded)
-                value = rotated if continues else _FNV_START
-                inside = continues
+                if folded > _BLANK:
+                    value, pending, size = _add_byte(value, pending, size, folded)
+                else:
+                    count = _end_word(value, pending, size, hashes, count)
+                    value, pending, size = _FNV_START, np.uint64(0), 0
                 index += 1
                 continue
-            code, size = _character(text, index)
+            code, width = _character(text, index)
             own = entry[code]
-            if own < 0:
-                simple[number] = False
-                break
-            if own == 0 or count + longest + (end - index) // 2 + 2 > len(hashes):
+            reason = DONE
+            if own <= 0:
+                reason = UNKNOWN if own == 0 else NOT_SIMPLE
+            elif count + longest + (end - index) // 2 + 2 > len(hashes):
+                reason = FULL
+            if reason != DONE:
                 sizes[word_offsets[number] : count + 1] = _WORD_QUARTERS
-                return number
+                return number, reason
             for place in range(starts[own], starts[own + 1]):
                 byte = words[place]
                 if byte <= _BLANK:
-                    hashes[count] = value * PRIME
-                    count += inside
-                    value, inside = _FNV_START, np.int64(0)
+                    count = _end_word(value, pending, size, hashes, count)
+                    value, pending, size = _FNV_START, np.uint64(0), 0
                 else:
-                    if inside == 0:
+                    if size == 0:
                         code = _code_point(words, place)
                         sizes[count] = quarters[code] if code < len(quarters) else _WORD_QUARTERS
-                    value = ((value << np.uint64(7)) | (value >> np.uint64(57))) ^ np.uint64(byte)
-                    inside = np.int64(1)
-            index += size
-        if simple[number]:
-            hashes[count] = value * PRIME
-            word_offsets[number + 1] = count + inside
-        else:
-            sizes[word_offsets[number] : count + 1] = _WORD_QUARTERS
-    return len(offsets) - 1
+                    value, pending, size = _add_byte(value, pending, size, byte)
+            index += width
+        word_offsets[number + 1] = _end_word(value, pending, size, hashes, count)
+    return len(offsets) - 1, DONE
+
+
+@jit
+def _hash_ascii_words(text, index, end, hashes, count):  # type: ignore[no-untyped-def]
+    """Write the hashes of the ASCII words that lie in the `WIDTH` bytes from `index` on and before `end`; return the bytes that are done
+    with, 0 if the first word goes on beyond ASCII or beyond them, and the number of words. Reads at most `WIDTH` + 15 bytes.
+    """
+    stop = min(trailing_zeros(find_beyond_ascii(text, index)), end - index)
+    letters = find_letters(text, index)
+    if stop < WIDTH:
+        letters &= (np.uint64(1) << np.uint64(stop)) - np.uint64(1)
+    done = 0
+    while done < stop:
+        rest = letters >> np.uint64(done)
+        if rest == 0:
+            return stop, count
+        start = done + trailing_zeros(rest)
+        done = start + trailing_zeros(~(letters >> np.uint64(start)))
+        if done >= stop and index + stop < end:
+            return start, count
+        place, length, value = index + start, done - start, _FNV_START
+        while length > 16:
+            value = _mix(value, load_word(text, place) | _LOWER_CASE)
+            place += 8
+            length -= 8
+        short = min(length, 8)
+        value = _mix(value, (load_word(text, place) | _LOWER_CASE) & (_ALL_BITS >> np.uint64(64 - 8 * short)))
+        longer = _mix(value, (load_word(text, place + 8) | _LOWER_CASE) & (_ALL_BITS >> np.uint64(64 - 8 * max(length - 8, 1))))
+        hashes[count] = longer if length > 8 else value
+        count += 1
+    return stop, count
+
+
+@jit
+def _mix(value, bytes_of_word):  # type: ignore[no-untyped-def]
+    value = (value ^ bytes_of_word) * PRIME
+    return value ^ (value >> np.uint64(32))
+
+
+@jit
+def _add_byte(value, pending, size, byte):  # type: ignore[no-untyped-def]
+    """Return the state of a word's hash after one more byte: the hash of full groups of eight bytes, the bytes after them, all bytes."""
+    pending |= np.uint64(byte) << np.uint64(8 * (size & 7))
+    size += 1
+    if size & 7 == 0:
+        return _mix(value, pending), np.uint64(0), size
+    return value, pending, size
+
+
+@jit
+def _end_word(value, pending, size, hashes, count):  # type: ignore[no-untyped-def]
+    """Write the hash of a word, unless it has no bytes; return the number of words."""
+    if size == 0:
+        return count
+    hashes[count] = _mix(value, pending) if size & 7 else value
+    return count + 1
 
 
 @jit
@@ -271,13 +417,23 @@ def count_characters(text, offsets, quarters, characters, spaceless):  # type: i
     """Write the number of characters of every text, and of those in scripts without spaces: those whose size in `quarters` is below 4."""
     for number in range(len(offsets) - 1):
         start, end = offsets[number], offsets[number + 1]
-        continuing, special = np.int64(0), np.int64(0)
-        for index in range(start, end):
-            byte = text[index]
-            continuing += np.int64((byte & 0xC0) == 0x80)
-            special += np.int64((byte >= 0xE0) & (byte != 0xE2))  # E2 starts quotation marks, dashes and symbols
-        characters[number] = end - start - continuing
-        spaceless[number] = 0
+        characters[number], spaceless[number] = end - start, 0
+        index, beyond = start, False
+        while index + WIDTH <= end:
+            continuing = find_continuing(text, index)
+            characters[number] -= count_bits(continuing)
+            beyond |= continuing != 0
+            index += WIDTH
+        while index < end:
+            is_continuing = (text[index] & 0xC0) == 0x80
+            characters[number] -= np.int64(is_continuing)
+            beyond |= is_continuing
+            index += 1
+        special = np.int64(0)
+        if beyond:
+            for index in range(start, end):
+                byte = text[index]
+                special += np.int64((byte >= 0xE0) & (byte != 0xE2))  # E2 starts quotation marks, dashes and symbols
         if special == 0:
             continue
         index = start
@@ -307,7 +463,7 @@ def _character(text, index):  # type: ignore[no-untyped-def]
 def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: ignore[no-untyped-def]
     """Write a hash and the size of every word, those of text i at [word_offsets[i]:word_offsets[i + 1]]; return the number of words.
 
-    The hash rotates and XORs bytes, in half of the time of FNV; ASCII words of up to nine letters have different ones.
+    The hash mixes eight bytes at a time; words of up to eight bytes have different ones.
 
     data: uint8, UTF-8 words separated by white space. offsets: int64 (n + 1,). quarters: uint8, size of a word by its first character; 4
     above the table. hashes, sizes: uint64 and uint8, of length at least (bytes / 2 + texts).
@@ -315,23 +471,18 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
     count = 0
     word_offsets[0] = 0
     for text in range(len(offsets) - 1):
-        value, inside = _FNV_START, False
+        value, pending, size = _FNV_START, np.uint64(0), 0
         for index in range(offsets[text], offsets[text + 1]):
             byte = data[index]
             if byte <= _BLANK:  # any white space; other separators were replaced
-                if inside:
-                    hashes[count] = value * PRIME
-                    count += 1
-                    value, inside = _FNV_START, False
+                count = _end_word(value, pending, size, hashes, count)
+                value, pending, size = _FNV_START, np.uint64(0), 0
             else:
-                if not inside:
+                if size == 0:
                     code = _code_point(data, index)
                     sizes[count] = quarters[code] if code < len(quarters) else _WORD_QUARTERS
-                value = ((value << np.uint64(7)) | (value >> np.uint64(57))) ^ np.uint64(byte)
-                inside = True
-        if inside:
-            hashes[count] = value * PRIME
-            count += 1
+                value, pending, size = _add_byte(value, pending, size, byte)
+        count = _end_word(value, pending, size, hashes, count)
         word_offsets[text + 1] = count
     return count
 
@@ -366,7 +517,7 @@ def collect_windows(hashes, sizes, word_offsets, least, most, windows, length, w
     """Write the windows that identify a text: from every word the shortest run of size >= `most`; of smaller texts the whole text, if its
     size is >= `least`. Return their number, at most one per word.
 
-    windows: hashes, the sum of word * prime^(words after it) modulo 2^64. length: in words. whole: True for a whole small text. text,
+    windows: hashes, the sum of those of the words modulo 2^64. length: in words. whole: True for a whole small text. text,
     start: index of the text, and of the window's first word in it.
     """
     count = 0
@@ -382,9 +533,9 @@ def collect_windows(hashes, sizes, word_offsets, least, most, windows, length, w
         if is_small and total >= least:
             ends[0], windows_of_text = words, 1
         for first in range(windows_of_text):
-            value = hashes[origin + first]
-            for index in range(first + 1, ends[first]):
-                value = value * PRIME + hashes[origin + index]
+            value = np.uint64(0)
+            for index in range(first, ends[first]):
+                value += hashes[origin + index]
             windows[count], length[count], whole[count] = value, ends[first] - first, is_small
             text[count], start[count] = number, first
             count += 1
@@ -404,48 +555,62 @@ def set_bits(windows, tables, bits, first, shift):  # type: ignore[no-untyped-de
 
 @jit
 def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, start, length, window):  # type: ignore[no-untyped-def]
-    """Write the windows whose bit is set, text by text; within a text first those of whole small texts, by length and first word, then
+    """Write the windows whose bit is set, text by text; within a text first those of whole small texts, by first word and length, then
     those of size `most`. Return their number; those that exceed the length of `window` are not written.
 
-    Tables as in `set_bits`: table 0 has the windows of size `most`, table n the small texts of n words; first[t] is -1 without a table. A
-    window's hash is the difference of two prefix hashes, so that windows are independent of one another.
+    Tables as in `set_bits`: table 0 has the windows of size `most`, table n < `most` the small texts of n words, and table `most` their
+    first _FEWEST words; first[t] is -1 without a table. A window's hash is the difference of two sums from the first word on, so that
+    windows are independent of one another.
     """
     count, limit = 0, len(window)
     longest = 0
     for number in range(len(word_offsets) - 1):
         longest = max(longest, word_offsets[number + 1] - word_offsets[number])
-    begun = np.zeros(longest + 1, np.uint64)  # of the first n words
-    ends, values = np.empty(len(begun), np.int64), np.empty(len(begun), np.uint64)
-    powers = np.ones(most + 1, np.uint64)
-    for number in range(most):
-        powers[number + 1] = powers[number] * PRIME
+    sums = np.zeros(longest + 1, np.uint64)  # of the first n words
+    ends = np.empty(longest + 1, np.int64)
+    usual = most // _WORD_QUARTERS  # words of a window, where all have the same size
     for number in range(len(word_offsets) - 1):
         origin, words = word_offsets[number], word_offsets[number + 1] - word_offsets[number]
+        differing = np.uint8(0)
         for index in range(words):
-            begun[index + 1] = begun[index] * PRIME + hashes[origin + index]
-        for run in range(1, min(len(first) - 1, words) + 1):
-            if first[run] < 0:
-                continue
-            table, by, power = first[run], shift[run], powers[run]
-            for index in range(words - run + 1):
-                value = begun[index + run] - begun[index] * power
-                slot = value >> by
-                if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                    if count < limit:
-                        text[count], start[count], length[count], window[count] = number, index, run, value
-                    count += 1
+            differing = np.uint8(differing | sizes[origin + index] ^ np.uint8(_WORD_QUARTERS))
+        value = np.uint64(0)
+        for index in range(words):
+            value += hashes[origin + index]
+            sums[index + 1] = value
+        if first[most] >= 0:
+            table, by = first[most], shift[most]
+            for index in range(words - _FEWEST + 1):
+                slot = (sums[index + _FEWEST] - sums[index]) >> by
+                if not (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
+                    continue
+                for run in range(_FEWEST, min(most - 1, words - index) + 1):
+                    if first[run] < 0:
+                        continue
+                    value = sums[index + run] - sums[index]
+                    slot = value >> shift[run]
+                    if (bits[first[run] + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
+                        if count < limit:
+                            text[count], start[count], length[count], window[count] = number, index, run, value
+                        count += 1
         if first[0] < 0:
             continue
         table, by = first[0], shift[0]
-        windows = _window_ends(sizes[origin : origin + words], most, ends)
-        for index in range(windows):
+        if differing == 0:
+            for index in range(words - usual + 1):
+                value = sums[index + usual] - sums[index]
+                slot = value >> by
+                if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
+                    if count < limit:
+                        text[count], start[count], length[count], window[count] = number, index, usual, value
+                    count += 1
+            continue
+        for index in range(_window_ends(sizes[origin : origin + words], most, ends)):
             end = ends[index]
-            values[index] = begun[end] - begun[index] * powers[end - index]
-        for index in range(windows):
-            value = values[index]
+            value = sums[end] - sums[index]
             slot = value >> by
             if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
                 if count < limit:
-                    text[count], start[count], length[count], window[count] = number, index, ends[index] - index, value
+                    text[count], start[count], length[count], window[count] = number, index, end - index, value
                 count += 1
     return count

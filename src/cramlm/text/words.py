@@ -91,22 +91,7 @@ def hash_words(words: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> 
 
 def hash_block(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> WordHashes:
     """Hash the words of texts text[offsets[i]:offsets[i + 1]] (valid UTF-8), as `hash_words` of `segment_utf8`."""
-    found, simple = _replacements().hash_words(text, offsets)
-    if simple.all():
-        return found
-    hashes, sizes = list[npt.NDArray[np.uint64]](), list[npt.NDArray[np.uint8]]()
-    counts = np.diff(found.offsets)
-    before = 0
-    for number in np.flatnonzero(~simple).tolist():
-        words = segment_utf8(text[offsets[number] : offsets[number + 1]].tobytes())
-        own = hash_words(np.frombuffer(words, np.uint8), np.array([0, len(words)]))
-        between = slice(found.offsets[before], found.offsets[number])
-        hashes += [found.hashes[between], own.hashes]
-        sizes += [found.sizes[between], own.sizes]
-        counts[number], before = len(own.hashes), number
-    rest = slice(found.offsets[before], None)
-    word_offsets = np.concatenate(([0], np.cumsum(counts)))
-    return WordHashes(np.concatenate([*hashes, found.hashes[rest]]), np.concatenate([*sizes, found.sizes[rest]]), word_offsets)
+    return _replacements().hash_words(text, offsets)
 
 
 @functools.cache
@@ -123,41 +108,57 @@ class _Replacements:
         self._words, self._offsets = np.zeros(0, np.uint8), np.zeros(2, np.int64)
         self._longest = 0
 
-    def _learn(self, text: npt.NDArray[np.uint8]) -> bool:
-        """Add the unknown characters of a text; return False if there are none."""
+    def _learn(self, text: npt.NDArray[np.uint8]) -> None:
+        """Add the unknown characters of a text."""
         from cramlm.text import kernels
 
-        found, learned = np.empty(256, np.int64), False
+        found = np.empty(256, np.int64)
         while count := kernels.unknown_characters(text, self._entry, found):
             new: list[bytes] = []
             for code in found[:count].tolist():
                 simple = None if 0xD800 <= code < 0xE000 or code > 0x10FFFF else _simple_character(chr(code))
                 self._entry[code] = -1 if simple is None else len(self._offsets) - 1 + len(new)
                 new += [] if simple is None else [simple.words]
-            learned = True
             self._longest = max([self._longest, *map(len, new)])
             self._words = np.concatenate((self._words, np.frombuffer(b"".join(new), np.uint8)))
             self._offsets = np.concatenate((self._offsets, self._offsets[-1] + np.cumsum([len(words) for words in new], dtype=np.int64)))
-        return learned
 
-    def hash_words(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[WordHashes, npt.NDArray[np.bool_]]:
-        """Return the words of each text, and if a text has only simple characters; a text with others has no words."""
+    def hash_words(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> WordHashes:
+        """As `hash_block`."""
         from cramlm.text import kernels
 
         fold = np.frombuffer(_ASCII_TO_WORDS, np.uint8)
-        word_offsets, simple = np.zeros(len(offsets), np.int64), np.ones(len(offsets) - 1, np.bool_)
+        ends = np.zeros(len(offsets), np.int64)
         hashes = np.empty(len(text) // 2 + len(offsets) + 1024, np.uint64)
         sizes = np.full(len(hashes), QUARTERS, np.uint8)
         done = 0
         while True:
             replacements = (fold, self._entry, self._words, self._offsets, self._longest)
-            done = kernels.hash_replaced_words(text, offsets, done, *replacements, word_sizes(), hashes, sizes, word_offsets, simple)
-            if done == len(offsets) - 1:
-                return WordHashes(hashes[: word_offsets[-1]], sizes[: word_offsets[-1]], word_offsets), simple
-            if self._learn(text[offsets[done] : offsets[done + 1]]):
-                continue
-            more = len(hashes) + self._longest * int(offsets[done + 1] - offsets[done])
-            hashes, sizes = np.concatenate((hashes, np.empty(more, np.uint64))), np.concatenate((sizes, np.full(more, QUARTERS, np.uint8)))
+            done, reason = kernels.hash_replaced_words(text, offsets, done, *replacements, word_sizes(), hashes, sizes, ends)
+            if reason == kernels.DONE:
+                return WordHashes(hashes[: ends[-1]], sizes[: ends[-1]], ends)
+            own = text[offsets[done] : offsets[done + 1]]
+            if reason == kernels.UNKNOWN:
+                self._learn(own)
+            elif reason == kernels.FULL:
+                hashes, sizes = _enlarge(hashes, sizes, self._longest * len(own))
+            else:
+                words = np.frombuffer(segment_utf8(own.tobytes()), np.uint8)
+                found = hash_words(words, np.array([0, len(words)]))
+                end = int(ends[done]) + len(found.hashes)
+                if end > len(hashes):
+                    hashes, sizes = _enlarge(hashes, sizes, len(found.hashes))
+                hashes[ends[done] : end], sizes[ends[done] : end] = found.hashes, found.sizes
+                done += 1
+                ends[done] = end
+
+
+def _enlarge(
+    hashes: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint8], words: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+    """Return both arrays at least twice as long, with place for so many more words."""
+    more = len(hashes) + words
+    return np.append(hashes, np.empty(more, np.uint64)), np.append(sizes, np.full(more, QUARTERS, np.uint8))
 
 
 def _segment_any_script(text: str) -> bytes:
