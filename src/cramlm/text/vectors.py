@@ -5,16 +5,21 @@ None of them checks bounds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
 from numba import extending
 from numba.core import types
 
-intrinsic: Any = extending.intrinsic  # its type includes the first parameter, which callers do not pass
 WIDTH: Final = 64  # bytes classified at once, a bit each
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _BYTES = ir.VectorType(_BYTE, WIDTH)
+
+
+def intrinsic(define: Callable[..., Any]) -> Any:
+    """Return numba's intrinsic; its type in numba has the first parameter, which callers do not pass."""
+    return extending.intrinsic(define)
 
 
 def _load(context: Any, builder: Any, array_type: Any, array: Any, index: Any, kind: Any) -> Any:
@@ -31,7 +36,7 @@ def find_letters(typing: Any, text: Any, index: Any) -> Any:
     """Return a uint64 with bit i set if text[index + i] is an ASCII letter or digit, for the `WIDTH` bytes from `index` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        loaded = _load(context, builder, signature.args[0], *arguments, _BYTES)
+        loaded = _load(context, builder, signature.args[0], arguments[0], arguments[1], _BYTES)
         letter = builder.icmp_unsigned("<", builder.sub(builder.or_(loaded, _splat(0x20)), _splat(ord("a"))), _splat(26))
         digit = builder.icmp_unsigned("<", builder.sub(loaded, _splat(ord("0"))), _splat(10))
         return builder.bitcast(builder.or_(letter, digit), _WORD)
@@ -44,7 +49,7 @@ def find_beyond_ascii(typing: Any, text: Any, index: Any) -> Any:
     """Return a uint64 with bit i set if text[index + i] >= 128, for the `WIDTH` bytes from `index` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        loaded = _load(context, builder, signature.args[0], *arguments, _BYTES)
+        loaded = _load(context, builder, signature.args[0], arguments[0], arguments[1], _BYTES)
         return builder.bitcast(builder.icmp_signed("<", loaded, _splat(0)), _WORD)
 
     return types.uint64(text, types.int64), generate
@@ -55,7 +60,7 @@ def find_continuing(typing: Any, text: Any, index: Any) -> Any:
     """Return a uint64 with bit i set if text[index + i] continues a character of UTF-8, for the `WIDTH` bytes from `index` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        loaded = _load(context, builder, signature.args[0], *arguments, _BYTES)
+        loaded = _load(context, builder, signature.args[0], arguments[0], arguments[1], _BYTES)
         return builder.bitcast(builder.icmp_signed("<", loaded, _splat(0xC0 - 256)), _WORD)
 
     return types.uint64(text, types.int64), generate
@@ -76,7 +81,7 @@ def load_word(typing: Any, text: Any, index: Any) -> Any:
     """Return the eight bytes from text[index] on as a uint64, the first one lowest."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(context, builder, signature.args[0], *arguments, _WORD)
+        return _load(context, builder, signature.args[0], arguments[0], arguments[1], _WORD)
 
     return types.uint64(text, types.int64), generate
 
