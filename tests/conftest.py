@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.records import Example
-from tiny_task import fit_linear_once, fit_once
+from tiny_task import fit_linear_runs, fit_tiny_run
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
@@ -80,19 +80,36 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) 
     return export_tiny(tmp_path_factory.mktemp("tiny-export") / "export", tokenizer)
 
 
+Once = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def tiny_onnx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_export: Path, texts: list[str]) -> Path:
-    """The ONNX form of `tiny_export`, made once for all pytest-xdist workers; no test may change it."""
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """A function that returns the folder of a name, which `make` writes once for all pytest-xdist workers of this session."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if hasattr(request.config, "workerinput") else own
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        folder, made = shared / name, shared / f"{name}.made"
+        with (shared / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not made.exists():
+                make(folder)
+                made.touch()
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def tiny_onnx(once: Once, tiny_export: Path, texts: list[str]) -> Path:
+    """The ONNX form of `tiny_export`; no test may change it."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     from cramlm.export.onnx import export_onnx
 
-    folder = shared_folder(request, tmp_path_factory) / "tiny-onnx"
-    with folder.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not folder.exists():
-            export_onnx(tiny_export, out=folder, texts=[Example(str(index), text, None, None) for index, text in enumerate(texts)])
-    return folder
+    examples = [Example(str(index), text, None, None) for index, text in enumerate(texts)]
+    return once("tiny-onnx", lambda folder: export_onnx(tiny_export, out=folder, texts=examples))
 
 
 @pytest.fixture(scope="module")  # its event loop ends with it: the tests of other modules call asyncio.run
@@ -114,28 +131,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def session_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/, run.toml, store/ and the finished run/ of `tiny_config`, fitted once for all pytest-xdist workers.
-
-    Never change it: use `tiny_run` or `copied_run`.
-    """
-    folder = shared_folder(request, tmp_path_factory) / "session-run"
-    fit_once(folder)
-    return folder
+def session_run(once: Once) -> Path:
+    """A folder with data/, run.toml, store/ and the finished run/ of `tiny_config`. Never change it: use `tiny_run` or `copied_run`."""
+    return once("session-run", fit_tiny_run)
 
 
 @pytest.fixture(scope="session")
-def linear_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def linear_runs(once: Once) -> Path:
     """A folder with data/, store/ and the finished runs static/, bayes/ and tfidf/; no test may change it."""
-    folder = shared_folder(request, tmp_path_factory) / "linear-runs"
-    fit_linear_once(folder)
-    return folder
-
-
-def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that all pytest-xdist workers of this session have in common."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(request.config, "workerinput") else own
+    return once("linear-runs", fit_linear_runs)
 
 
 @pytest.fixture(scope="module")

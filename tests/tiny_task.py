@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import random
 from pathlib import Path
 from typing import Any
@@ -98,26 +97,17 @@ def task_paths(folder: Path) -> dict[str, str]:
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "dev", "test", "corpus")}
 
 
-def fit_once(folder: Path) -> None:
-    """Write data/, run.toml, store/ and the finished run/ of `tiny_config` to `folder`, unless this or another process has done so."""
-    with folder.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not (folder / "run.toml").exists():
-            config = load_config(tiny_config(write_task(folder / "data")))
-            run(config, out=folder / "run", store=folder / "store")
-            (folder / "run.toml").write_text(to_toml(config), "utf-8")
+def fit_tiny_run(folder: Path) -> None:
+    """Write data/, run.toml, store/ and the finished run/ of `tiny_config` to `folder`."""
+    config = load_config(tiny_config(write_task(folder / "data")))
+    (folder / "run.toml").write_text(to_toml(config), "utf-8")
+    run(config, out=folder / "run", store=folder / "store")
 
 
-def fit_linear_once(folder: Path) -> None:
-    """Write data/, store/ and finished runs of the linear recipes to folders of these names, unless it was done."""
-    with folder.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not (folder / "tfidf/report.html").exists():
-            paths = write_task(folder / "data", documents=60)
-            task = {name: paths[name] for name in ("train", "dev", "test")}
-            for config in (
-                *(recipe(corpus=[paths["corpus"]], **task) for recipe in (recipes.static, recipes.bayes)),
-                recipes.tfidf(**task),
-            ):
-                quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
-                run(load_config(quick), out=folder / config.name, store=folder / "store")
+def fit_linear_runs(folder: Path) -> None:
+    """Write data/, store/ and finished runs of the linear recipes to folders of these names."""
+    paths = write_task(folder / "data", documents=60)
+    corpus = [paths.pop("corpus")]
+    for config in (recipes.static(corpus=corpus, **paths), recipes.bayes(corpus=corpus, **paths), recipes.tfidf(**paths)):
+        quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
+        run(load_config(quick), out=folder / config.name, store=folder / "store")

@@ -113,11 +113,9 @@ def test_a_server_gives_null_and_the_confidence(finished: Path, between: float) 
     assert None in [each["label"] for each in predictions]
 
 
-def test_the_onnx_form_has_the_same_confidence(finished: Path, tmp_path: Path, between: float) -> None:
-    pytest.importorskip("onnxruntime")
-    succeed("export", finished, "--out", tmp_path / "onnx")
+def test_the_onnx_form_has_the_same_confidence(finished: Path, onnx_form: Path, between: float) -> None:
     for model_part in ("combined", "encoder", "static"):
-        ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", tmp_path / "onnx"))  # type: ignore[arg-type]
+        ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", onnx_form))  # type: ignore[arg-type]
         pairs = zip(ours.predict_or_abstain(TEXTS, below=between), theirs.predict_or_abstain(TEXTS, below=between), strict=True)
         for one, other in pairs:
             assert one.label == other.label

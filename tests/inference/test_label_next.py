@@ -98,10 +98,8 @@ def test_a_copied_model_says_that_it_does_not_know_its_training_texts(finished: 
     assert "labelled already" in error_line(cramlm("label-next", copied, file, "-n", "3", "--labelled", file), 2)
 
 
-def test_an_onnx_folder_compares_texts_by_its_linear_models(finished: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    succeed("export", finished, "--out", tmp_path / "onnx")
+def test_an_onnx_folder_compares_texts_by_its_linear_models(onnx_form: Path) -> None:
     texts = unlabelled(60)
-    assert len(label_next(Predictor.load(tmp_path / "onnx"), texts, 5).chosen) == 5
+    assert len(label_next(Predictor.load(onnx_form), texts, 5).chosen) == 5
     with pytest.raises(UsageError, match="ONNX folder gives logits only"):
-        label_next(Predictor.load(tmp_path / "onnx", model_part="encoder"), texts, 5)
+        label_next(Predictor.load(onnx_form, model_part="encoder"), texts, 5)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +25,34 @@ from cramlm.pipeline.run import run
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
-from jsonl import write_jsonl
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import TOPICS, task_paths, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A finished run, its store, and the data of its config."""
+
+    run: Path
+    store: Path
+    config: dict[str, Any]
+
+    def again(self, config: dict[str, Any]) -> list[Event]:
+        """Fit `config` into the folder of the run; return the events."""
+        return events_of(config, self.run, self.store)
+
+
 @pytest.fixture(scope="module")
-def finished(tiny_run: Path, session_run: Path) -> tuple[Path, dict[str, Any]]:
-    """A folder with store/ and a finished run/, and the run's config data."""
-    return tiny_run, tiny_config(task_paths(session_run / "data"))
+def finished(tiny_run: Path, session_run: Path) -> Finished:
+    return Finished(tiny_run / "run", tiny_run / "store", tiny_config(task_paths(session_run / "data")))
 
 
 @pytest.fixture
-def copied(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """The same in a folder of its own, to be changed; data and store are shared."""
-    folder, data = finished
-    shutil.copytree(folder / "run", tmp_path / "run")
-    return tmp_path, data
+def copied(finished: Finished, copied_run: Path) -> Finished:
+    """The same run in a folder of its own, to be changed."""
+    return replace(finished, run=copied_run)
 
 
 def shortened(config: dict[str, Any], steps: int = 2, **changes: Any) -> dict[str, Any]:
@@ -54,56 +66,50 @@ def events_of(config: dict[str, Any], out: Path, store: Path) -> list[Event]:
     return events
 
 
-class StopIn:
-    """A stop that is requested once a phase has made so many steps."""
+def fit_and_stop(config: dict[str, Any], out: Path, store: Path, stage: str, *, after: int) -> None:
+    """Start a run that is stopped once a phase has made so many steps."""
+    seen: list[Event] = []
+    boundaries = count()
 
-    def __init__(self, stage: str, *, after: int) -> None:
-        self.stage, self.left, self.began = stage, after, False
+    def stop() -> int | None:
+        began = any(event.stage == stage and event.kind == "start" for event in seen)
+        return 75 if began and next(boundaries) >= after else None
 
-    def see(self, event: Event) -> None:
-        self.began = self.began or (event.stage == self.stage and event.kind == "start")
-
-    def stop(self) -> int | None:
-        self.left -= self.began
-        return 75 if self.left < 0 else None
+    with pytest.raises(Stopped) as stopped:
+        run(load_config(config), out=out, store=store, emit=seen.append, process=Process(stop))
+    assert stopped.value.exit_code == 75
 
 
-def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, config = finished
-    assert (folder / "run/run.toml").read_text("utf-8") == to_toml(load_config(config))
+def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: Finished) -> None:
+    folder = finished.run
+    assert (folder / "run.toml").read_text("utf-8") == to_toml(load_config(finished.config))
     built = "task baseline plan selection tokenizer tokens embedding static bayes schedule teacher phase-1-joint phase-2-finetune"
     stages = [*built.split(), "logit-adjustment", "evaluation", "export"]
-    assert all((folder / "run" / stage / "manifest.json").is_file() for stage in stages)
-    stored = [manifest.parts[-3] for manifest in (folder / "store").glob("*/*/manifest.json")]
+    assert all((folder / stage / "manifest.json").is_file() for stage in stages)
+    stored = [manifest.parts[-3] for manifest in finished.store.glob("*/*/manifest.json")]
     assert {"parts", "corpora", "indexes"} <= set(stored)
-    assert verify(folder) == len(stages) + len(stored)
-    scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
+    assert verify(folder) + verify(finished.store) == len(stages) + len(stored)
+    scores = json.loads((folder / "evaluation/scores.json").read_bytes())
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
     assert list(scores["models"]) == ["tlm", "combined", "static", "bayes", "tfidf"]
     assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "bayes", "tfidf"))
     assert set(scores["comparison"]["cross_fitted"]) == {"tfidf", "bayes", "static", "tlm", "combined"}
     assert scores["verdict"] == scores["comparison"]["text"]
-    predictor = Predictor.load(folder / "run/export")
-    assert [prediction.label for prediction in predictor.predict(["wave ship harbour sailor", "summit ridge valley climber"])] == [
-        "sea",
-        "hill",
-    ]
+    predictions = Predictor.load(folder / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
+    assert [prediction.label for prediction in predictions] == ["sea", "hill"]
 
 
-def test_a_second_equal_call_builds_nothing_and_restores_pytorchs_number_of_threads(
-    copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
-) -> None:
-    folder, config = copied
-    before, threads = hash_file(folder / "run" / WEIGHTS), torch.get_num_threads()
+def test_a_second_equal_call_builds_nothing_and_restores_pytorchs_number_of_threads(copied: Finished) -> None:
+    before, threads = hash_file(copied.run / WEIGHTS), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        events = events_of(config, folder / "run", finished[0] / "store")  # of a run on one thread
+        events = copied.again(copied.config)  # of a run on one thread
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert not [event for event in events if event.kind in ("start", "stale", "step") and event.stage != "task"]
     assert len([event for event in events if event.kind == "up_to_date"]) == 18
-    assert hash_file(folder / "run" / WEIGHTS) == before
+    assert hash_file(copied.run / WEIGHTS) == before
 
 
 def test_a_run_parses_each_file_and_tokenizes_each_text_once(tmp_path: Path) -> None:
@@ -121,13 +127,10 @@ def test_a_run_parses_each_file_and_tokenizes_each_text_once(tmp_path: Path) -> 
     assert {item: number for item, number in done.items() if number > 1} == {}
 
 
-def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(
-    copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
-) -> None:
-    folder, config = copied
-    changed = json.loads(json.dumps(config))
+def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(copied: Finished) -> None:
+    changed = json.loads(json.dumps(copied.config))
     changed["phases"][1]["steps"] = 12
-    events = events_of(changed, folder / "run", finished[0] / "store")
+    events = copied.again(changed)
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
     assert "steps 16 -> 12" in stale["phase-2-finetune"]
     kept = {event.stage for event in events if event.kind == "up_to_date"}
@@ -137,35 +140,28 @@ def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(
 
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])
 def test_an_interrupted_run_ends_with_the_same_bits_and_dev_predictions(
-    stage: str, steps: int, evaluations: int, finished: tuple[Path, dict[str, Any]], tmp_path: Path
+    stage: str, steps: int, evaluations: int, finished: Finished, tmp_path: Path
 ) -> None:
-    folder, config = finished
-    signal = StopIn(stage, after=steps)
-    with pytest.raises(Stopped) as stopped:
-        run(load_config(config), out=tmp_path / "run", store=folder / "store", emit=signal.see, process=Process(signal.stop))
-    assert stopped.value.exit_code == 75
+    fit_and_stop(finished.config, tmp_path / "run", finished.store, stage, after=steps)
     assert not (tmp_path / "run/export").exists()
     assert len(list((tmp_path / f"run/.work/{stage}").rglob("dev-predictions/*/*.npy"))) == evaluations
-    events_of(config, tmp_path / "run", folder / "store")
+    events_of(finished.config, tmp_path / "run", finished.store)
     assert not (tmp_path / "run/.work" / stage).exists()
     for name in (WEIGHTS, "phase-2-finetune/dev-predictions.npy"):
-        assert hash_file(tmp_path / "run" / name) == hash_file(folder / "run" / name)
-    one, two = (json.loads((path / "run/evaluation/scores.json").read_bytes())["comparison"] for path in (tmp_path, folder))
+        assert hash_file(tmp_path / "run" / name) == hash_file(finished.run / name)
+    one, two = (json.loads((path / "evaluation/scores.json").read_bytes())["comparison"] for path in (tmp_path / "run", finished.run))
     assert one == two
 
 
-def test_dev_predictions_of_another_config_are_not_used(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder, config = finished
-    other = json.loads(json.dumps(config))
+def test_dev_predictions_of_another_config_are_not_used(finished: Finished, tmp_path: Path) -> None:
+    other = json.loads(json.dumps(finished.config))
     other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
-    signal = StopIn("phase-2-finetune", after=3)
-    with pytest.raises(Stopped):
-        run(load_config(other), out=tmp_path / "run", store=folder / "store", emit=signal.see, process=Process(signal.stop))
+    fit_and_stop(other, tmp_path / "run", finished.store, "phase-2-finetune", after=3)
     for checkpoint in (tmp_path / "run/.work/phase-2-finetune").glob("step-*"):
         shutil.rmtree(checkpoint)  # as if it had been killed before its first one
-    events_of(config, tmp_path / "run", folder / "store")
+    events_of(finished.config, tmp_path / "run", finished.store)
     name = "phase-2-finetune/dev-predictions.npy"
-    assert np.array_equal(np.load(tmp_path / "run" / name), np.load(folder / "run" / name))
+    assert np.array_equal(np.load(tmp_path / "run" / name), np.load(finished.run / name))
 
 
 def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,13 +171,12 @@ def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("teachers", [(), ("static",), ("bayes", "tfidf")])
 def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_and_none_is_scored(
-    teachers: tuple[str, ...], copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]
+    teachers: tuple[str, ...], finished: Finished, tmp_path: Path
 ) -> None:
-    folder, config = copied
-    out, phases = folder / "without", config["phases"] if teachers else without_teacher(config)
-    changed = {**config, "phases": phases, "baseline": {"enabled": False}}
+    out, config = tmp_path / "run", finished.config
+    changed = {**config, "phases": config["phases"] if teachers else without_teacher(config), "baseline": {"enabled": False}}
     changed |= {"teacher": {"models": list(teachers)}} if teachers else {}
-    run(load_config(shortened(changed)), out=out, store=finished[0] / "store")
+    run(load_config(shortened(changed)), out=out, store=finished.store)
     fitted = {
         name: (out / stage / "fit.json").is_file() for name, stage in (("tfidf", "baseline"), ("bayes", "bayes"), ("static", "static"))
     }
@@ -193,12 +188,9 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
     assert all("test" not in json.loads(path.read_bytes()) for path in out.glob("*/fit.json"))
 
 
-def test_another_test_file_does_not_refit_the_linear_models(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
-    folder, config = copied
-    shorter = folder / "test.jsonl"
-    shorter.write_text("\n".join(Path(config["task"]["test"]).read_text("utf-8").splitlines()[:10]) + "\n", "utf-8")
-    changed = {**config, "task": config["task"] | {"test": str(shorter)}}
-    events = events_of(changed, folder / "run", finished[0] / "store")
+def test_another_test_file_does_not_refit_the_linear_models(copied: Finished, tmp_path: Path) -> None:
+    shorter = write_jsonl(tmp_path / "test.jsonl", read_jsonl(copied.config["task"]["test"])[:10])
+    events = copied.again({**copied.config, "task": copied.config["task"] | {"test": str(shorter)}})
     assert {"baseline", "tokenizer"} <= {event.stage for event in events if event.kind == "up_to_date"}
     assert "evaluation" in {event.stage for event in events if event.kind == "stale"}
 
@@ -247,47 +239,45 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     assert second.config == first.config
 
 
-def test_the_teacher_labels_pieces_of_passages_and_training_texts(copied: tuple[Path, dict[str, Any]]) -> None:
-    folder, config = copied
-    soft, own = (np.load(folder / f"run/teacher/{about}.npy") for about in ("passages-32", "task"))
-    selected = SelectionTable.open(folder / "run/selection").texts()
-    passages = Tokenizer.load(folder / "run/tokenizer").pieces(selected, max_length=32)[1]
+def test_the_teacher_labels_pieces_of_passages_and_training_texts(finished: Finished) -> None:
+    folder = finished.run
+    soft, own = (np.load(folder / f"teacher/{about}.npy") for about in ("passages-32", "task"))
+    selected = SelectionTable.open(folder / "selection").texts()
+    passages = Tokenizer.load(folder / "tokenizer").pieces(selected, max_length=32)[1]
     assert soft.shape == (len(passages), 2)
     np.testing.assert_allclose(soft.sum(axis=1), 1, rtol=1e-5)
     hill = np.array([sum(word in TOPICS["hill"] for word in text.split()) for text in passages])
     sea = np.array([sum(word in TOPICS["sea"] for word in text.split()) for text in passages])
     clear = abs(hill - sea) > 3
     assert ((soft[:, 0] > soft[:, 1]) == (hill > sea))[clear].mean() > 0.95
-    steps = [event for event in map(json.loads, (folder / "run/events.jsonl").read_text().splitlines()) if event["kind"] == "step"]
-    assert own.shape == (len(Path(config["task"]["train"]).read_text().splitlines()), 2)
-    assert {"joint", "finetune"} == {
-        event["stage"].split("-")[-1] for event in steps if {"distil_external", "distil_task"} & set(event["data"])
-    }
+    steps = [event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "step"]
+    assert own.shape == (len(read_jsonl(finished.config["task"]["train"])), 2)
+    distilled = {event["stage"] for event in steps if {"distil_external", "distil_task"} & set(event["data"])}
+    assert distilled == {"phase-1-joint", "phase-2-finetune"}
 
 
-def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: tuple[Path, dict[str, Any]]) -> None:
-    folder, config = copied
-    default = np.load(folder / "run/teacher/passages-32.npy")
+def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: Finished) -> None:
+    folder = copied.run
+    default = np.load(folder / "teacher/passages-32.npy")
     labels = {}
     for share in (0.0, 1.0):
-        run(load_config(shortened(config, teacher={"passage_share": share})), out=folder / "run", store=folder / "store")
-        labels[share] = np.load(folder / "run/teacher/passages-32.npy")
+        copied.again(shortened(copied.config, teacher={"passage_share": share}))
+        labels[share] = np.load(folder / "teacher/passages-32.npy")
     np.testing.assert_allclose(default, (labels[0.0] + labels[1.0]) / 2, atol=1e-6)
-    passages = SelectionTable.open(folder / "run/selection").texts()
-    source = Tokenizer.load(folder / "run/tokenizer").pieces(passages, max_length=32)[0].source
+    passages = SelectionTable.open(folder / "selection").texts()
+    source = Tokenizer.load(folder / "tokenizer").pieces(passages, max_length=32)[0].source
     first = np.searchsorted(source, source)
     assert len(passages) < len(source), "some passages have several pieces"
     np.testing.assert_allclose(labels[1.0], labels[1.0][first], atol=1e-6)
     assert abs(labels[0.0] - labels[0.0][first]).max() > 0.01
 
 
-def test_distribution_alignment_is_a_setting_of_the_teacher(copied: tuple[Path, dict[str, Any]], finished: tuple[Path, Any]) -> None:
-    folder, config = copied
-    plain = np.load(folder / "run/teacher/passages-32.npy")
-    events = events_of(shortened(config, teacher={"align_distribution": True}), folder / "run", finished[0] / "store")
+def test_distribution_alignment_is_a_setting_of_the_teacher(copied: Finished) -> None:
+    plain = np.load(copied.run / "teacher/passages-32.npy")
+    events = copied.again(shortened(copied.config, teacher={"align_distribution": True}))
     stale = {event.stage: event.message for event in events if event.kind == "stale"}
     assert "teacher.align_distribution false -> true" in stale["teacher"]
-    aligned = np.load(folder / "run/teacher/passages-32.npy")
+    aligned = np.load(copied.run / "teacher/passages-32.npy")
     shift = np.log(aligned[:, 0] / aligned[:, 1]) - np.log(plain[:, 0] / plain[:, 1])
     assert plain.mean(axis=0)[0] < 0.5  # half of the training texts have either label
     assert shift.min() > 0
