@@ -11,6 +11,8 @@ import pytest
 from commands import succeed
 from tiny_task import write_task
 
+SHORT = ("--set", "phases[0].steps=2", "--set", "phases[1].steps=2")
+
 
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -39,7 +41,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_fit_predict_report_and_index_need_no_network(session_run: Path, tmp_path: Path, blocked: list[str]) -> None:
     paths = write_task(tmp_path / "data")
     commands: list[tuple[str | Path, ...]] = [
-        ("fit", "--config", session_run / "run.toml", "--out", tmp_path / "run", "--store", tmp_path / "store"),
+        ("fit", "--config", session_run / "run.toml", "--out", tmp_path / "run", "--store", tmp_path / "store", *SHORT),
         ("predict", tmp_path / "run", paths["test"], "--out", tmp_path / "predictions.jsonl"),
         ("evaluate", tmp_path / "run", paths["test"]),
         ("explain", tmp_path / "run", "wave ship harbour sailor"),

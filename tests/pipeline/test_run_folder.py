@@ -258,17 +258,17 @@ def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
     assert not read_run(Path("run")).finished
 
 
-def test_a_damaged_record_is_named_and_rewritten_by_the_next_run(copied: Path) -> None:
-    Path("run/stages.json").write_text('{"config": ', "utf-8")
-    with pytest.raises(ArtifactError, match=r"stages\.json: damaged"):
-        read_run(Path("run"))
-    run(small_config(), out="run", store="store")
-    assert read_run(Path("run")).finished
-
-
-def test_a_run_of_an_earlier_version_is_reported_after_it_ran_again(copied: Path) -> None:
-    Path("run/stages.json").unlink()
-    with pytest.raises(ArtifactError, match="written by an earlier version of cramlm; run the same `cramlm fit` again"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"config": ', r"stages\.json: damaged"),
+        (None, "written by an earlier version of cramlm; run the same `cramlm fit` again"),
+    ],
+    ids=["damaged", "missing"],
+)
+def test_a_run_whose_record_cannot_be_read_is_reported_after_it_ran_again(copied: Path, content: str | None, message: str) -> None:
+    Path("run/stages.json").unlink() if content is None else Path("run/stages.json").write_text(content, "utf-8")
+    with pytest.raises(ArtifactError, match=message):
         read_run(Path("run"))
     events: list[Event] = []
     run(small_config(), out="run", store="store", emit=events.append)

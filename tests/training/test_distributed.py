@@ -17,10 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from training_fixtures import (
-    ENCODER,
     FINGERPRINT,
-    LABELS,
-    VOCABULARY,
     assert_same_bits,
     make_batches,
     make_model,
@@ -29,9 +26,9 @@ from training_fixtures import (
     weights_of,
 )
 
-from cramlm.config.run import HeadConfig, PhaseConfig
+from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.model.model import Model, ModelSpec, build_model
+from cramlm.model.model import Model
 from cramlm.records import Event
 from cramlm.training.distributed import ALONE, Ranks, Stop
 from cramlm.training.loop import never
@@ -150,9 +147,7 @@ def test_any_phase_on_several_ranks_has_the_losses_of_one_process(tmp_path: Path
     [("modernbert", "replaced_tokens"), ("moe", "mlm"), ("albert", "mlm")],
 )
 def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process(tmp_path: Path, shape: str, objective: str) -> None:
-    encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
-    head = HeadConfig(pooling="cls", generator=16 if objective == "replaced_tokens" else None)
-    build = functools.partial(build_model, ModelSpec(encoder, head, vocab_size=VOCABULARY, labels=LABELS))
+    build = functools.partial(make_model, shape=shape, generator=16 if objective == "replaced_tokens" else None)
     phase = make_phase(steps=6, evaluate_every=3, optimizer={"kind": "adamw"}, text=objective)
     assert_losses_of_one_process(phase, tmp_path, ranks=2, build=build)
 

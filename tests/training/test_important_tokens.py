@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_phase, make_pool, run_phase
+from training_fixtures import SPECIAL, make_model, make_phase, make_pool, run_phase
 
-from cramlm.config.run import HeadConfig, MaskingConfig
+from cramlm.config.run import MaskingConfig
 from cramlm.config.terms import ImportantTokens
-from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
+from cramlm.model.model import Model, PackedBatch
 from cramlm.training.batching import Batches
 from cramlm.training.masking import mask
 from cramlm.training.objective import objective_of
@@ -33,7 +33,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def model_of() -> Model:
-    return build_model(ModelSpec(ENCODER, HeadConfig(pooling="mean", token_classifier=True), vocab_size=VOCABULARY, labels=LABELS), seed=7)
+    return make_model(pooling="mean", token_classifier=True)
 
 
 def pool_of_words(sequences: int = 24) -> TokenPool:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from training_fixtures import ENCODER, SPECIAL, VOCABULARY, make_batches, make_model, make_phase, make_pool
+from training_fixtures import SPECIAL, make_batches, make_model, make_phase, make_pool
 
-from cramlm.config.run import HeadConfig, PhaseConfig
+from cramlm.config.run import PhaseConfig
 from cramlm.model.kernels.torch import weighted_cross_entropy
-from cramlm.model.model import Model, ModelSpec, PackedBatch, Precision, build_model
+from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of
@@ -171,7 +171,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     targets = (values > 0).astype(np.float32) if kind == "multi-label" else values
     pools = external, replace(task, labels=np.zeros_like(task.labels), targets=targets)
     batch = Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL).batch(0)
-    model = build_model(ModelSpec(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=outputs, kind=kind), seed=7)
+    model = make_model(labels=outputs, kind=kind)
     packed = PackedBatch.of(batch)
     labelled = packed.task_labels >= 0
     assert labelled.tolist() == (~packed.external).tolist()
@@ -186,7 +186,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
 
 
 def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer() -> None:
-    model = build_model(ModelSpec(ENCODER, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=1, kind="regression"), seed=7)
+    model = make_model(labels=1, kind="regression")
     batch = first_batch(make_phase())
     with torch.no_grad():
         before = model.task_logits(model.hidden(batch), batch)

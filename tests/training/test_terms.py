@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 from training_fixtures import (
-    ENCODER,
-    LABELS,
     SPECIAL,
-    VOCABULARY,
     assert_same_bits,
+    make_model,
     make_phase,
     make_pool,
     run_phase,
@@ -25,7 +23,7 @@ from training_fixtures import (
 
 from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
 from cramlm.errors import Stopped
-from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
+from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
@@ -55,9 +53,8 @@ def phase_of(objective: str, **changes: Any) -> PhaseConfig:
 
 
 def model_of(*, seed: int = 7, shape: str = "modernbert") -> Model:
-    """With a generator, whatever the phase; small."""
-    encoder = ENCODER.model_copy(update={"shape": shape, "embedding": 16})
-    return build_model(ModelSpec(encoder, HeadConfig(pooling="cls", generator=16), vocab_size=VOCABULARY, labels=LABELS), seed=seed)
+    """With a generator, whatever the phase."""
+    return make_model(seed=seed, shape=shape, generator=16)
 
 
 def pool_of_words(sequences: int, *, labelled: bool, seed: int) -> TokenPool:

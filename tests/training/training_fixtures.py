@@ -11,6 +11,7 @@ import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
+from cramlm.records import TaskKind
 from cramlm.training.batching import Batches
 from cramlm.training.loop import DevEvaluation, Evaluate, PhaseResult, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
@@ -19,7 +20,7 @@ from cramlm.training.sequences import TokenPool
 VOCABULARY = 120
 LABELS = 3
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=VOCABULARY)
-ENCODER = EncoderConfig(layers=2, hidden=32, heads=2, intermediate=48, max_positions=64)
+ENCODER = EncoderConfig(layers=2, hidden=32, heads=2, intermediate=48, max_positions=64, embedding=16)
 FINGERPRINT = {"config": {"seed": 7, "phase": {"steps": 30}}, "data": "abc"}
 
 
@@ -69,9 +70,11 @@ def make_batches(phase: PhaseConfig, *, seed: int = 7, external: int = 90, task:
     return Batches(phase, *pools, seed=seed, phase_index=0, special=SPECIAL)
 
 
-def make_model(*, shape: str = "modernbert", seed: int = 7) -> Model:
+def make_model(*, shape: str = "modernbert", seed: int = 7, labels: int = LABELS, kind: TaskKind = "classification", **head: Any) -> Model:
+    """A model of two layers; head: settings of the head."""
     encoder = ENCODER.model_copy(update={"shape": shape})
-    return build_model(ModelSpec(encoder, HeadConfig(pooling="cls"), vocab_size=VOCABULARY, labels=LABELS), seed=seed)
+    config = HeadConfig.model_validate({"pooling": "cls", **head})
+    return build_model(ModelSpec(encoder, config, vocab_size=VOCABULARY, labels=labels, kind=kind), seed=seed)
 
 
 def accuracy_on_dev(model: Model, step: int = 0) -> dict[str, float]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_model
 
-from cramlm.config.run import EncoderConfig, HeadConfig, OptimizerConfig, PhaseConfig
+from cramlm.config.run import HeadConfig, OptimizerConfig, PhaseConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.evaluation.evaluate import predict_logits
 from cramlm.model.kernels.torch import Rotation, attend, attend_fused
@@ -27,13 +28,8 @@ from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model, resol
 from cramlm.model.tokenizer import Tokens
 from cramlm.planning.speed import random_pool
 from cramlm.training.batching import Batches
-from cramlm.training.masking import SpecialIds
 from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.optimizers import build_optimizer
-
-VOCABULARY, LABELS = 120, 3
-SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=VOCABULARY)
-SIZES = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 48, "max_positions": 64}
 
 
 class OneDevice(TorchDispatchMode):
@@ -106,15 +102,14 @@ def train_on_meta(model: Model, phase: PhaseConfig) -> int:
 @pytest.mark.parametrize("name", TERMS)
 def test_a_training_step_of_every_term_stays_on_the_device(name: str) -> None:
     per_token = name in ("replaced tokens", "shuffled tokens", "important tokens")
-    head = HeadConfig(token_classifier=per_token, generator=16 if name == "replaced tokens" else None)
-    model = build_model(ModelSpec(EncoderConfig(**SIZES), head, vocab_size=VOCABULARY, labels=LABELS), seed=0)
+    model = make_model(token_classifier=per_token, generator=16 if name == "replaced tokens" else None)
     assert train_on_meta(model, phase_of(TERMS[name])) > 10
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("shape", ["bert", "roberta", "albert", "modernbert"])
 def test_a_training_step_of_every_shape_and_optimizer_stays_on_the_device(shape: Any, optimizer: Any) -> None:
-    encoder = EncoderConfig(shape=shape, global_every=2 if shape == "modernbert" else 1, embedding=16, **SIZES)
+    encoder = ENCODER.model_copy(update={"shape": shape, "global_every": 2 if shape == "modernbert" else 1})
     spec = ModelSpec(encoder, HeadConfig(pooling="mean" if shape == "modernbert" else "cls"), vocab_size=VOCABULARY, labels=LABELS)
     phase = phase_of(TERMS["mlm, classify, distil"], optimizer=OptimizerConfig(kind=optimizer))
     assert train_on_meta(build_model(spec, seed=0), phase) > 10
@@ -122,15 +117,14 @@ def test_a_training_step_of_every_shape_and_optimizer_stays_on_the_device(shape:
 
 @pytest.mark.parametrize("kind", ["classification", "multi-label", "regression"])
 def test_the_forward_pass_of_every_kind_of_task_stays_on_the_device(kind: Any) -> None:
-    spec = ModelSpec(EncoderConfig(**SIZES), HeadConfig(), vocab_size=VOCABULARY, labels=1 if kind == "regression" else LABELS, kind=kind)
-    model = build_model(spec, seed=0).to("meta")
+    model = make_model(labels=1 if kind == "regression" else LABELS, kind=kind).to("meta")
     with OneDevice(), torch.no_grad():
         batch = PackedBatch.of(batch_of(phase_of(TERMS["labels"])), "meta")
-        assert model.task_logits(model.hidden(batch), batch).shape == (len(batch.first), spec.labels)
+        assert model.task_logits(model.hidden(batch), batch).shape == (len(batch.first), model.labels)
 
 
 def test_token_embeddings_and_a_logit_adjustment_are_set_on_the_device() -> None:
-    model = build_model(ModelSpec(EncoderConfig(**SIZES), HeadConfig(), vocab_size=VOCABULARY, labels=LABELS), seed=0).to("meta")
+    model = make_model().to("meta")
     with OneDevice():
         model.set_word_embeddings(np.ones((VOCABULARY, 32), dtype=np.float32))
         model.add_to_logits(np.zeros(LABELS, dtype=np.float32))
@@ -178,7 +172,7 @@ def test_a_step_on_a_gpu_has_the_loss_of_a_step_on_the_cpu() -> None:
     phase = phase_of(TERMS["mlm, classify, distil"])
     batch, totals = batch_of(phase), []
     for device in ("cpu", "cuda"):
-        model = build_model(ModelSpec(EncoderConfig(**SIZES), HeadConfig(), vocab_size=VOCABULARY, labels=LABELS), seed=0).to(device)
+        model = make_model().to(device)
         counts = objective_of(phase).counts(batch)
         losses = gradients(model, in_parts(batch, 1, device), phase, counts, precision="bf16", dropout_seed=1)
         totals.append(float(losses.total))
