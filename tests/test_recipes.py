@@ -237,6 +237,11 @@ def write_labels(path: Path, rows: list[Any]) -> str:
     return write_labelled(path, ((f"text number {number}", label) for number, label in enumerate(rows)))
 
 
+def even(count: int) -> list[str]:
+    """Labels of so many texts, of each nearly as many."""
+    return [f"label {number % LABELS}" for number in range(count)]
+
+
 def soft(phase: PhaseConfig) -> tuple[float, float]:
     """The weight of a teacher and the label smoothing."""
     return sum(term.weight for term in phase.terms_of(Distil)), sum(term.label_smoothing for term in phase.terms_of(Classify))
@@ -265,7 +270,7 @@ SOFTNESS = {
 def test_a_recipe_writes_the_weight_of_the_teacher_and_the_smoothing_that_suit_the_number_of_texts(name: str, tmp_path: Path) -> None:
     assert softness(RECIPES[name](train="", corpus="corpus.jsonl")) == SOFTNESS[name][0], "typical sizes are assumed without a file"
     for count, expected in zip((500, 100), SOFTNESS[name], strict=True):
-        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        train = write_labels(tmp_path / f"{count}.jsonl", even(count))
         assert softness(RECIPES[name](train=train, dev="dev.jsonl", corpus="corpus.jsonl")) == expected
 
 
@@ -288,7 +293,7 @@ def test_from_a_checkpoint_there_is_no_linear_teacher_however_many_texts_there_a
     name: str, place: dict[str, str], tmp_path: Path
 ) -> None:
     for count in (100, 500):
-        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        train = write_labels(tmp_path / f"{count}.jsonl", even(count))
         config = RECIPES[name](train=train, corpus="corpus.jsonl", init=place["init"])
         assert {soft(phase) for phase in config.phases} == {(0, 0)}
         assert not config.teacher.align_distribution
@@ -304,7 +309,7 @@ def test_every_subsample_of_labels_gets_its_own_numbers(tmp_path: Path) -> None:
 
 def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -> None:
     for count in (100, 500):
-        train = write_labels(tmp_path / f"{count}.jsonl", [f"label {number % LABELS}" for number in range(count)])
+        train = write_labels(tmp_path / f"{count}.jsonl", even(count))
         full, plain = (RECIPES[name](train=train, corpus="corpus.jsonl") for name in ("tlm", "tlm-plain"))
         assert softness(plain) == (("joint", 0, 0), ("finetune", 0, 0), False)
         assert (plain.encoder.embedding_init, plain.logit_adjustment) == ("random", "none")
@@ -335,7 +340,7 @@ WITHOUT_RAW_TEXT = {"corpus": None, "retriever": None}
 @pytest.mark.parametrize("texts", [100, 500])
 @pytest.mark.parametrize("kind", ["classification", "multi-label"])
 def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path) -> None:
-    names = [f"label {number % LABELS}" for number in range(texts)]
+    names = even(texts)
     train = write_labels(tmp_path / "train.jsonl", [[name] for name in names] if kind == "multi-label" else names)
     built = {name: RECIPES[name](train=train, corpus="corpus.jsonl", kind=kind) for name in ("tlm", *CONTROLS)}
     aligned = {"teacher": TeacherConfig().model_dump()} if built["tlm"].teacher.align_distribution else {}  # of passages
@@ -377,7 +382,7 @@ def test_every_recipe_is_listed_with_a_line_and_what_it_needs() -> None:
 
 
 def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_path: Path) -> None:
-    train = write_labels(tmp_path / "train.jsonl", [f"label {number % LABELS}" for number in range(100)])
+    train = write_labels(tmp_path / "train.jsonl", even(100))
     options = ["--train", train, "--dev", "dev.csv", "--test", "test.csv", "--corpus", "text/", "--budget", "2e13flops"]
     shown = printed("recipes", "show", "tlm", *options, "--set", "phases[0].terms[1].weight=0.5")
     title, data, _, joint, finetune = shown.split("\n\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import cramlm
+from commands import cramlm, succeed
 from cramlm.errors import UsageError
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import Predictor
+from jsonl import write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, TOPICS
 
@@ -23,7 +23,7 @@ CLASSIFIER: Any = {"kind": "ForSequenceClassification", "id2label": {0: "sea", 1
 WORDS = [" ".join([*COMMON, *words]) for words in TOPICS.values()] * 4
 ANY_HOST = "203.0.113.1"  # no interface of this machine has it: the server finds its model first, and then ends
 
-COMMANDS: dict[str, Callable[[Path, Path, Path], list[str | Path]]] = {
+COMMANDS: dict[str, Callable[[Path, str, Path], list[str | Path]]] = {
     "predict": lambda model, file, out: ["predict", model, file],
     "evaluate": lambda model, file, out: ["evaluate", model, file, "--unseen-labels", "ignore"],
     "explain": lambda model, file, out: ["explain", model, TEXTS[0]],
@@ -73,17 +73,16 @@ REFUSED: dict[str, dict[str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def folders(tiny_run: Path, linear_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tiny_run: Path, onnx_form: Path, linear_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("folders")
     run = Path(shutil.copytree(tiny_run / "run", place / "runs" / "mine"))
     (place / "empty").mkdir()
     unfinished = Path(shutil.copytree(run, place / "unfinished"))
     shutil.rmtree(unfinished / "export")
-    assert cramlm("export", run, "--format", "onnx").returncode == 0
     return {
         "run": run,
         "export": run / "export",
-        "onnx": run / "onnx",
+        "onnx": Path(shutil.copytree(onnx_form, run / "onnx")),
         "copied model": Path(shutil.copytree(run / "export", place / "copied" / "model")),
         "linear run": Path(shutil.copytree(linear_runs / "static", place / "runs" / "static")),
         "Hugging Face classifier": write_pretrained(place / "classifier", "bert", WORDS, **CLASSIFIER),
@@ -105,9 +104,7 @@ def test_every_command_uses_a_folder_or_says_in_one_line_what_to_pass(
     for package in ("onnx", "onnxruntime", "onnxscript", "fastapi", "tensorboard"):
         pytest.importorskip(package)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    file = tmp_path / "texts.jsonl"
-    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, ("sea", "hill"), strict=True)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    file = write_labelled(tmp_path / "texts.jsonl", zip(TEXTS, ("sea", "hill"), strict=True))
     for name, arguments in COMMANDS.items():
         out = tmp_path / name.replace(" ", "-")
         out.mkdir()
@@ -130,8 +127,8 @@ def test_the_line_about_an_unfinished_run_is_a_command_that_finishes_it(tiny_run
     shutil.rmtree(run / "export")
     line = cramlm("predict", run, "-", stdin="a ship\n").stderr.strip()
     command = line.partition("finish it: cramlm ")[2].split()
-    assert cramlm(*command, "--store", tiny_run / "store").returncode == 0
-    assert cramlm("predict", run, "-", stdin="a ship\n").returncode == 0
+    succeed(*command, "--store", tiny_run / "store")
+    succeed("predict", run, "-", stdin="a ship\n")
 
 
 def test_python_takes_a_run_as_the_command_line_does(folders: dict[str, Path]) -> None:

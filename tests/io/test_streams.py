@@ -1,8 +1,6 @@
 import gzip
 import hashlib
 import os
-import subprocess
-import sys
 import tarfile
 import textwrap
 import zipfile
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from commands import python
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
 from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
 from cramlm.io.streams import ByteStream, Lines
@@ -70,8 +69,7 @@ def test_zstd_with_the_longest_window_is_read_and_over_the_memory_limit_it_is_an
         except EnvironmentFault as error:
             print(error)
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True)
-    assert result.stdout.startswith(f"{path}: not enough memory to decompress it"), result.stderr
+    assert python(textwrap.dedent(script), path).startswith(f"{path}: not enough memory to decompress it")
 
 
 @pytest.mark.parametrize("zeros", [1, 512, 3_000_000])
