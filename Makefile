@@ -37,7 +37,7 @@ test: $(READY)  ## run the test suite, one process per core; needs no network an
 test-slow: $(READY)  ## run all tests, including those marked slow
 	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
 
-test-docs: $(READY)  ## run the code of the README, the guide and the tutorials on a tiny task
+test-docs: $(READY)  ## run the code of the README, the guide, the tutorials and the notebook on a tiny task
 	@$(RUN)pytest -n $(WORKERS) -m 'slow or not slow' tests/test_docs.py
 
 test-lowest: $(LOWEST)/.ready  ## run the test suite with the oldest versions that pyproject.toml allows, in its own environment

@@ -1,4 +1,4 @@
-"""Generate pages of the site: commands from the parser, settings from the config models, Python from docstrings, CONTRIBUTING.md.
+"""Generate pages of the site: commands from the parser, settings from the config models, Python from docstrings, CONTRIBUTING, notebooks.
 
 `pages` returns them as Markdown; MkDocs calls `on_files`, which adds them to the written pages.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import re
 import types
 import typing
@@ -24,6 +25,8 @@ from cramlm.cli.app import PANELS, app
 from cramlm.cli.help import split_help
 from cramlm.config import retriever as retriever_config
 from cramlm.config import run as config
+
+DOCS = Path(__file__).parent
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -44,7 +47,34 @@ def pages() -> dict[str, str]:
     """Return Markdown by path."""
     contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8").replace("](docs/", "](")
     reference = {"reference/commands.md": _commands(), "reference/config.md": _config(), "reference/python.md": _python()}
-    return {**reference, "contributing.md": contributing}
+    notebooks = {path.relative_to(DOCS).with_suffix(".md").as_posix(): _notebook(path) for path in DOCS.glob("notebooks/*.ipynb")}
+    return {**reference, **notebooks, "contributing.md": contributing}
+
+
+def _notebook(path: Path) -> str:
+    """Return the cells and stored outputs of a notebook."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            language = "console" if source.startswith("!") else "python"
+            parts.append(f"```{language}\n{source.replace('!', '$ ', 1) if language == 'console' else source}\n```")
+            parts += [_output(output) for output in cell["outputs"]]
+    parts.append(f"The notebook itself: [{path.name}]({path.name}).")
+    return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![plot of the cell above](data:image/png;base64,{''.join(data['image/png']).strip()})"
+    if "text/html" in data:
+        return re.sub(
+            r"<style.*?</style>| border=\"1\"| class=\"dataframe\"| style=\"[^\"]*\"", "", "".join(data["text/html"]), flags=re.DOTALL
+        ).strip()
+    return f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
 
 
 def _commands() -> str:
@@ -64,7 +94,7 @@ def _commands() -> str:
 def _parameter(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
-    default = "" if parameter.default is None or callable(parameter.default) or parameter.required else f"`{parameter.default}`"
+    default = "" if parameter.default in (None, False) or callable(parameter.default) or parameter.required else f"`{parameter.default}`"
     return f"| {names} | {_cell(getattr(parameter, 'help', None) or '')} | {default} |"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
 TUTORIALS = [*(DOCS / f"guides/{name}.md" for name in ("low-resource", "own-data", "pretraining-study", "tiny-cpu"))]
 TUTORIALS += [DOCS / "get-started/quick-start.md"]
+NOTEBOOK = DOCS / "notebooks/pandas.ipynb"
 PARTIAL = ("reproduction.md", "log.md")  # their commands leave out the files
 PAGES = sorted([README, *(page for page in DOCS.rglob("*.md") if page.name not in PARTIAL)])
 SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
@@ -188,16 +190,56 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook.ipynb"
+    text, count = re.subn(r'budget=\\"1m\\"', r'budget=\\"1e12flops\\"', NOTEBOOK.read_text("utf-8"))
+    assert count == 1
+    notebook.write_text(text, "utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "CRAMLM_STORE": str(tmp_path / "store"), "PATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, DOCS / "run_notebook.py", notebook, tmp_path]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, result.stderr
+    assert outputs(notebook) == outputs(NOTEBOOK), "run docs/run_notebook.py, which stores the outputs"
+
+
+def outputs(notebook: Path) -> list[list[str]]:
+    """Return the kinds of output of each cell of code: stream, execute_result, display_data."""
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    return [[output["output_type"] for output in cell["outputs"]] for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, built without warnings."""
     pytest.importorskip("material", reason="no mkdocs-material: pip install 'cramlm[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    folder: Path = tmp_path_factory.mktemp("documentation") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "site" / front_page()).is_file()
-    page = (tmp_path / "site" / "reference" / "config" / "index.html").read_text("utf-8")
-    assert "passage_words" in page
-    for file in (tmp_path / "site").rglob("*.html"):
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_holds_the_generated_pages_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    assert (site / front_page()).is_file()
+    assert "passage_words" in (site / "reference" / "config" / "index.html").read_text("utf-8")
+    assert "data:image/png" in (site / "notebooks" / "pandas" / "index.html").read_text("utf-8")
+    for file in site.rglob("*.html"):
         assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', file.read_text("utf-8")), "nothing is fetched from elsewhere"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1300])
+def test_no_page_of_the_site_scrolls_horizontally(site: Path, browser: Any, width: int) -> None:
+    pages = sorted(site.rglob("index.html"))
+    assert len(pages) > 40
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    tab = context.new_page()
+    for page in pages:
+        tab.goto(page.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page.relative_to(site)
+    context.close()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -10,32 +10,35 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e5e9ee; --line: #8fa1b3; --paper: #15191e; --data: #1e3a5f; --work: #4a3b12; --model: #173f2a; }
 }
-text { font: 15px system-ui, sans-serif; fill: var(--ink); text-anchor: middle; }
-.small { font-size: 12.5px; } .name { font-weight: 600; }
+text { font: 19px system-ui, sans-serif; fill: var(--ink); text-anchor: middle; }
+.small { font-size: 16px; } .name { font-weight: 600; }
 rect { stroke: var(--line); stroke-width: 1.2; rx: 8px; }
 .data { fill: var(--data); } .work { fill: var(--work); } .model { fill: var(--model); } .page { fill: var(--paper); stroke: none; }
 path { stroke: var(--line); stroke-width: 1.6; fill: none; marker-end: url(#head); }
 marker path { fill: var(--line); stroke: none; }
 """
 BOXES = (  # kind, left, top, width, height, name, lines below it
-    ("data", 20, 30, 190, 86, "labelled texts", ("dev and test stay apart",)),
-    ("data", 20, 200, 190, 86, "raw text", ("as much as there is",)),
-    ("work", 270, 200, 170, 86, "index", ("BM25 over passages",)),
-    ("data", 520, 200, 180, 86, "slice", ("passages of the best ranks,", "held-out text dropped")),
-    ("work", 520, 30, 180, 100, "phase 1: both", ("masked words of both,", "labels of the task")),
-    ("work", 740, 30, 170, 100, "phase 2: labels", ("the best on dev is kept",)),
-    ("model", 740, 200, 170, 86, "your model", ("a plain folder, scored", "beside TF-IDF")),
+    ("data", 10, 14, 180, 90, "labelled texts", ("dev and test apart",)),
+    ("data", 10, 226, 180, 90, "raw text", ("as much as there is",)),
+    ("data", 258, 226, 204, 90, "retrieved text", ("the best passages,", "held-out text dropped")),
+    ("work", 258, 14, 204, 90, "linear models", ("TF-IDF, naive Bayes,", "word vectors")),
+    ("work", 530, 226, 260, 90, "encoder, from scratch", ("1. on both kinds of text", "2. on the labels alone")),
+    ("model", 530, 14, 260, 90, "your model", ("combines both, in a", "Hugging Face folder")),
 )
 ARROWS = (  # from, to, words, place of the words
-    ("M210 243 H266", "", (0, 0)),
-    ("M440 243 H516", "best ranks", (478, 234)),
-    ("M115 116 C115 160 355 150 355 196", "each text is a query", (330, 148)),
-    ("M210 73 H516", "1", (497, 64)),
-    ("M610 200 V134", "ρ₁", (627, 172)),
-    ("M700 80 H736", "", (0, 0)),
-    ("M825 130 V196", "", (0, 0)),
+    ("M190 59 H253", "", (0, 0)),
+    ("M100 104 C100 180 300 150 306 221", "each text is a query", (122, 204)),
+    ("M190 271 H253", "", (0, 0)),
+    ("M410 226 V109", "", (0, 0)),
+    ("M462 271 H525", "", (0, 0)),
+    ("M462 59 H525", "", (0, 0)),
+    ("M462 90 C510 110 590 140 596 221", "soft labels", (528, 186)),
+    ("M710 226 V109", "", (0, 0)),
 )
-TITLE = "Labelled texts query an index of raw text; slice and task train one encoder, then the labels alone; out comes a model."
+TITLE = (
+    "Labelled texts query raw text; linear models and an encoder, which they teach, train on the labels and on what is "
+    "retrieved; the model combines them."
+)
 
 
 def draw() -> str:
@@ -47,11 +50,11 @@ def draw() -> str:
 
     return "\n".join(
         [
-            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 930 310" role="img" aria-labelledby="title">',
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 330" role="img" aria-labelledby="title">',
             f'<title id="title">{escape(TITLE)}</title>',
             f"<style>{STYLE}</style>",
             f"<defs>{head}</defs>",
-            '<rect class="page" width="930" height="310"/>',
+            '<rect class="page" width="800" height="330"/>',
             *arrows,
             *boxes,
             "</svg>\n",
@@ -60,9 +63,9 @@ def draw() -> str:
 
 
 def _box(kind: str, left: int, top: int, width: int, height: int, name: str, lines: tuple[str, ...]) -> list[str]:
-    middle, first = left + width / 2, top + height / 2 - 9 * len(lines) + 5
+    middle, first = left + width / 2, top + height / 2 - 11 * len(lines) + 6
     words = [f'<text class="name" x="{middle:g}" y="{first:g}">{escape(name)}</text>']
-    words += [f'<text class="small" x="{middle:g}" y="{first + 19 + 17 * row:g}">{escape(line)}</text>' for row, line in enumerate(lines)]
+    words += [f'<text class="small" x="{middle:g}" y="{first + 24 + 21 * row:g}">{escape(line)}</text>' for row, line in enumerate(lines)]
     return [f'<rect class="{kind}" x="{left}" y="{top}" width="{width}" height="{height}"/>', *words]
 
 

@@ -385,7 +385,7 @@ def test_in_a_browser_the_page_has_no_errors_or_requests_and_tables_sort_unfold_
     assert problems == []
 
 
-@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("width", [320, 400, 1300])
 def test_the_page_does_not_scroll_horizontally(browser: Any, reported: Path, width: int) -> None:
     shown, _ = open_page(browser, reported / "report.html", viewport={"width": width, "height": 800})
     shown.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")

@@ -633,7 +633,9 @@ def _confidence(run: RunRecord) -> CoverageOfModel | None:
         if row.threshold is not None
     )
     description = f"Share of right labels over the share of texts with a label, most confident first. On dev: {reached or 'none reached'}."
-    chart = line_chart("Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{value:.0f} %")
+    chart = line_chart(
+        "Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{round(value, 2):g} %"
+    )
     counts = int(dev.texts[-1]), 0 if test is None else int(test.texts[-1])
     return CoverageOfModel(run.config.name if name == ENCODER else name, chart, rows, counts)
 
