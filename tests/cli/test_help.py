@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from commands import cramlm, error_line
+from commands import cramlm, error_line, printed
 from cramlm.cli import options
 from cramlm.cli.app import PANELS, app
 from cramlm.cli.help import RENAMED_OPTIONS, replace_old_spellings, split_help
@@ -40,6 +40,14 @@ def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str
         if example.startswith("cramlm "):
             _, command, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
             GROUP.commands[command].make_context(command, arguments, resilient_parsing=command == "recipes").close()
+
+
+def test_the_help_of_cramlm_is_a_screen_with_a_line_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed("--help").splitlines()
+    assert len(lines) <= SCREEN
+    for name, command in GROUP.commands.items():
+        assert any(line.split() == [name, *command.help.partition("\n\n")[0].split()] for line in lines), name
 
 
 def test_the_help_of_cramlm_lists_every_command_in_a_panel_with_its_whole_sentence() -> None:

@@ -65,7 +65,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": MAX_WIDTH},
-    help="Train a small text classifier from scratch on labelled texts and on the raw text that they retrieve.",
+    help="Train a small text classifier from scratch on labelled texts and on the raw text that they retrieve.\n\n"
+    "Examples:\ncramlm sample-data data/\ncramlm fit --help",
 )
 
 
@@ -121,9 +122,9 @@ def fit(
         typer.Option("--report-to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.", rich_help_panel=FILES),
     ] = None,
 ) -> None:
-    """Train a classifier on labelled texts and on the raw text that they retrieve; evaluate and export it.
+    """Train a classifier on labels and on the raw text they retrieve.
 
-    The same command again resumes a stopped run, and ends in seconds after a finished one.
+    Scores and exports it, too. The same command again resumes a stopped run, and ends in seconds after a finished one.
 
     Examples:
         cramlm fit --train train.csv --test test.csv --corpus 'corpus/*.jsonl' --budget 20m -o runs/mine
@@ -188,7 +189,7 @@ def config(
     set_: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Print all settings of a run as TOML, which `cramlm fit --config` reads.
+    """Print all settings of a run as TOML, for `cramlm fit --config`.
 
     Examples:
         cramlm config --train train.csv --budget 20m > run.toml

@@ -65,9 +65,10 @@ def check(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Find errors, duplicates and leaks in labelled and raw text; exit with code 3 if there is a problem.
+    """Find errors, duplicates and leaks in labelled and raw text.
 
-    With --model also suspicious labels: training rows whose label has a low probability out of fold, the most suspicious first.
+    The exit code is 3 if there is a problem. With --model also suspicious labels: training rows whose label has a low probability out of
+    fold, the most suspicious first.
 
     Examples:
         cramlm check train.csv dev.csv test.csv --corpus 'corpus/*.jsonl'
@@ -115,7 +116,7 @@ def sample_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for train.csv, dev.csv, test.csv and corpus.jsonl.")],
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 13,
 ) -> None:
-    """Write a small task and a corpus made by code, to try cramlm without own data.
+    """Write a small task and a corpus made by code, to try cramlm.
 
     The task: which of four hobbies is a short note about? Equal seeds give equal files.
 
@@ -157,9 +158,9 @@ def index(
         typer.Option(metavar="NAME", help="none, or a Snowball algorithm like english or porter (cramlm[search]).", rich_help_panel=BM25),
     ] = "none",
 ) -> None:
-    """Read raw text once and build its BM25 index, for `search`, `select` and `fit`.
+    """Read raw text once and build its BM25 index.
 
-    The index records k1, b, norm, stop words and stemmer; queries are analyzed in the same way.
+    `search`, `select` and `fit` use it. The index records k1, b, norm, stop words and stemmer; queries are analyzed in the same way.
 
     Examples:
         cramlm index 'corpus/*.jsonl.zst' -o index
@@ -209,7 +210,9 @@ def select(
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
 ) -> None:
-    """Write the passages of an index that a task or other texts retrieve, best rank first, with a report.
+    """Write the passages that a task or other texts retrieve.
+
+    The passages are in the order of their best rank; a report is printed.
 
     Examples:
         cramlm select --train train.csv --index index -o selection --top-k 50
@@ -254,7 +257,9 @@ def passages(
     selection: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `cramlm select`, or a run.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File to write (default: standard output).")] = None,
 ) -> None:
-    """Write the passages of a selection or a run as JSON lines, best rank first.
+    """Write the passages of a selection or a run as JSON lines.
+
+    The passages are in the order of their best rank.
 
     Examples:
         cramlm passages runs/mine | head -5

@@ -72,7 +72,7 @@ def compare(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Compare recipes on one task with equal budgets over several seeds.
+    """Compare recipes on one task with equal budgets and seeds.
 
     Writes scores, paired tests, costs and a plot. Run it again to continue.
 
@@ -130,7 +130,7 @@ def ablate(
     label_separator: SeparatorOption = None,
     on_bad_row: OptionalOnBadRow = None,
 ) -> None:
-    """Compare several values of a setting on one task with equal budgets.
+    """Compare values of a setting on one task with equal budgets.
 
     Writes the table and plot of `compare` with a row per value.
 
@@ -161,7 +161,7 @@ def attention(
     max_length: Annotated[int, typer.Option(metavar="N", min=8, help="Truncate texts to so many tokens.")] = 128,
     text_column: TextColumn = "text",
 ) -> None:
-    """Count the positional and vertical attention heads in each layer of a model.
+    """Count positional and vertical attention heads in each layer.
 
     Positional heads attend to neighbouring tokens, vertical heads to [CLS], [SEP] and full stops.
 

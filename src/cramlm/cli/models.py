@@ -227,7 +227,7 @@ def export(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Convert a model to ONNX, or to a folder that sentence-transformers loads.
+    """Convert a model to ONNX or for sentence-transformers.
 
     The logits or the vectors of texts are compared with the model's before the folder is published.
 
@@ -263,7 +263,9 @@ def explain(
     model_part: ModelPartOption = "combined",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the contribution of each word to the predicted label, and the nearest passages of the run.
+    """Show what each word contributes to the label of a text.
+
+    The contribution is the decrease of the label's log-odds without the word. Of a run, also the nearest retrieved passages are shown.
 
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
@@ -293,7 +295,9 @@ def embed(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Write a vector for each text, for search and clustering: float32, in input order.
+    """Write a vector for each text, for search and clustering.
+
+    Vectors are float32, in the order of the texts.
 
     Examples:
         cramlm embed runs/mine new.jsonl -o vectors.npy
@@ -333,9 +337,10 @@ def label_next(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Choose the texts to label next: those of low confidence that differ from one another.
+    """Choose the texts to label next.
 
-    Writes a row per text, the least certain first, with an empty label to fill in. Texts that the run has labels of are left out.
+    These are texts of low confidence that differ from one another. Writes a row per text, the least certain first, with an empty label to
+    fill in. Texts that the run has labels of are left out.
 
     Examples:
         cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv

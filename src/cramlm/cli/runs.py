@@ -75,9 +75,9 @@ def plan(
     label_separator: SeparatorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the model size, steps and cost of `fit` for several budgets; nothing is trained.
+    """Show size, steps and cost of `fit` for several budgets.
 
-    The speed of this machine is measured in some seconds.
+    Nothing is trained. The speed of this machine is measured in some seconds.
 
     Examples:
         cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
@@ -127,7 +127,7 @@ recipes = typer.Typer(cls=Group, invoke_without_command=True, subcommand_metavar
 
 @recipes.callback()
 def list_recipes(context: typer.Context) -> None:
-    """List the recipes of `fit --recipe`, or show the phases and loss terms of one.
+    """List the recipes of `fit`, or show the phases of one.
 
     Examples:
         cramlm recipes
@@ -250,7 +250,7 @@ def verify(
 
 
 def doctor() -> None:
-    """Print the versions of packages, the hardware in use, and missing extras.
+    """Print versions, the hardware in use, and missing extras.
 
     Examples:
         cramlm doctor
