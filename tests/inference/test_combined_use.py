@@ -94,7 +94,8 @@ def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> N
 def test_a_damaged_combination_is_refused_in_one_line(loose: Path) -> None:
     file = loose / COMBINATION_FOLDER / "combination.json"
     values = json.loads(file.read_bytes())
-    for content in ("", "[]", json.dumps({**values, "labels": ["one"]}), json.dumps({**values, "models": {}})):
+    changes = [{"format": 1}, {"labels": ["one"]}, {"models": {}}, {"adjustment": [0.0]}, {"adjustment": [float("nan")] * 2}]
+    for content in ("", "[]", *(json.dumps(values | change) for change in changes)):
         file.write_text(content, "utf-8")
         with pytest.raises(ArtifactError, match=r"combination\.json: damaged"):
             Predictor.load(loose)

@@ -41,7 +41,6 @@ COMMANDS: dict[str, Callable[[Path, str, Path], list[str | Path]]] = {
     "passages": lambda model, file, out: ["passages", model, "-o", out / "passages.jsonl"],
     "attention": lambda model, file, out: ["attention", model, file, "-o", out / "heads"],
 }
-CLASSIFYING = ("predict", "evaluate", "explain", "serve", "label-next")
 ON_A_RUN = ("report", "track", "passages")
 WITHOUT_RUN = dict.fromkeys(ON_A_RUN, "is a model without its run")
 NO_CLASSIFIER = dict.fromkeys([name for name in COMMANDS if name not in (*ON_A_RUN, "attention")], "without a classifier; ")

@@ -217,7 +217,6 @@ class Batcher:
         self._waiting_tokens = 0
         self._wanted_tokens = 1  # tokens in the queue at which `submit` wakes the thread
         self._closed = False
-        self._outstanding = 0
         self._draining = False
         self.failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -232,11 +231,6 @@ class Batcher:
     def ready(self) -> bool:
         """True if the server accepts texts."""
         return self._model is not None and not self._draining
-
-    @property
-    def outstanding(self) -> int:
-        """Accepted requests without a result."""
-        return self._outstanding
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start loading; results go to `loop`."""
@@ -275,7 +269,6 @@ class Batcher:
             self._append(work)
             if self._waiting_tokens >= self._wanted_tokens:
                 self._changed.notify()
-        self._outstanding += 1
         work.future.add_done_callback(lambda _: self._done(work))
         return work.future
 
@@ -291,7 +284,6 @@ class Batcher:
         self._metrics.queue_texts.set(self._waiting_texts)
 
     def _done(self, work: _Work) -> None:
-        self._outstanding -= 1
         if work.future.cancelled():
             with self._changed:
                 if work in self._waiting:
