@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range_slice, get_or_insert_function
 from numba.extending import intrinsic
