@@ -10,6 +10,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from cramlm.linear import bayes
 from cramlm.linear.bayes import fit_bayes
+from cramlm.linear.features import TextMatrices
 from cramlm.linear.model import LinearModel
 from cramlm.linear.settings import BayesSetting
 from cramlm.records import Example, Task
@@ -44,7 +45,7 @@ def test_without_passages_the_probabilities_are_those_of_scikit_learn() -> None:
     task = task_of(10, words=6)
     model = fit_bayes(task, [], metric="macro_f1", seed=1).model
     assert isinstance(model.setting, BayesSetting)
-    rows = model.tfidf.transform([example.text for example in task.train])
+    rows = model.tfidf.transform(TextMatrices([example.text for example in task.train]))
     labels = [str(example.label) for example in task.train]
     expected = MultinomialNB(alpha=0.01 / 30).fit(rows, labels).predict_log_proba(model.setting.scale * rows)
     np.testing.assert_allclose(model.logits([example.text for example in task.train]) - model.adjustment, expected, atol=1e-4)

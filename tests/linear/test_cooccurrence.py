@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.utils.extmath import randomized_svd
 
 from cramlm.linear import cooccurrence
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
@@ -91,3 +92,10 @@ def test_vectors_of_similar_texts_are_close_whatever_frequent_and_unknown_tokens
     assert vectors[0] @ vectors[1] > 0.8
     assert vectors[0] @ vectors[2] < 0
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 0], abs=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "rank"), [((60, 30), 8), ((30, 60), 8), ((20, 20), 20), ((7, 1), 1)])
+def test_singular_vectors_have_the_bits_of_scikit_learn(shape: tuple[int, int], rank: int) -> None:
+    matrix = np.maximum(np.random.default_rng(3).standard_normal(shape), 0).astype(np.float32)
+    vectors, sizes, _ = randomized_svd(matrix, rank, n_iter=3, random_state=7)
+    assert np.array_equal(cooccurrence._singular_vectors(matrix, rank, 7), vectors * np.sqrt(sizes))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import features
-from cramlm.linear.features import Terms, Tfidf, Vocabulary, join, normalize
+from cramlm.linear.features import Terms, TextMatrices, Tfidf, Vocabulary, join, normalize
 from cramlm.text.words import word_pattern
 
 WORDS = ("wave", "Ship", "a", "the", "<<", "[[", "don't", "ọ̀rọ̀", "हिन्दी", "x2,", "é", "naïve", "ab", "wavering")
@@ -92,11 +92,23 @@ def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:
         assert fitted.transform([]).shape == (0, len(fitted.terms))
 
 
+def test_models_with_equal_vocabularies_share_the_matrix_of_texts() -> None:
+    vocabulary = Vocabulary.fit("words", texts_of(20, 4))[0]
+    equal = Vocabulary(vocabulary.kind, tuple(f"{term} "[:-1] for term in vocabulary.terms), vocabulary.idf.copy())
+    others = [Vocabulary(equal.kind, equal.terms, equal.idf * 2), Vocabulary("tokens", equal.terms, equal.idf)]
+    others.append(Vocabulary(equal.kind, equal.terms[1:], equal.idf[1:]))
+    texts = TextMatrices(texts_of(5, 6))
+    assert texts.of(vocabulary) is texts.of(equal)
+    for other in others:
+        assert texts.of(other) is not texts.of(vocabulary)
+        assert (texts.of(other) != other.transform(texts_of(5, 6))).nnz == 0
+
+
 def test_rows_of_several_parts_side_by_side_have_length_1() -> None:
     texts = texts_of(20, 4)
     parts = tuple(Vocabulary.fit(kind, texts)[0] for kind in ("tokens", "characters"))
     tfidf = Tfidf("union", parts)
-    matrix = tfidf.transform(texts)
+    matrix = tfidf.transform(TextMatrices(texts))
     assert matrix.shape == (20, tfidf.width)
     np.testing.assert_allclose(np.sqrt(matrix.multiply(matrix).sum(axis=1)), 1, rtol=1e-5)
     one = parts[0].transform(texts)

@@ -17,7 +17,7 @@ from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.cooccurrence import TextSpace, token_embeddings
-from cramlm.linear.features import VARIANTS
+from cramlm.linear.features import VARIANTS, TextMatrices
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
@@ -87,7 +87,7 @@ def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: 
 def test_encoded_texts_have_the_logits_of_their_text_and_so_has_a_text_alone(static: LinearModel) -> None:
     assert static.vectors is not None
     tokens = static.vectors.tokenizer.sequences(TEXTS, max_length=UNCUT, cut="truncate")
-    assert np.array_equal(static.logits(TEXTS, tokens), static.logits(TEXTS))
+    assert np.array_equal(static.logits_of_encoded(TextMatrices(TEXTS), tokens), static.logits(TEXTS))
     alone = np.concatenate([static.logits([text]) for text in TEXTS])
     np.testing.assert_allclose(alone, static.logits(TEXTS), rtol=1e-5, atol=1e-5)
     assert static.logits([]).shape == (0, 3)

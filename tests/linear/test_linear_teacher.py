@@ -11,7 +11,7 @@ from linear_fixtures import TOPICS, example
 
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.cooccurrence import TextSpace
-from cramlm.linear.features import Tfidf, Variant, Vocabulary, normalize
+from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.model import LinearModel, TextVectors, beside
 from cramlm.linear.settings import Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
@@ -44,7 +44,8 @@ def model_of(
     texts = [normalize(row.text) for row in task.train]
     kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
     tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
-    rows = tfidf.transform(texts) if vectors is None else beside(tfidf.transform(texts), vectors.of(texts))
+    rows = tfidf.transform(TextMatrices(texts))
+    rows = rows if vectors is None else beside(rows, vectors.of(texts))
     solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c)
     fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(c)
     return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)

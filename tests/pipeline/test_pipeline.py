@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import count
@@ -16,12 +18,15 @@ import torch
 from safetensors.numpy import load_file
 
 from cramlm import recipes
+from cramlm.config.base import parse_budget
 from cramlm.config.run import load_config, to_toml
+from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.context import Process
+from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
+from cramlm.planning.plan import plan
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
@@ -237,6 +242,32 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
+
+
+def test_a_budget_of_operations_reads_the_speed_that_an_earlier_run_measured_in_the_last_day(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    tiny = load_config(tiny_config(paths))
+    store, times = tmp_path / "store", iter(range(9))
+
+    def how(budget: str, **changes: Any) -> str:
+        recipe = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget=budget)
+        config = recipe.model_copy(update={"encoder": tiny.encoder, "threads": 1, **changes})
+        events: list[Event] = []
+        clock = Clock(time.monotonic(), parse_budget(budget))
+        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / f"run-{next(times)}", store, clock, events.append))
+        return next(event.message for event in events if event.kind == "start")
+
+    measured, read = "measuring the training speed", "using the training speed that an earlier run measured on this machine"
+    assert how("5e10flops") == measured
+    assert [how("5e10flops"), how("7e10flops")] == [read, read]
+    assert how("7e10flops", encoder=tiny.encoder.model_copy(update={"layers": 2})) == measured
+    assert how("30s") == measured
+    for file in (store / "speeds").iterdir():
+        os.utime(file, (0, time.time() - 90_000))
+    assert how("5e10flops") == measured
+    for file in (store / "speeds").iterdir():
+        file.write_text("{}", "utf-8")
+    assert how("5e10flops") == measured
 
 
 def test_the_teacher_labels_pieces_of_passages_and_training_texts(finished: Finished) -> None:

@@ -46,7 +46,7 @@ from cramlm.io.paths import FileStamp, RemoteFile, stamp_inputs
 from cramlm.io.readers import Reader
 from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
-from cramlm.storage.arrays import map_table, save_array, save_table, text_buffers
+from cramlm.storage.arrays import column_numbers, map_table, number_column, save_array, save_table, text_buffers
 from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact, stage
 from cramlm.text.words import MeasuredText, cut_passages
 
@@ -319,9 +319,9 @@ class _PartWriter:
         offsets = _offsets(self._lengths)
         columns = {
             "id": _column(pa.large_binary(), _offsets(self._id_lengths), id_file),
-            "source": pa.array(np.asarray(self._source, np.int32)),
+            "source": number_column(np.asarray(self._source, np.int32)),
             "text": _column(pa.large_string(), offsets, text_file),
-            "words": pa.array(np.asarray(self._words, np.int32)),
+            "words": number_column(np.asarray(self._words, np.int32)),
             "digest": _digest_column(self._digests),
             "word_digest": _digest_column(self._word_digests),
         }
@@ -404,7 +404,7 @@ class PartColumns:
 
     def numbers(self, name: str) -> Int32Array:
         """Return the column "words" or "source", int32 (passages,)."""
-        numbers: Int32Array = self._column(name).to_numpy()
+        numbers: Int32Array = column_numbers(self._column(name))
         return numbers
 
     def digests(self, name: str) -> npt.NDArray[np.uint64]:

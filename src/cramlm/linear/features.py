@@ -90,6 +90,23 @@ class Vocabulary:
         return unit_rows(matrix)
 
 
+class TextMatrices:
+    """Texts in NFC and their matrices, each computed once: several models have the same vocabulary."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = [normalize(text) for text in texts]
+        self._known: list[tuple[Vocabulary, Any]] = []
+
+    def of(self, vocabulary: Vocabulary) -> Any:
+        """As `Vocabulary.transform`. The matrix must not be changed."""
+        for known, matrix in self._known:
+            if known.kind == vocabulary.kind and known.terms == vocabulary.terms and np.array_equal(known.idf, vocabulary.idf):
+                return matrix
+        matrix = vocabulary.transform(self._texts)
+        self._known.append((vocabulary, matrix))
+        return matrix
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tfidf:
     """A variant fitted on training texts."""
@@ -97,9 +114,9 @@ class Tfidf:
     variant: Variant
     parts: tuple[Vocabulary, ...]
 
-    def transform(self, texts: Sequence[str]) -> Any:
-        """The matrix of texts (in NFC), scipy CSR float32 (texts, features)."""
-        return join([part.transform(texts) for part in self.parts])
+    def transform(self, texts: TextMatrices) -> Any:
+        """The matrix of texts, scipy CSR float32 (texts, features)."""
+        return join([texts.of(part) for part in self.parts])
 
     @property
     def width(self) -> int:

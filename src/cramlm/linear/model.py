@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.cooccurrence import TextSpace
-from cramlm.linear.features import PARTS, Tfidf, Vocabulary, normalize
+from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
 from cramlm.linear.settings import NAIVE_BAYES, BayesSetting, Setting, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
@@ -77,21 +77,22 @@ class LinearModel:
             return "bayes"
         return "tfidf" if self.vectors is None else "static"
 
-    def features(self, texts: Sequence[str], tokens: Tokens | None = None) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, features). tokens: the encoded texts, if they exist already."""
-        rows = self.tfidf.transform([normalize(text) for text in texts])
-        if self.vectors is None:
-            return rows
-        return beside(rows, self.vectors.of(texts) if tokens is None else self.vectors.of_tokens(tokens))
+    def features(self, texts: Sequence[str]) -> Any:
+        """The matrix of texts, scipy CSR float32 (texts, features)."""
+        rows = self.tfidf.transform(TextMatrices(texts))
+        return rows if self.vectors is None else beside(rows, self.vectors.of(texts))
 
-    def logits(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
+    def logits(self, texts: Sequence[str]) -> FloatArray:
         """Adjusted logits, float32 (texts, labels): of a classification log-probabilities up to a constant per text, of a regression the
         numbers (texts, 1).
         """
-        if tokens is not None:
-            return self.logits_of_features(self.features(texts, tokens))
         parts = [self.logits_of_features(self.features(texts[start : start + _BATCH])) for start in range(0, max(len(texts), 1), _BATCH)]
         return np.concatenate(parts)
+
+    def logits_of_encoded(self, texts: TextMatrices, tokens: Tokens) -> FloatArray:
+        """As `logits`, of texts that are encoded already and that several models read."""
+        rows = self.tfidf.transform(texts)
+        return self.logits_of_features(rows if self.vectors is None else beside(rows, self.vectors.of_tokens(tokens)))
 
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""

@@ -17,6 +17,7 @@ import numpy as np
 from cramlm.evaluation.calibration import calibrate
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
+from cramlm.linear.features import TextMatrices
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
 from cramlm.linear.settings import Setting
@@ -47,7 +48,7 @@ class Teacher:
     def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
         """Combine classification models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
         texts = [example.whole_text for example in task.dev]
-        probabilities = {name: _probabilities(model, texts) for name, model in models.items()}
+        probabilities = {name: _probabilities(model, model.logits(texts)) for name, model in models.items()}
         combination = combine_on_dev(task, probabilities, metric=metric).combination
         counts = np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
         return cls({name: models[name] for name in combination.models}, combination, counts)
@@ -56,13 +57,17 @@ class Teacher:
         """Distributions over the labels, float32 (texts, labels). tokens: the encoded texts, if they exist."""
         if not texts:
             return np.zeros((0, len(self.label_counts)), dtype=np.float32)
-        probabilities = {name: _probabilities(model, texts, tokens) for name, model in self.models.items()}
+        shared = TextMatrices(texts)
+        probabilities = {
+            name: _probabilities(model, model.logits(texts) if tokens is None else model.logits_of_encoded(shared, tokens))
+            for name, model in self.models.items()
+        }
         return KINDS["classification"].outputs(self.combination.logits(probabilities))
 
 
-def _probabilities(model: LinearModel, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
+def _probabilities(model: LinearModel, logits: FloatArray) -> FloatArray:
     assert model.kind == "classification", "soft labels are distributions over labels"
-    return KINDS[model.kind].outputs(model.logits(texts, tokens))
+    return KINDS[model.kind].outputs(logits)
 
 
 def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:

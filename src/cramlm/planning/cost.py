@@ -7,7 +7,7 @@ schedule has the exact steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,6 +40,11 @@ class Machine:
     joint: Measurement
     finetune: Measurement
     parameters: int
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Machine:
+        """Return the machine of the JSON of `dataclasses.asdict`."""
+        return cls(Measurement(**values["joint"]), Measurement(**values["finetune"]), values["parameters"])
 
     @property
     def speed(self) -> budget.Speed:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +42,15 @@ from cramlm.planning.cost import (
     forecast_cost,
     raw_bytes,
 )
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, describe_machine, measure
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
-from cramlm.storage.artifacts import Artifact
+from cramlm.storage.artifacts import Artifact, hash_json, publish_file
 from cramlm.training import memory
 from cramlm.training.objective import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
+_MEASURED = {"encoder", "head", "tokenizer", "threads", "device"}  # what the speed depends on
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
 _MAX_SECONDS = 2.0
 _FORECAST_SECONDS = 0.3  # for each measurement if the budget is no time: only the forecast of the run's duration depends on the speed
@@ -69,12 +72,8 @@ def plan(run: RunContext) -> RunPlan:
     precision = resolve_precision(run.config.precision, device)
 
     def write(target: Path) -> None:
-        speed_source = "measuring the training speed" if run.config.tokens_per_second is None else "using the setting tokens_per_second"
-        run.emit(Event("start", "plan", speed_source))
         peak = memory.peak_resident()
-        machine = measure_machine(run.config, run.clock.budget, precision).times(
-            run.ranks.count if run.config.tokens_per_second is None else 1
-        )
+        machine = _measure_or_read(run, precision).times(run.ranks.count if run.config.tokens_per_second is None else 1)
         rates = (
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
         )
@@ -98,6 +97,34 @@ def plan(run: RunContext) -> RunPlan:
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
+
+
+_MEASUREMENT_LASTS = 86_400.0  # seconds
+_MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
+
+
+def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
+    """Measure this machine; with a budget of operations, for which the speed is only a forecast, read what an earlier run measured here
+    in the last day. Such measurements are in the store.
+    """
+    config, limit = run.config, run.clock.budget
+    if config.tokens_per_second is not None or limit.seconds is not None:
+        how = "measuring the training speed" if config.tokens_per_second is None else "using the setting tokens_per_second"
+        run.emit(Event("start", "plan", how))
+        return measure_machine(config, limit, precision)
+    key = {"format": _MEASUREMENT_FORMAT, "machine": describe_machine(), "precision": precision}
+    key |= {"config": config.model_dump(mode="json", include=_MEASURED), "cores": available_cores()}
+    key |= {"phases": [phase.model_dump(mode="json") for phase in _phase_of_each_kind(config.phases)]}
+    path = run.store / "speeds" / f"{hash_json(key)[:16]}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):  # of a missing or damaged file: measured anew
+        if 0 <= time.time() - path.stat().st_mtime < _MEASUREMENT_LASTS:
+            machine = Machine.from_dict(json.loads(path.read_bytes()))
+            run.emit(Event("start", "plan", "using the training speed that an earlier run measured on this machine"))
+            return machine
+    run.emit(Event("start", "plan", "measuring the training speed"))
+    machine = measure_machine(config, limit, precision)
+    publish_file(path, json.dumps(asdict(machine)).encode())
+    return machine
 
 
 @dataclass(frozen=True, slots=True)

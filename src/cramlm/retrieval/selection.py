@@ -34,7 +34,7 @@ from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, filter_ranking
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
-from cramlm.storage.arrays import check_column, open_table, save_table
+from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
 from cramlm.storage.artifacts import Artifact, open_artifact, stage
 
 KIND: Final = STAGE
@@ -105,8 +105,8 @@ class SelectionTable:
             pq.write_table(table, file, compression="none", use_dictionary=["source"], row_group_size=_ROWS)
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        column: npt.NDArray[Any] = self._table.column(name).to_numpy()
-        return column
+        chunks = [column_numbers(chunk) for chunk in self._table.column(name).chunks]
+        return np.concatenate([np.empty(0, _NUMBERS[name]), *chunks])
 
 
 def save_selection(
@@ -122,7 +122,7 @@ def save_selection(
 
     schema = _schema(union=len(retrievers) > 1)
     numbers = Selection(kept.position, kept.rank, kept.query, kept.score, weight)
-    names = pa.array([corpus.sources[number] for number in sources], pa.string())
+    names = string_column((corpus.sources[number] for number in sources), kind=pa.string())
     index = np.empty(len(corpus.sources), np.int32)
     index[list(sources)] = np.arange(len(sources), dtype=np.int32)
 
@@ -131,14 +131,14 @@ def save_selection(
             chosen = slice(start, start + _ROWS)
             positions = numbers.position[chosen]
             text, offsets = corpus.gather(positions)
-            columns = {name: pa.array(getattr(numbers, name)[chosen]) for name in _NUMBERS}
-            columns["id"] = pa.array(corpus.ids(positions), pa.large_string())
-            columns["source"] = pa.DictionaryArray.from_arrays(pa.array(index[corpus.source[positions]]), names)
+            columns = {name: number_column(getattr(numbers, name)[chosen]) for name in _NUMBERS}
+            columns["id"] = string_column(corpus.ids(positions), kind=pa.large_string())
+            columns["source"] = pa.DictionaryArray.from_arrays(number_column(index[corpus.source[positions]]), names)
             columns["text"] = pa.LargeStringArray.from_buffers(len(positions), pa.py_buffer(offsets), pa.py_buffer(text))
             check_column(corpus.path, columns["text"])
             if len(retrievers) > 1:
-                retriever_of = pa.array(kept.member[chosen].astype(np.int32))
-                columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, pa.array(retrievers, pa.string()))
+                retriever_of = number_column(kept.member[chosen].astype(np.int32))
+                columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, string_column(retrievers, kind=pa.string()))
             corpus.release()
             yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
 

@@ -124,6 +124,29 @@ def check_column(path: Path, column: Any) -> Any:
     return column
 
 
+def number_column(values: npt.NDArray[Any]) -> Any:
+    """Return an Arrow array over the memory of an array of numbers. `pyarrow.array` imports pandas where it is installed (0.3 CPU s)."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def string_column(texts: Iterable[str], *, kind: Any) -> Any:
+    """Return an Arrow array of strings. kind: `pyarrow.string()` or `pyarrow.large_string()`."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64 if kind == pa.large_string() else np.int32)
+    return pa.Array.from_buffers(kind, len(encoded), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))])
+
+
+def column_numbers(column: Any) -> npt.NDArray[Any]:
+    """Return the numbers of an Arrow array without nulls, or of a chunk of one. No copy."""
+    dtype = column.type.to_pandas_dtype()
+    numbers: npt.NDArray[Any] = np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
+    return numbers
+
+
 def text_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Return (bytes, offsets) of a chunk of large strings or binaries: value i is bytes[offsets[i]:offsets[i + 1]]. No copy, no check."""
     if not len(column):
