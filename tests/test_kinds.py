@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cramlm.model.huggingface.config import CONFIG_FILE
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
 from cramlm.reporting.page import comparison_page, report_page
+from damaging import edit_json
 from jsonl import read_jsonl, write_jsonl
 from tiny_task import COMMON, TOPICS, tiny_config, write_task
 
@@ -180,12 +182,8 @@ def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(f
 
 def test_a_foreign_problem_type_or_a_regression_of_several_numbers_is_refused(fitted: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = fitted
-    for file in (folder / "run/export").iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / CONFIG_FILE).read_bytes())
-    wrong = {"multi-label": "regression", "regression": "ranking"}[kind]
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(settings | {"problem_type": wrong}))
+    shutil.copytree(folder / "run/export", tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / CONFIG_FILE, problem_type={"multi-label": "regression", "regression": "ranking"}[kind])
     with pytest.raises(ArtifactError, match="a regression of 2 numbers" if kind == "multi-label" else "problem_type is 'ranking'"):
         load_classifier(tmp_path)
 

@@ -22,6 +22,7 @@ from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.batching import load_model
+from damaging import edit_json
 from jsonl import read_jsonl
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
@@ -160,8 +161,7 @@ def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(
     again = resolve_run("prompt", None, [], task={"train": place["train"]}, corpus=None, budget=None, seed=None, init=str(run.export))
     assert (again.encoder.hidden, again.encoder.shape) == (32, run.config.encoder.shape)
 
-    damaged = prompt | {"words": prompt["words"] | {"sea": [["harbourmaster"]]}}
-    (run.export / PROMPT_FILE).write_text(json.dumps(damaged), "utf-8")
+    edit_json(run.export / PROMPT_FILE, words=prompt["words"] | {"sea": [["harbourmaster"]]})
     with pytest.raises(ArtifactError):
         cramlm.Predictor.load(run.export)
 

@@ -19,6 +19,7 @@ import pytest
 from commands import Result, cramlm, error_line, printed, python, start, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.recipes.describe import stages_of
+from damaging import flip
 from jsonl import read_jsonl
 from ranks import free_port
 from server_process import PATIENCE
@@ -139,12 +140,11 @@ def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
 def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
     assert "20 folders" in printed("verify", fitted)
     weights = fitted / "run/phase-1-joint/model.safetensors"
-    content = weights.read_bytes()
     try:
-        weights.write_bytes(content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
+        flip(weights, 2000)
         assert_one_line(cramlm("verify", fitted), 5, str(weights))
     finally:
-        weights.write_bytes(content)
+        flip(weights, 2000)
 
 
 def test_version_and_doctor_print_versions_and_hardware() -> None:

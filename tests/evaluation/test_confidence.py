@@ -14,6 +14,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.confidence import ConfidenceFile, CoverageCurve, fit_confidence, load_confidence, usable_confidence
 from cramlm.evaluation.metrics import calibration_error
 from cramlm.records import FloatArray, IntArray
+from damaging import edit_json
 
 LABELS = ("a", "b", "c")
 NO_PRIOR = np.zeros(3)
@@ -114,6 +115,6 @@ def test_a_written_confidence_reads_back_equal(tmp_path: Any) -> None:
 def test_a_damaged_confidence_is_refused_in_one_line(part: str, tmp_path: Any) -> None:
     values = written(tmp_path)
     damaged: dict[str, Any] = {"format": 0, "labels": ["a"], "models": {"combined": {**values["models"]["combined"], "dev": {}}}}
-    (tmp_path / "confidence.json").write_text(json.dumps(values | {part: damaged[part]}), "utf-8")
+    edit_json(tmp_path / "confidence.json", **{part: damaged[part]})
     with pytest.raises(ArtifactError, match=r"confidence\.json: damaged"):
         ConfidenceFile.load(tmp_path)

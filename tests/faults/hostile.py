@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pickle
 import shutil
 import struct
@@ -27,6 +26,7 @@ from syscalls import CHANGES, Call, supervise
 from workloads import World
 
 from cramlm.storage.artifacts import MANIFEST, hash_json
+from damaging import Marker, edit_json
 
 PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # private folders from tempfile
 PICKLES = ("pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz", "optimizer.ckpt", "x.dill")
@@ -43,22 +43,12 @@ class Attack:
     codes: tuple[int, ...] = (5,)
 
 
-class _Marker:
-    """An object that makes a folder if it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return os.mkdir, (str(self.path),)
-
-
 def attacks() -> Iterator[Attack]:
     predict = ("predict", "{target}", "{texts}", "--out", "{out}/answers.jsonl")
     for name in PICKLES:
-        yield Attack(name, "export", predict, lambda folder, mark, name=name: (folder / name).write_bytes(pickle.dumps(_Marker(mark))))
+        yield Attack(name, "export", predict, lambda folder, mark, name=name: (folder / name).write_bytes(pickle.dumps(Marker(mark))))
     yield Attack(
-        "objects.npy", "export", predict, lambda folder, mark: np.save(folder / "x.npy", np.array([_Marker(mark)]), allow_pickle=True)
+        "objects.npy", "export", predict, lambda folder, mark: np.save(folder / "x.npy", np.array([Marker(mark)]), allow_pickle=True)
     )
     for file in ("config.json", "tokenizer_config.json"):
         for key in ("auto_map", "trust_remote_code", "custom_code"):
@@ -116,12 +106,6 @@ def _watch(call: Call, out: Path, seen: list[str]) -> None:
         seen.append(f"{call.name} {call.path}")
 
 
-def _edit(path: Path, change: Callable[[Any], object]) -> None:
-    content = json.loads(path.read_text("utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), "utf-8")
-
-
 def _unlisted(folder: Path) -> None:
     """Remove the manifest, so that the attack is refused and not the changed hash."""
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -132,7 +116,7 @@ def _with_code(file: str, key: str) -> Callable[[Path, Path], object]:
         _unlisted(folder)
         (folder / "modeling_evil.py").write_text(f"import os; os.mkdir({str(mark)!r})", "utf-8")
         value = {"AutoModelForSequenceClassification": "modeling_evil.Model"} if key == "auto_map" else True
-        _edit(folder / file, lambda content: content.update({key: value}))
+        edit_json(folder / file, **{key: value})
 
     return spoil
 
@@ -166,7 +150,7 @@ def _overlap(folder: Path, mark: Path) -> None:
 
 def _pickle_inside(folder: Path, mark: Path) -> None:
     _unlisted(folder)
-    (folder / "model.safetensors").write_bytes(pickle.dumps(_Marker(mark)))
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Marker(mark)))
 
 
 def _manifest_above(folder: Path, mark: Path) -> None:
@@ -175,19 +159,16 @@ def _manifest_above(folder: Path, mark: Path) -> None:
 
 def _list_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     """Set a file's entry in the manifest, with a valid hash of the manifest."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["files"][name] = entry
-        del manifest["sha256"]
-        manifest["sha256"] = hash_json(manifest)
-
-    _edit(folder / MANIFEST, change)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"][name] = entry
+    del manifest["sha256"]
+    edit_json(folder / MANIFEST, files=manifest["files"], sha256=hash_json(manifest))
 
 
 def _objects(pattern: str) -> Callable[[Path, Path], object]:
     def spoil(folder: Path, mark: Path) -> None:
         (path,) = folder.glob(pattern)
-        np.save(path, np.array([_Marker(mark)]), allow_pickle=True)
+        np.save(path, np.array([Marker(mark)]), allow_pickle=True)
         content = path.read_bytes()
         _list_file(path.parent, path.name, {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
 

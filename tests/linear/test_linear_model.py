@@ -22,6 +22,7 @@ from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, TextVectors
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
 from cramlm.records import Task
+from damaging import cut, edit_json
 
 TEXTS = ["", "wave ship", "the summit of a ridge", "漢字 ọ̀rọ̀", "w0 w2 filler1", "harbour " * 300]
 
@@ -94,8 +95,7 @@ def test_encoded_texts_have_the_logits_of_their_text_and_so_has_a_text_alone(sta
 
 
 def facts(folder: Path, **changes: Any) -> None:
-    path = folder / MODEL_FILE
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes), "utf-8")
+    edit_json(folder / MODEL_FILE, **changes)
 
 
 def tensors(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -103,11 +103,6 @@ def tensors(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     values = safetensors.numpy.load(path.read_bytes())
     change(values)
     path.write_bytes(safetensors.numpy.save(values))
-
-
-def cut(path: Path, share: float) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
 
 
 def terms_of(folder: Path, change: Callable[[list[Any]], Any]) -> dict[str, Any]:

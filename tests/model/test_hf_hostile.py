@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
+from damaging import Marker, edit_json
 
 
 @pytest.fixture(params=["bert", "modernbert-mean"])
@@ -38,22 +38,6 @@ def refused(folder: Path) -> str:
     assert "\n" not in message
     assert str(folder) in message
     return message
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads(path.read_text("utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), "utf-8")
-
-
-class Marker:
-    """Unpickling it would create the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "MODEL.PTH", "weights.pkl.gz", "objects.npy"])
@@ -78,7 +62,7 @@ def test_keys_that_run_code_are_refused_and_nothing_is_imported(exported: Path, 
     marker = tmp_path / "executed"
     (exported / "modeling_evil.py").write_text(f"import os; os.mkdir({str(marker)!r})", "utf-8")
     value = {"AutoModelForSequenceClassification": "modeling_evil.Model"} if key == "auto_map" else True
-    edit(exported / file, lambda content: content.update({key: value}))
+    edit_json(exported / file, **{key: value})
     message = refused(exported)
     assert file in message
     assert key in message
@@ -193,7 +177,7 @@ def test_a_file_that_is_not_a_json_object_is_named(exported: Path, file: str) ->
     ],
 )
 def test_a_setting_that_this_encoder_does_not_compute_is_named(exported: Path, key: str, value: object) -> None:
-    edit(exported / "config.json", lambda content: content.update({key: value}))
+    edit_json(exported / "config.json", **{key: value})
     refused(exported)
 
 
@@ -203,7 +187,7 @@ def test_a_changed_activation_attention_norm_or_rotation_is_refused(exported: Pa
     keys = {"hidden_act", "hidden_activation", "layer_types", "norm_eps", "layer_norm_eps", "is_decoder", "rope_parameters"}
     for key in keys & json.loads(whole).keys():
         for value in (None, "relu", {}, -3):
-            edit(path, lambda content, key=key, value=value: content.update({key: value}))  # type: ignore[misc]
+            edit_json(path, **{key: value})
             refused(exported)
             path.write_text(whole, "utf-8")
     hf.load_classifier(exported)
@@ -211,5 +195,5 @@ def test_a_changed_activation_attention_norm_or_rotation_is_refused(exported: Pa
 
 @pytest.mark.parametrize("value", [None, 7, 65, 10**29, "64", 64.0, True])
 def test_an_invalid_maximum_length_is_refused(exported: Path, value: object) -> None:
-    edit(exported / "tokenizer_config.json", lambda content: content.update(model_max_length=value))
+    edit_json(exported / "tokenizer_config.json", model_max_length=value)
     assert "model_max_length" in refused(exported)

@@ -22,6 +22,7 @@ from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
+from damaging import edit_json
 from pretrained_folders import Shape, write_pretrained
 
 pytestmark = [
@@ -133,9 +134,8 @@ def test_an_encoder_saved_alone_in_half_precision_gets_a_new_head(shape: Shape, 
 
 
 def test_xlm_roberta_is_roberta_by_another_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    shutil.copytree(folders["roberta"], folder)
-    change_config("model_type", "xlm-roberta")(folder)
+    folder = Path(shutil.copytree(folders["roberta"], tmp_path / "folder"))
+    edit_json(folder / "config.json", model_type="xlm-roberta")
     model, tokenizer, _ = opened(folder)
     np.testing.assert_allclose(vocabulary_logits(model, tokenizer, TEXTS), native_vocabulary_logits(folder, TEXTS), atol=1e-4, rtol=0)
 
@@ -184,11 +184,7 @@ def test_the_fingerprint_is_that_of_config_weights_and_tokenizer(folders: dict[s
 
 
 def change_config(key: str, value: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_bytes())
-        (folder / "config.json").write_text(json.dumps(content | {key: value}), "utf-8")
-
-    return change
+    return lambda folder: edit_json(folder / "config.json", **{key: value})
 
 
 def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
@@ -236,10 +232,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(
     folders: dict[str, Path], tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for file in folders["bert"].iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = Path(shutil.copytree(folders["bert"], tmp_path / "folder"))
     damage(folder)
     with pytest.raises(ArtifactError) as caught:
         opened(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.objective import executed_flops, gradients, in_parts, objective_of
 from cramlm.training.sequences import pack
+from damaging import edit_json
 
 LONG = "aspirin reduces pain of rats " * 30
 
@@ -198,7 +198,6 @@ def test_an_exported_prompt_is_read_unchanged_or_refused(
     if change is None:
         (tmp_path / "prompt.safetensors").unlink()
     else:
-        path = tmp_path / "prompt.json"
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | change), "utf-8")
+        edit_json(tmp_path / "prompt.json", **change)
     with pytest.raises(ArtifactError, match=message):
         load_classifier(tmp_path)

@@ -14,6 +14,7 @@ import torch
 from cramlm.config.retriever import DenseConfig
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.sentences import SentenceEncoder, open_sentence_encoder
+from damaging import cut, edit_json
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
@@ -92,15 +93,15 @@ def test_a_folder_that_was_trained_with_another_pooling_or_is_missing_is_refused
 @pytest.mark.parametrize("damage", ["no weights", "pickled weights", "code", "truncated"])
 def test_a_folder_that_cannot_or_must_not_be_read_is_refused(tmp_path: Path, damage: str) -> None:
     save_encoder(tmp_path, "bert")
-    weights, settings = tmp_path / "model.safetensors", tmp_path / "config.json"
+    weights = tmp_path / "model.safetensors"
     match damage:
         case "no weights":
             weights.unlink()
         case "pickled weights":
             weights.rename(tmp_path / "pytorch_model.bin")
         case "code":
-            settings.write_text(json.dumps(json.loads(settings.read_text()) | {"auto_map": {"AutoModel": "evil.Model"}}))
+            edit_json(tmp_path / "config.json", auto_map={"AutoModel": "evil.Model"})
         case "truncated":
-            weights.write_bytes(weights.read_bytes()[:100])
+            cut(weights, 0.1)
     with pytest.raises(ArtifactError, match=str(tmp_path)):
         SentenceEncoder(tmp_path, max_length=24, pooling="mean").encode(["a"])

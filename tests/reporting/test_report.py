@@ -28,6 +28,7 @@ from cramlm.reporting.charts import ticks
 from cramlm.reporting.comparison import sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
+from damaging import edit_json
 from jsonl import read_jsonl, write_jsonl
 from tiny_task import tiny_config, write_task
 
@@ -313,8 +314,7 @@ def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:
 def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, copied: Path, tmp_path: Path) -> None:
     toml = (copied / "run.toml").read_bytes().replace(b"top_k = 20", b"top_k = 30")
     (copied / "run.toml").write_bytes(toml)
-    record = json.loads((copied / "stages.json").read_bytes())  # as if the run were of these settings
-    (copied / "stages.json").write_text(json.dumps(record | {"config": hashlib.sha256(toml).hexdigest()}), "utf-8")
+    edit_json(copied / "stages.json", config=hashlib.sha256(toml).hexdigest())  # as if the run were of these settings
     page = Page(write_report([reported, copied], tmp_path / "runs.html").read_text("utf-8"))
     assert "2 runs side by side" in page.words
     assert "retriever.top_k 20 30" in page.words

@@ -31,6 +31,7 @@ from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.retrievers import Distribution, RetrievalContext
 from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import open_artifact
+from damaging import flip
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 TEXTS = [*invented_texts(3000, seed=1, vocabulary=600), "zebra quagga", "日本語の文"]
@@ -154,19 +155,14 @@ def test_a_killed_worker_is_named_and_the_same_call_again_completes(
     assert all(event.done <= event.total for event in events if event.total)
 
 
-def flip_last_byte(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
 def test_a_flipped_byte_in_a_segment_or_in_its_hits_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
     own = build_index(corpus, tmp_path / "store")
     search = publish(own, tmp_path / "work")
     run_search(search, Processes())
-    flip_last_byte(search.path("hits", 0) / "keys.npy")
+    flip(search.path("hits", 0) / "keys.npy")
     with pytest.raises(ArtifactError, match=r"keys\.npy"):
         plain(run_search(search, Idle())[1])
-    flip_last_byte(own.segments[0][1].path / "postings.npy")
+    flip(own.segments[0][1].path / "postings.npy")
     with pytest.raises(ArtifactError, match=r"postings\.npy"):
         run_search(publish(own, tmp_path / "again"), Processes())
 

@@ -15,6 +15,7 @@ from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import verify
+from damaging import cut, flip
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
 
@@ -43,14 +44,9 @@ def test_a_damaged_or_missing_file_and_a_missing_segment_are_named(tmp_path: Pat
     file = f"{name}.json" if name == "statistics" else f"{name}.npy"
     index = index_texts(TEXTS, tmp_path)
     ((_, only),) = index.segments
-    for damage in ("flip", "cut", "remove"):
+    for damage in (flip, lambda path: cut(path, 0.9), Path.unlink):
         content = (only.path / file).read_bytes()
-        if damage == "flip":
-            (only.path / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        elif damage == "cut":
-            (only.path / file).write_bytes(content[:-1])
-        else:
-            (only.path / file).unlink()
+        damage(only.path / file)
         for check in (lambda: Bm25Index.open(index.path), index.verify, lambda: verify(tmp_path)):
             with pytest.raises(ArtifactError, match=file):
                 check()
@@ -68,9 +64,7 @@ def test_a_large_file_is_mapped_takes_three_bytes_per_posting_and_damage_in_it_i
     large = only.path / "postings.npy"
     assert large.stat().st_size > 1 << 20
     assert not only.blocks.postings.flags.owndata
-    content = bytearray(large.read_bytes())
-    content[len(content) // 2] ^= 1
-    large.write_bytes(content)
+    flip(large, large.stat().st_size // 2)
     with pytest.raises(ArtifactError, match=r"postings\.npy"):
         index.verify()
 

@@ -19,6 +19,7 @@ from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.index import IndexSettings
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.retrieval.trec import MEASURES, measure, read_qrels, run_lines
+from damaging import edit_json
 
 TEXTS = invented_texts(200, seed=3)
 QUERIES = invented_texts(6, seed=4, words=(2, 6))
@@ -131,8 +132,7 @@ def test_indexes_of_other_settings_share_the_corpus_and_not_the_segments(tmp_pat
 
 def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
     index = cramlm.Index.build(TEXTS, tmp_path)
-    manifest = json.loads((index.bm25.path / "manifest.json").read_bytes())
-    (index.bm25.path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}), "utf-8")
+    edit_json(index.bm25.path / "manifest.json", format=99)
     assert "manifest.json" in error_line(command("search", tmp_path, "word"), 5)
     (tmp_path / "catalog.json").write_text('{"corpus": 5}', "utf-8")
     with pytest.raises(ArtifactError, match="not an index folder"):

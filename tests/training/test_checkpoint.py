@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from training_fixtures import FINGERPRINT, assert_same_bits
 from cramlm.errors import ArtifactError
 from cramlm.records import Event, silent
 from cramlm.training.checkpoints import Progress, load_newest, restore_weights, save_checkpoint
+from damaging import cut, flip
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.bias": torch.tensor([1.0, -2.0])}
 MOMENTS = {"adamw/a.weight/exp_avg": torch.ones(2, 3), "adamw/a.weight/step": torch.tensor(5.0)}
@@ -44,20 +46,17 @@ def test_the_newest_and_the_one_before_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [("weights.safetensors", "flip"), ("optimizer.safetensors", "cut"), ("state.json", "remove"), ("manifest.json", "flip")],
+    [
+        ("weights.safetensors", lambda path: flip(path, path.stat().st_size // 2)),
+        ("optimizer.safetensors", lambda path: cut(path, 0.5)),
+        ("state.json", Path.unlink),
+        ("manifest.json", lambda path: flip(path, path.stat().st_size // 2)),
+    ],
+    ids=["flipped weights", "cut moments", "no state", "flipped manifest"],
 )
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, file: str, damage: str) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, file: str, damage: Callable[[Path], object]) -> None:
     save(tmp_path, 10)
-    path = save(tmp_path, 20) / file
-    content = bytearray(path.read_bytes())
-    match damage:
-        case "flip":
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-        case "cut":
-            path.write_bytes(content[: len(content) // 2])
-        case _:
-            path.unlink()
+    damage(save(tmp_path, 20) / file)
     events: list[Event] = []
     checkpoint = load_newest(tmp_path, fingerprint=FINGERPRINT, emit=events.append, stage="phase")
     assert checkpoint is not None
