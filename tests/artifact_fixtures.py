@@ -48,9 +48,9 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 class ReleasedWhenWaitedFor:
-    """Holds the lock of a folder, as another process that builds it would, until an event says that someone waits for it.
+    """Holds the lock of a folder, as another process that builds it would, until an event reports that someone waits for it.
 
-    Call it as an `Emit`; `notes` are the messages that it was told.
+    Call it as an `Emit`; `notes` are the messages of the events.
     """
 
     def __init__(self, target: Path) -> None:

@@ -53,8 +53,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
     """Forty texts of 0 to 60 words."""
-    draw = random.Random(11)
-    return ["", *(" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) for _ in range(39))]
+    generator = random.Random(11)
+    return ["", *(" ".join(generator.choices(WORDS, k=generator.randint(1, 60))) for _ in range(39))]
 
 
 @pytest.fixture(scope="session")

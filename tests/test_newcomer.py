@@ -75,8 +75,8 @@ def fitted(place: Place) -> Path:
         writer.writerow(["review", "topic"])
         writer.writerows([row["text"], row["label"]] for row in rows)
     columns = ("--text-column", "review", "--label-column", "topic")
-    told = place.cramlm("fit", "--train", "mine.csv", *columns, "--corpus", paths["corpus"], "--out", "run", *SMALL)
-    assert "tfidf" in told
+    printed = place.cramlm("fit", "--train", "mine.csv", *columns, "--corpus", paths["corpus"], "--out", "run", *SMALL)
+    assert "tfidf" in printed
     return place.folder / "run"
 
 
@@ -162,5 +162,5 @@ def test_the_readme_runs_from_top_to_bottom_as_it_stands(place: Place) -> None:
 
 def test_the_demo_runs_with_the_wheel(place: Place) -> None:
     place.run(place.python, ROOT / "demo" / "build_task.py", "--out", place.folder / "demo")
-    told = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=3600)
-    assert "Which library does a passage describe?" in told
+    printed = place.run(place.python, ROOT / "demo" / "run.py", "--data", "demo", "--out", "demo-run", "--budget", "60s", seconds=3600)
+    assert "Which library does a passage describe?" in printed

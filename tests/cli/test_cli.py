@@ -187,10 +187,10 @@ def test_with_several_ranks_only_the_first_reads_the_training_file_and_reports_i
     for rank in (0, 1):
         environment = {**os.environ, **place, "RANK": str(rank)}
         ranks.append(subprocess.Popen(command, cwd=tmp_path / str(rank), env=environment, stderr=subprocess.PIPE, text=True))
-    said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [3, 3], said
-    assert "train.jsonl:2" in said[0]
-    assert "cramlm: error" not in said[1]
+    errors = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [3, 3], errors
+    assert "train.jsonl:2" in errors[0]
+    assert "cramlm: error" not in errors[1]
 
 
 def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def contains(document: str, text: str) -> bool:
 
 @given(seed=st.integers(0, 10**6), kinds=st.sampled_from(["a", "ab", "a東", "東", "東ก", "ab東ก", "ก"]))
 def test_the_compiled_search_equals_a_plain_one(seed: int, kinds: str) -> None:
-    draw = random.Random(seed)
-    texts = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 30))) for _ in range(6)]
-    documents = [" ".join(draw.choice(kinds) for _ in range(draw.randint(0, 60))) for _ in range(6)]
+    generator = random.Random(seed)
+    texts = [" ".join(generator.choice(kinds) for _ in range(generator.randint(0, 30))) for _ in range(6)]
+    documents = [" ".join(generator.choice(kinds) for _ in range(generator.randint(0, 60))) for _ in range(6)]
     expected = [n for n, document in enumerate(documents) if any(contains(document, text) for text in texts)]
     assert [overlap.position for overlap in overlaps(documents, *texts)] == expected
 

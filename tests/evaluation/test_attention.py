@@ -49,14 +49,14 @@ def test_shares_are_those_of_the_attention_weights_that_transformers_gives(
     save_mlm(model, tokenizer, tmp_path, max_length=32)
     native = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     found = head_shares(model, tokenizer, TEXTS, max_length=32)
-    telling = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.vocabulary.index(".")}
+    special_ids = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.vocabulary.index(".")}
     neighbour, special, queries = np.zeros((2, 4)), np.zeros((2, 4)), 0
     for ids in tokenizer.sequences(TEXTS, max_length=32, cut="truncate"):
         with torch.no_grad():
             weights = native(torch.from_numpy(ids.astype(np.int64))[None], output_attentions=True).attentions
         best = torch.stack(weights)[:, 0].argmax(-1).numpy()  # (layers, heads, queries)
         neighbour += (np.abs(best - np.arange(len(ids))) == 1).sum(-1)
-        special += np.isin(ids[best], list(telling)).sum(-1)
+        special += np.isin(ids[best], list(special_ids)).sum(-1)
         queries += len(ids)
     assert found.queries == queries
     assert found.neighbour == pytest.approx(neighbour / queries)

@@ -237,9 +237,9 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
     task = {"train": str(tmp_path / "train.jsonl")}
 
     def sample(count: int, seed: int) -> list[dict[str, str]]:
-        drawn, rest = subsample(task, count=count, seed=seed, folder=tmp_path / "subsamples")
+        sampled, rest = subsample(task, count=count, seed=seed, folder=tmp_path / "subsamples")
         assert rest is not None
-        chosen, others = (read_jsonl(file) for file in (drawn, rest))
+        chosen, others = (read_jsonl(file) for file in (sampled, rest))
         assert sorted(row["text"] for row in [*chosen, *others]) == sorted(row["text"] for row in rows)
         assert all("label" not in row for row in others)
         return chosen

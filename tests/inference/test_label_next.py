@@ -23,9 +23,9 @@ from tiny_task import COMMON, TOPICS
 
 def unlabelled(count: int) -> list[Example]:
     """Texts of both topics, from clear to mixed."""
-    draw = random.Random(4)
+    generator = random.Random(4)
     words = [*TOPICS["sea"], *TOPICS["hill"], *COMMON]
-    return [Example(str(number + 1), " ".join(draw.choices(words, k=8)), None, None) for number in range(count)]
+    return [Example(str(number + 1), " ".join(generator.choices(words, k=8)), None, None) for number in range(count)]
 
 
 def test_margins_are_small_where_two_labels_are_close() -> None:

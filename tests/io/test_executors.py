@@ -46,11 +46,11 @@ def silent(number: int, event: Event) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: int) -> None:
     tasks = [{"do": "square", "value": value, "sleep": 0.05 * (value == 0)} for value in range(8)]
-    told: list[tuple[int, Event]] = []
-    assert run_tasks(WORK, tasks, workers=workers, on_event=lambda number, event: told.append((number, event))) == [n**2 for n in range(8)]
-    assert sorted(number for number, _ in told) == list(range(8))
-    assert all(event.message == str(tasks[number]) for number, event in told)
-    assert (os.getpid() in {event.data["pid"] for _, event in told}) == (workers == 1)
+    seen: list[tuple[int, Event]] = []
+    assert run_tasks(WORK, tasks, workers=workers, on_event=lambda number, event: seen.append((number, event))) == [n**2 for n in range(8)]
+    assert sorted(number for number, _ in seen) == list(range(8))
+    assert all(event.message == str(tasks[number]) for number, event in seen)
+    assert (os.getpid() in {event.data["pid"] for _, event in seen}) == (workers == 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

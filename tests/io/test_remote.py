@@ -94,7 +94,7 @@ def test_a_broken_connection_is_a_one_line_error_and_leaves_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "says"),
+    ("url", "error", "message"),
     [
         ("http://127.0.0.1:9/a.jsonl", EnvironmentFault, "check the network and run again, or download it"),
         ("http://HERE/none.jsonl", UsageError, "no such file"),
@@ -108,12 +108,12 @@ def test_a_broken_connection_is_a_one_line_error_and_leaves_nothing(tmp_path: Pa
     ],
 )
 def test_a_url_that_cannot_be_read_is_a_one_line_error(
-    tmp_path: Path, hub: Hub, url: str, error: type[CramError], says: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hub: Hub, url: str, error: type[CramError], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)  # what the import system itself does for a module that is not to be found
     refused = refusal(tmp_path, url.replace("HERE", hub.url.removeprefix("http://")))
     assert isinstance(refused, error)
-    assert says in str(refused)
+    assert message in str(refused)
     assert "secret" not in str(refused)
 
 

@@ -79,11 +79,11 @@ def reference_search(texts: Sequence[str], query: str, limit: int, *, k1: float 
     lengths = [sum(document.values()) for document in documents]
     average = sum(lengths) / len(texts) or 1.0
     frequency = Counter(term for document in documents for term in document)
-    asked = _counts(query)
+    query_counts = _counts(query)
     scored = []
     for position, (document, length) in enumerate(zip(documents, lengths, strict=True)):
         parts = []
-        for term, count in asked.items():
+        for term, count in query_counts.items():
             if tf := document[term]:
                 idf = math.log(1 + (len(texts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
                 parts.append(count * idf * tf / (tf + k1 * (1 - b + b * length / average)))

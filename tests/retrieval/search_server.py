@@ -1,5 +1,5 @@
 """A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that answers the requests which the retriever sends, with
-scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails when events to.
+scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails on request.
 
 It keeps the shapes of the real answers (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
 """
@@ -24,7 +24,7 @@ Answer = tuple[int, Mapping[str, Any] | str, Mapping[str, str]]  # status, body,
 
 @dataclasses.dataclass
 class SearchServer:
-    """documents: _id -> _source. `interrupt` may answer a request (path, body) instead of the server; `asked` is what came in."""
+    """documents: _id -> _source. `interrupt` may answer a request (path, body) instead of the server; `received`: the requests."""
 
     documents: dict[str, dict[str, Any]]
     index: str = "articles"
@@ -35,13 +35,13 @@ class SearchServer:
     indices: tuple[str, ...] = ()
     interrupt: Callable[[str, Any], Answer | None] = lambda path, body: None
     spoil: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda question, answer: answer
-    asked: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    received: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     headers: list[Mapping[str, str]] = dataclasses.field(default_factory=list)
     url: str = ""
 
     def answer(self, method: str, path: str, body: Any) -> Answer:
-        """What a server says."""
-        self.asked.append((path, body))
+        """Return the response to a request."""
+        self.received.append((path, body))
         if (interrupted := self.interrupt(path, body)) is not None:
             return interrupted
         endpoint = path.rpartition("/")[2]
@@ -50,35 +50,35 @@ class SearchServer:
             known = mapping if endpoint == self.text_field else {}
             return 200, {name: {"mappings": known} for name in self.indices or (self.index,)}, {}
         if path == f"/{self.index}/_mtermvectors":
-            return 200, {"docs": [self.spoil(asked, self._terms(asked)) for asked in body["docs"]]}, {}
+            return 200, {"docs": [self.spoil(item, self._terms(item)) for item in body["docs"]]}, {}
         if path == f"/{self.index}/_msearch":
-            answers = [self.spoil(asked, self._search(asked)) for asked in body[1::2]]
+            answers = [self.spoil(item, self._search(item)) for item in body[1::2]]
             return 200, {"took": 1, "responses": answers}, {}
         if path == "/_mget":
-            return 200, {"docs": [self._get(asked) for asked in body["docs"]]}, {}
+            return 200, {"docs": [self._get(item) for item in body["docs"]]}, {}
         return 404, {"error": {"type": "index_not_found_exception", "reason": f"no such index [{path}]"}, "status": 404}, {}
 
     def texts(self) -> list[str]:
         values = [source.get(self.text_field, "") for source in self.documents.values()]
         return [value if isinstance(value, str) else " ".join(value) for value in values]
 
-    def _terms(self, asked: Any) -> dict[str, Any]:
+    def _terms(self, item: Any) -> dict[str, Any]:
         texts = [set(text.lower().split()) for text in self.texts()]
         terms = {}
-        for term, count in Counter(asked["doc"][self.text_field].lower().split()).items():
+        for term, count in Counter(item["doc"][self.text_field].lower().split()).items():
             frequency = sum(term in text for text in texts)
             terms[term] = {"term_freq": count} | ({"doc_freq": frequency, "ttf": frequency} if frequency else {})
         vectors = {self.text_field: {"terms": terms}} if terms else {}
         return {"_index": self.index, "_version": 0, "found": True, "took": 1, "term_vectors": vectors}
 
-    def _search(self, asked: Any) -> dict[str, Any]:
-        clauses = asked["query"]["bool"]["should"]
+    def _search(self, item: Any) -> dict[str, Any]:
+        clauses = item["query"]["bool"]["should"]
         if len(clauses) > self.max_clauses:
             reason = f"maxClauseCount is set to {self.max_clauses}"
             return {"error": {"type": "search_phase_execution_exception", "reason": reason, "root_cause": []}, "status": 400}
         weights = {clause["term"][self.text_field]["value"]: clause["term"][self.text_field]["boost"] for clause in clauses}
         names = list(self.documents)
-        hits = [{"_index": self.index, "_id": names[place], "_score": score} for score, place in self._best(weights)[: asked["size"]]]
+        hits = [{"_index": self.index, "_id": names[place], "_score": score} for score, place in self._best(weights)[: item["size"]]]
         shards = {"total": 2, "successful": 2, "skipped": 0, "failed": 0}
         return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}, "status": 200}
 
@@ -96,12 +96,12 @@ class SearchServer:
                 scored.append((score, place))
         return sorted(scored, key=lambda hit: (-hit[0], hit[1]))
 
-    def _get(self, asked: Any) -> dict[str, Any]:
-        source = self.documents.get(asked["_id"])
+    def _get(self, item: Any) -> dict[str, Any]:
+        source = self.documents.get(item["_id"])
         if source is None:
-            return {"_index": asked["_index"], "_id": asked["_id"], "found": False}
-        wanted = {name: source[name] for name in source if any(field.startswith(name) for field in asked["_source"])}
-        return {"_index": asked["_index"], "_id": asked["_id"], "found": True, "_source": wanted}
+            return {"_index": item["_index"], "_id": item["_id"], "found": False}
+        wanted = {name: source[name] for name in source if any(field.startswith(name) for field in item["_source"])}
+        return {"_index": item["_index"], "_id": item["_id"], "found": True, "_source": wanted}
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def assert_same(found: list[tuple[int, float]], expected: list[tuple[int, float]
 
 
 @given(_texts, _texts, st.integers(1, 40), st.sampled_from([(1.2, 0.75), (0.0, 0.0), (2.0, 1.0), (0.9, 0.4)]))
-@example(["red"], ["red"], 5, (1.2, 0.75))  # one document, more asked for than there are
+@example(["red"], ["red"], 5, (1.2, 0.75))  # one document, a limit above their number
 @example(["red blue"] * 20, ["blue red red"], 7, (1.2, 0.75))  # all documents equal
 @example(["", "", "文"], ["文 文", ""], 3, (1.2, 0.75))
 def test_results_equal_brute_force(texts: list[str], queries: list[str], limit: int, parameters: tuple[float, float]) -> None:
@@ -49,15 +49,15 @@ def test_results_equal_brute_force(texts: list[str], queries: list[str], limit: 
         assert_same(hits, reference_search(texts, query, limit, k1=k1, b=b))
 
 
-def assert_equal_to_bm25s(texts: list[str], asked: list[str], store: Path) -> None:
+def assert_equal_to_bm25s(texts: list[str], queries: list[str], store: Path) -> None:
     """Equal scores to 1e-5 and equal sets of the best 50, up to ties at the end, on the terms of our analyzer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
         peer.index([terms_of(text) for text in texts], show_progress=False)
-        terms = [[term for term in terms_of(query) if term in peer.vocab_dict] for query in asked]
+        terms = [[term for term in terms_of(query) if term in peer.vocab_dict] for query in queries]
         peer_positions, peer_scores = peer.retrieve(terms, k=50, show_progress=False)
-    for query, hits in enumerate(results(index_texts(texts, store), asked, limit=50)):
+    for query, hits in enumerate(results(index_texts(texts, store), queries, limit=50)):
         positive = peer_scores[query] > 0
         assert [score for _, score in hits] == pytest.approx(peer_scores[query][positive].tolist(), rel=1e-5)
         unlike = {position for position, _ in hits} ^ set(peer_positions[query][positive].tolist())

@@ -48,7 +48,7 @@ def search(server: SearchServer, queries: list[str], pauses: list[float], *, lim
 
 
 def requests(server: SearchServer, endpoint: str) -> list[Any]:
-    return [body for path, body in server.asked if path.endswith(endpoint)]
+    return [body for path, body in server.received if path.endswith(endpoint)]
 
 
 def test_every_query_gets_its_documents_best_first_and_equal_queries_are_sent_once(server: SearchServer, pauses: list[float]) -> None:
@@ -75,8 +75,8 @@ def test_scores_come_with_the_documents_and_repeated_terms_count(server: SearchS
 def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer, pauses: list[float]) -> None:
     server.max_clauses = 3
     events: list[Event] = []
-    asked = "the receptor of the river bank unknown"  # the: 4 documents, receptor 2, of 2, river 1, bank 1, unknown 0
-    answers = list(search_elasticsearch(settings(server, max_clauses=3), [asked], limit=5, emit=events.append, pause=pauses.append))
+    query = "the receptor of the river bank unknown"  # the: 4 documents, receptor 2, of 2, river 1, bank 1, unknown 0
+    answers = list(search_elasticsearch(settings(server, max_clauses=3), [query], limit=5, emit=events.append, pause=pauses.append))
     assert isinstance(answers[0][1], ServerHits)
     (lines,) = requests(server, "_msearch")
     assert [clause["term"]["text"]["value"] for clause in lines[1]["query"]["bool"]["should"]] == ["bank", "river", "unknown"]
@@ -134,8 +134,8 @@ def test_a_partial_or_unreadable_response_is_a_failure(
     server: SearchServer, pauses: list[float], answer: dict[str, Any], message: str
 ) -> None:
     def spoil(question: Any, right: dict[str, Any]) -> dict[str, Any]:
-        asked = question if answer is UNREADABLE else question.get("query")
-        return right if "river" not in str(asked) else answer if answer is UNREADABLE else right | answer
+        sent = question if answer is UNREADABLE else question.get("query")
+        return right if "river" not in str(sent) else answer if answer is UNREADABLE else right | answer
 
     server.spoil = spoil
     assert search(server, ["river", "aspirin"], pauses) == {0: message, 1: ["c"]}
@@ -192,7 +192,7 @@ def test_a_wrong_name_or_key_is_refused_before_any_query(
         setattr(server, name, value)
     with pytest.raises(UsageError, match=message):
         search(server, ["river"], pauses, **of_config)
-    assert (len(server.asked), pauses) == (1, [])
+    assert (len(server.received), pauses) == (1, [])
 
 
 def test_an_unreachable_server_is_named(pauses: list[float]) -> None:

@@ -73,12 +73,12 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
     assert (found["kinase"], found["cell"]) == ((0, 0), (1, 0))
     assert [row["id"] for row in read_jsonl(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
-    asked = len(server.asked)
+    before = len(server.received)
     again = server_corpus(config.model_copy(update={"batch": 7, "max_documents": 2}), QUERIES, tmp_path / "store")
     assert again.fingerprint == corpus.fingerprint
-    assert len(server.asked) == asked
+    assert len(server.received) == before
     server_corpus(few_hits(server, top_k=1), QUERIES, tmp_path / "store")
-    assert len(server.asked) > asked
+    assert len(server.received) > before
 
 
 def test_failed_queries_are_counted_and_too_many_end_the_search(server: SearchServer, tmp_path: Path) -> None:

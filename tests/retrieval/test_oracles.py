@@ -133,11 +133,11 @@ def test_search_with_one_byte_lengths_equals_lucene(oracle: Oracle, tmp_path: Pa
     (tmp_path / "terms.txt").write_text("".join(" ".join(analysed[text]) + "\n" for text in texts), "utf-8")
     lucene = Lucene.compile(tmp_path / "lucene")
     lucene.index(tmp_path / "terms.txt", tmp_path / "index")
-    asked = {query: terms for query in oracle.queries if (terms := analyze(query))}
+    queries = {query: terms for query in oracle.queries if (terms := analyze(query))}
     index = index_texts(texts, tmp_path / "store")
     limits = (10, 500)
-    for limit, found in zip(limits, lucene.search(tmp_path / "index", [(list(asked.values()), k) for k in limits]), strict=True):
-        for query, hits in enumerate(results(index, list(asked), limit=limit, scoring=Scoring(norm="lucene"))):
+    for limit, found in zip(limits, lucene.search(tmp_path / "index", [(list(queries.values()), k) for k in limits]), strict=True):
+        for query, hits in enumerate(results(index, list(queries), limit=limit, scoring=Scoring(norm="lucene"))):
             part = slice(found.offsets[query], found.offsets[query + 1])
             positions, scores = found.position[part].tolist(), found.score[part].tolist()
             np.testing.assert_allclose([score for _, score in hits], scores, rtol=2e-6)

@@ -110,11 +110,11 @@ def test_shares_are_turns_in_proportion() -> None:
 def test_a_member_gives_no_more_than_its_own_bound(world: World) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=12, max_tokens=500), RandomConfig(max_documents=7)))
     proposal = propose(world, config, TEXTS)
-    by_words, drawn = (member.ranking for member in proposal.members)
-    assert len(drawn) == 7
+    by_words, sampled = (member.ranking for member in proposal.members)
+    assert len(sampled) == 7
     costs = estimate_tokens(*world[0].gather(propose(world, Bm25Config(top_k=12), TEXTS).ranking.position)).tolist()
     assert sum(costs[: len(by_words)]) <= 500 < sum(costs[: len(by_words) + 1])
-    assert set(proposal.ranking.position.tolist()) == set(by_words.position.tolist()) | set(drawn.position.tolist())
+    assert set(proposal.ranking.position.tolist()) == set(by_words.position.tolist()) | set(sampled.position.tolist())
 
 
 BOUNDS: list[dict[str, int]] = [{"max_documents": 20}, {"max_documents": 150}, {"max_tokens": 3000}, {"max_documents": 10**6}]
@@ -130,19 +130,19 @@ def test_with_open_top_k_the_selection_is_that_of_the_deepest_search(world: Worl
 
 
 @pytest.mark.parametrize(
-    ("bound", "asked"),
+    ("bound", "expected"),
     [({}, [50]), ({"max_documents": 20}, [50]), ({"max_documents": 150}, [50, 200]), ({"max_documents": 10**6}, [50, 200, 800])],
 )
-def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, bound: dict[str, int], asked: list[int]) -> None:
+def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, bound: dict[str, int], expected: list[int]) -> None:
     config = Bm25Config(**bound)
     depths = []
 
-    def ask(depth: int) -> Proposal:
+    def search(depth: int) -> Proposal:
         depths.append(depth)
         return propose(world, config.model_copy(update={"top_k": depth}), TEXTS[:1])
 
-    search_deeper(ask, config, world[0], emit=silent)
-    assert depths == asked
+    search_deeper(search, config, world[0], emit=silent)
+    assert depths == expected
     assert len(propose(world, Bm25Config(top_k=7, **bound), TEXTS[:1]).ranking) == 7  # a given top_k is kept
 
 
