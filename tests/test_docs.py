@@ -19,6 +19,7 @@ import zstandard
 
 from commands import printed
 from cramlm.cli.app import app
+from cramlm.cli.help import RENAMED_OPTIONS
 from cramlm.config.run import RunConfig
 from jsonl import read_jsonl
 from tiny_task import write_task
@@ -67,6 +68,7 @@ def test_every_command_of_a_page_parses(page: Path) -> None:
     group: Any = typer.main.get_command(app)
     assert commands(page) or page not in TUTORIALS
     for name, *arguments in commands(page):
+        assert not {argument.partition("=")[0] for argument in arguments} & set(RENAMED_OPTIONS), "an old spelling of an option"
         if not name.startswith("--"):
             command = group.commands[name]
             command.make_context(name, list(arguments), resilient_parsing=False).close()

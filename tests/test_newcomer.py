@@ -150,13 +150,11 @@ def test_the_readme_runs_from_top_to_bottom_as_it_stands(place: Place) -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     typed = re.findall(r"^```(sh|python)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     assert [kind for kind, _ in typed] == ["sh", "python", "python"]
-    labelled = "import csv\nrows = list(csv.DictReader(open('data/train.csv')))\n"
-    labelled += "texts, labels = ([row[key] for row in rows] for key in ('text', 'label'))\n"
     for kind, text in typed:
         if kind == "sh":
             place.run("bash", "-euo", "pipefail", "-c", f"PATH={place.python.parent}:$PATH\n{text}")
         else:
-            place.run(place.python, "-c", labelled + text)
+            place.run(place.python, "-c", text)
     assert (place.folder / "predictions.jsonl").read_text("utf-8").count("\n") == 400
 
 

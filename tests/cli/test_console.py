@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cramlm.cli.console import console_events, show_selection
+from cramlm.cli.console import beginning, console_events, show_selection
 from cramlm.records import Event
 
 
@@ -57,3 +57,11 @@ def test_a_terminal_gets_a_line_above_the_bars_for_each_finished_stage_warning_a
     shown = " ".join(filter(None, lines))
     for text in ("index warning: one row skipped", "index 10 passages (", "plan [two] steps"):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("short\n\x1b[31mtext", "short  [31mtext"), ("the tide rose over the reef", "the tide rose …"), ("潮" * 30, "潮" * 18 + " …")],
+)
+def test_a_long_text_ends_at_a_word_with_an_ellipsis(text: str, shown: str) -> None:
+    assert beginning(text, 20) == shown

@@ -265,7 +265,7 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])
         console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{printable(passage['id'])}  ", (printable(terms), "cyan")))
-        console.print(Text(printable(passage["text"][:300])))
+        console.print(Text(beginning(passage["text"], 300)))
 
 
 def _shade(contribution: float, strongest: float) -> str:
@@ -274,6 +274,15 @@ def _shade(contribution: float, strongest: float) -> str:
     if abs(share) < 0.1:
         return ""
     return ("bold " if abs(share) > 0.5 else "") + ("green" if share > 0 else "red")
+
+
+def beginning(text: str, characters: int) -> str:
+    """Return the first words of a text in at most so many characters, on one line, with an ellipsis if more follow."""
+    text = printable(text)
+    if len(text) <= characters:
+        return text
+    first = text[: characters - 2]
+    return f"{first.rpartition(' ')[0] or first} …"
 
 
 def printable(text: str) -> str:

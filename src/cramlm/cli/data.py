@@ -353,14 +353,14 @@ def search(
 
 
 def _show_hits(hits: Sequence[ExplainedHit], *, as_json: bool) -> None:
-    from cramlm.cli.console import printable
+    from cramlm.cli.console import beginning
 
     for hit in hits:
         if as_json:
             print(json.dumps(hit.as_dict(), ensure_ascii=False))
         else:
             terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
-            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {printable(hit.text[:200])}")
+            print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {beginning(hit.text, 200)}")
     if not hits:
         print("no passage shares a word with this query", file=sys.stderr)
 
