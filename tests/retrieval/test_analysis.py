@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cramlm.errors import UsageError
 from cramlm.retrieval.bm25 import analysis, analysis_kernels
-from cramlm.retrieval.bm25.analysis import ENGLISH_STOP_WORDS, MAX_TERM_BYTES, Analyzer, Vocabulary, analyze
+from cramlm.retrieval.bm25.analysis import ENGLISH_STOP_WORDS, Analyzer, Vocabulary, analyze
+from cramlm.retrieval.bm25.terms import MAX_TERM_BYTES
 
 
 def compiled(texts: list[str]) -> list[list[str]]:

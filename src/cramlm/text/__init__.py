@@ -10,7 +10,7 @@ Han and kana, a quarter in other scripts without spaces. Character classes are d
 
 Other definitions, with the same character classes and blocks:
 
-    BM25 (retrieval/bm25/analysis.py)   the same normal form and runs; pairs or triples of characters instead of clusters, because single
+    BM25 (retrieval/bm25/terms.py)      the same normal form and runs; pairs or triples of characters instead of clusters, because single
                                         characters do not discriminate; also in Hangul, where particles are attached to words. Characters
                                         unknown to Python separate words there; here they are kept, so that no copy is missed
     DSIR, key phrases (ngrams.py)       NFC and lower case; punctuation forms words, as in the released code, for equal buckets

@@ -1,10 +1,6 @@
 """Analysis for BM25: from a text to its terms, the same for documents and queries.
 
-A text is normalised by NFKC and casefold; its words are runs of letters, digits and marks. Runs of scripts without spaces become
-overlapping character n-grams: pairs for Han, kana, hangul and related scripts, triples for Thai, Lao, Khmer, Myanmar and related ones (a
-shorter run is one term). Invisible characters (joiners, variation selectors, soft hyphens) are removed without ending a word; a zero-width
-space ends it. A term is cut before the first character that starts at its 64th byte or later, which bounds its size. An `Analyzer` may
-then leave out stop words and stem the other terms.
+terms.py defines the terms of a text. An `Analyzer` may then leave out stop words and stem the other terms.
 
 `analyze` is this definition in plain Python. `Vocabulary.tokenize` gives the same terms as numbers, from bytes: ASCII documents use a byte
 table, others a table over code points; documents in which characters combine or reorder are first normalised by Python's unicodedata.
@@ -24,13 +20,11 @@ import numpy.typing as npt
 from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
+from cramlm.retrieval.bm25.terms import ANALYZER, PAIRS, kind_of, split_terms
 from cramlm.storage.artifacts import hash_json
 from cramlm.storage.tables import stored
 from cramlm.text import characters
-from cramlm.text.characters import CUT_INTO_PAIRS, CUT_INTO_TRIPLES, is_invisible, is_letter, is_mark, is_unknown, normalise, within
-
-ANALYZER = f"words-ngrams-1 unicode-{unicodedata.unidata_version}"
-MAX_TERM_BYTES = kernels.MAX_TERM_BYTES
+from cramlm.text.characters import is_unknown, normalise
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -123,30 +117,12 @@ def _pystemmer() -> Any:
 
 def analyze(text: str, analyzer: Analyzer = PLAIN) -> list[str]:
     """Return the terms of a text in order, with repeats."""
-    terms = _split(text)
+    terms = split_terms(text)
     if analyzer == PLAIN:
         return terms
     stop = set(analyzer.stop_words)
     terms = [term for term in terms if term not in stop]
-    return [stem if _split(stem) == [stem] else term for term, stem in zip(terms, analyzer.stem(terms), strict=True)]
-
-
-def _split(text: str) -> list[str]:
-    terms: list[str] = []
-    run: list[str] = []
-    kind = kernels.SEPARATOR
-    for character in normalise(text):
-        here = _kind(character)
-        if here == kernels.IGNORED:
-            continue
-        if here == kernels.MARK:
-            here = kind or kernels.WORD
-        if here != kind:
-            terms += _terms_of_run(run, kind)
-            run, kind = [], here
-        if here != kernels.SEPARATOR:
-            run.append(character)
-    return terms + _terms_of_run(run, kind)
+    return [stem if split_terms(stem) == [stem] else term for term, stem in zip(terms, analyzer.stem(terms), strict=True)]
 
 
 class Vocabulary:
@@ -277,7 +253,7 @@ class _Words:
         kept = np.array([number for number, word in enumerate(words) if word not in self._stop], np.int64)
         own = [words[number] for number in kept.tolist()]
         stems = self._analyzer.stem(own)
-        stems = [stem if stem == word or _split(stem) == [stem] else word for word, stem in zip(own, stems, strict=True)]
+        stems = [stem if stem == word or split_terms(stem) == [stem] else word for word, stem in zip(own, stems, strict=True)]
         numbers, starts = terms.number(stems)
         assert (np.diff(starts) == 1).all(), "every term is one term"
         result[kept] = numbers
@@ -304,7 +280,7 @@ def _character_table() -> tuple[npt.NDArray[Any], ...]:
     codes = np.zeros(0x110000, np.uint32)
     expansions: list[int] = []
     for first, last in _PLAIN:
-        codes[first : last + 1] = kernels.PAIRS
+        codes[first : last + 1] = PAIRS
     plain = codes != 0
     joins = _second_characters()
     for code in [*range(_LOW), *range(_TAGS, _TAGS + 0x1000)]:
@@ -313,7 +289,7 @@ def _character_table() -> tuple[npt.NDArray[Any], ...]:
         character = chr(code)
         if is_unknown(character):
             continue
-        entry = _kind(character)
+        entry = kind_of(character)
         if code >= 0x80:
             compatible = unicodedata.normalize("NFKC", character)
             folded = unicodedata.normalize("NFKC", compatible.casefold())
@@ -330,35 +306,6 @@ def _character_table() -> tuple[npt.NDArray[Any], ...]:
                 expansions += [len(folded), *map(ord, folded)]
         codes[code] = entry
     return codes[:_LOW], codes[_TAGS : _TAGS + 0x1000], np.array(expansions, np.int32)
-
-
-def _kind(character: str) -> int:
-    """Return the kind of a character of a folded text: separator, ignored, or part of a word or of a run that is cut into n-grams."""
-    if is_invisible(character):
-        return kernels.IGNORED
-    if not (is_letter(character) or is_mark(character)):
-        return kernels.SEPARATOR
-    if within(ord(character), CUT_INTO_PAIRS):
-        return kernels.PAIRS
-    if within(ord(character), CUT_INTO_TRIPLES):
-        return kernels.TRIPLES
-    return kernels.MARK if is_mark(character) else kernels.WORD
-
-
-def _terms_of_run(run: Sequence[str], kind: int) -> list[str]:
-    if not run:
-        return []
-    if kind == kernels.WORD:
-        pieces, length = [""], 0
-        for character in run:
-            if length >= MAX_TERM_BYTES:
-                pieces.append("")
-                length = 0
-            pieces[-1] += character
-            length += len(character.encode())
-        return pieces
-    size = 2 if kind == kernels.PAIRS else 3
-    return ["".join(run[start : start + size]) for start in range(max(1, len(run) - size + 1))]
 
 
 def _second_characters() -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Compiled tokenizer of BM25: from bytes to term numbers. `analysis.analyze` defines the terms.
+"""Compiled tokenizer of BM25: from bytes to term numbers. `terms.split_terms` defines the terms.
 
 `_canonicalise` rewrites a non-ASCII document as UTF-8 in which the bytes of terms are [a-z0-9] and >= 0x80 and all others are separators;
 n-grams are written out. `_tokenize_bytes` splits such bytes (or ASCII text) at separators and numbers the terms by an open hash table. A
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from cramlm.retrieval.bm25.terms import IGNORED, MARK, MAX_TERM_BYTES, PAIRS, SEPARATOR, TRIPLES, WORD
 from cramlm.storage.compiled import jit
 
-# Kinds of code points (the low 3 bits of an entry in the table) ...
-SEPARATOR, WORD, PAIRS, TRIPLES, MARK, IGNORED = range(6)
-# ... and flags.
+# Kinds of code points are the low 3 bits of an entry in the table, these are flags.
 STARTS_COMBINED, ENDS_COMBINED, NEEDS_CONTEXT, FOLDS = 8, 16, 32, 64
 EXPANSION_SHIFT = 7
 
 DONE, TOKENS_FULL, SCRATCH_FULL, VOCABULARY_FULL, NEEDS_NORMALISING = range(5)
 
-MAX_TERM_BYTES = 64  # a term ends before the first character that starts at this byte or later
 CANONICAL_GROWTH = 16  # maximum of bytes written per byte read: characters such as U+3300 fold to several kana, written out as pairs
 _EXACT_BYTES = 7  # terms up to this size are their own key: their bytes, and their length in the top byte
 
