@@ -138,7 +138,7 @@ def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
 
 
 def test_verify_names_the_file_with_a_flipped_byte(fitted: Path) -> None:
-    assert "20 folders" in printed("verify", fitted)
+    assert "21 folders" in printed("verify", fitted)
     weights = fitted / "run/phase-1-joint/model.safetensors"
     try:
         flip(weights, 2000)

@@ -44,7 +44,7 @@ def test_the_front_matter_has_library_task_and_scores_and_a_license_only_if_give
 def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
     given = facts()
     models = given["scores"]["models"]
-    fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "train_texts": 100}
+    fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "vector_weight": 0.5, "train_texts": 100}
     models["static"] = {"dev": models["mine"]["dev"], "fit": fit}
     models["mine"]["test"]["per_class"][LABELS[0]]["support"] = 4
     given["scores"]["comparison"] = {"cross_fitted": {"static": 0.612, "mine": 0.7}}
@@ -52,7 +52,7 @@ def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
     assert re.search(r"^\| \*\*mine\*\* \(this model\) \| 8\d\.\d \(\d\d\.\d–\d\d\.\d\) \|", card, flags=re.MULTILINE)
     assert re.search(r"^\| static \| .*\| 61\.2 \|", card, flags=re.MULTILINE)
     assert re.search(r"^\| model \| .*dev macro-F1, cross-fitted", card, flags=re.MULTILINE)
-    assert "(union, multinomial, balanced class weights, C = 30)" in card
+    assert "(union, multinomial, balanced class weights, C = 30, vector weight 0.5)" in card
     assert "Use it (macro-F1 85.7)." in card
     assert "1 of its labels have fewer than 10 evaluation texts" in card
 

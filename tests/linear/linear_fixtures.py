@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+
+import numpy as np
 
 from cramlm.data.labels import format_labels
+from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Example, Scale, Task
 
 TOPICS = {
@@ -51,3 +55,10 @@ def number_task() -> Task:
     texts = [" ".join(f"w{index}" for index in range(3) if number >> index & 1) + f" filler{number % 5}" for number in range(48)]
     rows = tuple(example(number, text, repr(float(100 + number % 8))) for number, text in enumerate(texts))
     return Task(rows[:32], rows[32:40], rows[40:], ("label",), False, kind="regression", scale=Scale())
+
+
+def word_vectors(axes: Mapping[str, int]) -> WordVectors:
+    """Vectors of words along an axis each, of equal weights."""
+    directions = np.zeros((len(axes), max(axes.values()) + 1), dtype=np.float16)
+    directions[np.arange(len(axes)), list(axes.values())] = 1
+    return WordVectors(tuple(axes), directions, np.ones(len(axes), dtype=np.float32), np.zeros(directions.shape[1], dtype=np.float32))

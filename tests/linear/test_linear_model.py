@@ -11,43 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from linear_fixtures import number_task, several_labels_task, topic_task
+from linear_fixtures import TOPICS, number_task, several_labels_task, topic_task, word_vectors
 
-from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
-from cramlm.linear.cooccurrence import TextSpace, token_embeddings
 from cramlm.linear.features import VARIANTS, TextMatrices
 from cramlm.linear.fit import SearchSpace, fit_linear
-from cramlm.linear.model import LinearModel, TextVectors
-from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, train_tokenizer
+from cramlm.linear.model import LinearModel
+from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE, WordVectors
 from cramlm.records import Task
 from damaging import cut, edit_json
 
 TEXTS = ["", "wave ship", "the summit of a ridge", "漢字 ọ̀rọ̀", "w0 w2 filler1", "harbour " * 300]
 
 
-def fit(task: Task, *, vectors: TextVectors | None = None, **options: Any) -> LinearModel:
+def fit(task: Task, *, vectors: WordVectors | None = None, **options: Any) -> LinearModel:
     metric = "pearson" if task.kind == "regression" else "macro_f1"
     return fit_linear(task, SearchSpace((3.0,), metric, 0, **options), stage="baseline", vectors=vectors).model
 
 
-def vectors_of(task: Task, folder: Path) -> TextVectors:
-    """Vectors from the co-occurrence of tokens in the training texts."""
-    texts = [row.text for row in task.train]
-    folder.mkdir()
-    train_tokenizer(texts, TokenizerConfig(vocab_size=120), folder)
-    tokenizer = Tokenizer.load(folder)
-    tokens = tokenizer.sequences(texts, max_length=UNCUT, cut="truncate")
-    embeddings = token_embeddings([tokens], vocab_size=tokenizer.vocab_size, width=8, std=0.06, seed=1)
-    return TextVectors(TextSpace.of([tokens], embeddings), tokenizer)
-
-
 @pytest.fixture(scope="module")
-def static(tmp_path_factory: pytest.TempPathFactory) -> LinearModel:
+def static() -> LinearModel:
     """A model of the variant union with text vectors."""
     task = topic_task(sea=30, hill=20, money=12)
-    return fit(task, vectors=vectors_of(task, tmp_path_factory.mktemp("static") / "tokenizer"), variants=("union",))
+    axes = {word: axis for axis, words in enumerate(TOPICS.values()) for word in words}
+    return fit(task, vectors=word_vectors(axes), variants=("union",))
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +69,12 @@ def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: 
     loaded = LinearModel.load(tmp_path)
     assert np.array_equal(loaded.logits(TEXTS), model.logits(TEXTS))
     assert loaded.vectors is None
-    assert not (tmp_path / TOKENIZER_FILE).exists()
+    assert not (tmp_path / WORDS_FILE).exists()
     assert is_linear(tmp_path)
 
 
-def test_encoded_texts_have_the_logits_of_their_text_and_so_has_a_text_alone(static: LinearModel) -> None:
-    assert static.vectors is not None
-    tokens = static.vectors.tokenizer.sequences(TEXTS, max_length=UNCUT, cut="truncate")
-    assert np.array_equal(static.logits_of_encoded(TextMatrices(TEXTS), tokens), static.logits(TEXTS))
+def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matrices(static: LinearModel) -> None:
+    assert np.array_equal(static.logits_of_shared(TextMatrices(TEXTS)), static.logits(TEXTS))
     alone = np.concatenate([static.logits([text]) for text in TEXTS])
     np.testing.assert_allclose(alone, static.logits(TEXTS), rtol=1e-5, atol=1e-5)
     assert static.logits([]).shape == (0, 3)
@@ -98,8 +84,8 @@ def facts(folder: Path, **changes: Any) -> None:
     edit_json(folder / MODEL_FILE, **changes)
 
 
-def tensors(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = folder / WEIGHTS_FILE
+def tensors(folder: Path, change: Callable[[dict[str, Any]], Any], name: str = WEIGHTS_FILE) -> None:
+    path = folder / name
     values = safetensors.numpy.load(path.read_bytes())
     change(values)
     path.write_bytes(safetensors.numpy.save(values))
@@ -113,14 +99,19 @@ def terms_of(folder: Path, change: Callable[[list[Any]], Any]) -> dict[str, Any]
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no facts": (lambda folder: (folder / MODEL_FILE).unlink(), MODEL_FILE),
     "no weights": (lambda folder: (folder / WEIGHTS_FILE).unlink(), WEIGHTS_FILE),
-    "no tokenizer": (lambda folder: (folder / TOKENIZER_FILE).unlink(), TOKENIZER_FILE),
+    "no words": (lambda folder: (folder / WORDS_FILE).unlink(), WORDS_FILE),
+    "no vectors of words": (lambda folder: (folder / TENSORS_FILE).unlink(), TENSORS_FILE),
     "facts cut": (lambda folder: cut(folder / MODEL_FILE, 0.5), MODEL_FILE),
     "facts of another sort": (lambda folder: (folder / MODEL_FILE).write_text("[1, 2]"), MODEL_FILE),
     "facts not UTF-8": (lambda folder: (folder / MODEL_FILE).write_bytes(b'{"\xff": 1}'), MODEL_FILE),
     "weights cut": (lambda folder: cut(folder / WEIGHTS_FILE, 0.5), WEIGHTS_FILE),
     "weights empty": (lambda folder: (folder / WEIGHTS_FILE).write_bytes(b""), WEIGHTS_FILE),
-    "tokenizer cut": (lambda folder: cut(folder / TOKENIZER_FILE, 0.5), TOKENIZER_FILE),
-    "another format": (lambda folder: facts(folder, format=2), MODEL_FILE),
+    "words cut": (lambda folder: cut(folder / WORDS_FILE, 0.5), WORDS_FILE),
+    "words that are numbers": (lambda folder: (folder / WORDS_FILE).write_text("[1, 2]"), WORDS_FILE),
+    "a word twice": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"] * 15)), WORDS_FILE),
+    "a word less": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"])), TENSORS_FILE),
+    "vectors of words cut": (lambda folder: cut(folder / TENSORS_FILE, 0.5), TENSORS_FILE),
+    "another format": (lambda folder: facts(folder, format=1), MODEL_FILE),
     "no labels": (lambda folder: facts(folder, labels=[]), MODEL_FILE),
     "labels twice": (lambda folder: facts(folder, labels=["a", "a", "b"]), MODEL_FILE),
     "labels of numbers": (lambda folder: facts(folder, labels=[1, 2, 3]), MODEL_FILE),
@@ -132,6 +123,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "the scheme of another kind": (lambda folder: facts(folder, kind="regression"), MODEL_FILE),
     "class weights unknown": (lambda folder: facts(folder, class_weights="twice"), MODEL_FILE),
     "c as text": (lambda folder: facts(folder, c="much"), MODEL_FILE),
+    "vector weight as text": (lambda folder: facts(folder, vector_weight="much"), MODEL_FILE),
     "a term less": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: terms[1:])), WEIGHTS_FILE),
     "a term twice": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [terms[0], *terms[:-1]])), MODEL_FILE),
     "a term that is a number": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [1, *terms[1:]])), MODEL_FILE),
@@ -147,13 +139,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         WEIGHTS_FILE,
     ),
     "whole numbers": (lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"].astype(np.int64))), WEIGHTS_FILE),
-    "vectors of fewer tokens": (
-        lambda folder: tensors(folder, lambda values: values.update({"vectors.weighted": values["vectors.weighted"][1:]})),
-        WEIGHTS_FILE,
-    ),
     "vectors in one row": (
-        lambda folder: tensors(folder, lambda values: values.update({"vectors.weighted": values["vectors.weighted"].ravel()})),
-        WEIGHTS_FILE,
+        lambda folder: tensors(folder, lambda values: values.update(directions=values["directions"].ravel()), TENSORS_FILE),
+        TENSORS_FILE,
+    ),
+    "vectors with NaN": (
+        lambda folder: tensors(folder, lambda values: values["directions"].__setitem__((0, 0), np.nan), TENSORS_FILE),
+        TENSORS_FILE,
     ),
 }
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from linear_fixtures import TOPICS, example
+from linear_fixtures import TOPICS, example, word_vectors
 
 from cramlm.evaluation.kinds import KINDS
-from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
-from cramlm.linear.model import LinearModel, TextVectors, beside
+from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.settings import Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
-from cramlm.model.tokenizer import Tokenizer, Tokens
+from cramlm.linear.word_vectors import WordVectors
+from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import FloatArray, Task
 
 Rows = list[tuple[str, str]]
@@ -38,15 +38,15 @@ def task_of(rows: Rows) -> Task:
 
 
 def model_of(
-    task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: TextVectors | None = None, c: float = 10.0
+    task: Task, variant: Variant = "words", scheme: Scheme = "multinomial", vectors: WordVectors | None = None, c: float = 10.0
 ) -> LinearModel:
     """A model of one setting, fitted on all training texts, without logit adjustment."""
     texts = [normalize(row.text) for row in task.train]
     kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
     tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
     rows = tfidf.transform(TextMatrices(texts))
-    rows = rows if vectors is None else beside(rows, vectors.of(texts))
-    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c)
+    rows = rows if vectors is None else beside(rows, vectors.of(texts), 0.5)
+    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c, 0.0 if vectors is None else 0.5)
     fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(c)
     return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
@@ -56,14 +56,14 @@ class SoftLabels(NamedTuple):
     training_texts: FloatArray
 
 
-def soft_labels(model: LinearModel, task: Task, passages: list[str], tokens: Tokens | None, *, seed: int) -> SoftLabels:
+def soft_labels(model: LinearModel, task: Task, passages: list[str], *, seed: int) -> SoftLabels:
     teacher = Teacher.of({model.name: model}, task, metric="macro_f1")
-    return SoftLabels(teacher.soft_labels(passages, tokens), out_of_fold_labels(model, task, seed=seed))
+    return SoftLabels(teacher.soft_labels(passages), out_of_fold_labels(model, task, seed=seed))
 
 
 def soft(rows: Rows, passages: list[str], *, seed: int = 0, **options: Any) -> SoftLabels:
     task = task_of(rows)
-    return soft_labels(model_of(task, **options), task, passages, None, seed=seed)
+    return soft_labels(model_of(task, **options), task, passages, seed=seed)
 
 
 @pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
@@ -141,7 +141,7 @@ def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
     task = task_of(rows_of(("hill", "sea"), 10))
     model = model_of(task)
     adjusted = replace(model, adjustment=np.array([0.3, -0.3], dtype=np.float32), tau=1.0)
-    plain, shifted = (soft_labels(each, task, ["zzz"], None, seed=1) for each in (model, adjusted))
+    plain, shifted = (soft_labels(each, task, ["zzz"], seed=1) for each in (model, adjusted))
     assert plain.passages[0, 0] == pytest.approx(0.5, abs=0.01)
     assert shifted.passages[0, 0] > 0.6
     odds = [np.log(each.training_texts[:, 0] / each.training_texts[:, 1]).mean() for each in (plain, shifted)]
@@ -169,14 +169,9 @@ def test_a_model_with_a_far_higher_dev_loss_does_not_teach() -> None:
     assert teacher.soft_labels(["wave ship"]).argmax() == 1
 
 
-def test_vectors_predict_the_label_of_words_that_no_training_text_has(tokenizer: Tokenizer) -> None:
-    """Tokens of `river` lie beside those of `water`, which stands for one of the labels."""
-    words = {"water": 0, "river": 0, "kinase": 1, "protein": 1, "cell": 2}
-    weighted = np.zeros((tokenizer.vocab_size, 3), dtype=np.float32)
-    for word, axis in words.items():
-        (token,) = tokenizer.sequences([word], max_length=8, cut="truncate").ids[1:-1]
-        weighted[token, axis] = 1
-    vectors = TextVectors(TextSpace(weighted, np.zeros((3, 1), dtype=np.float32)), tokenizer)
+def test_vectors_predict_the_label_of_words_that_no_training_text_has() -> None:
+    """The vector of `river` is that of `water`, which stands for one of the labels."""
+    vectors = word_vectors({"water": 0, "river": 0, "kinase": 1, "protein": 1, "cell": 2})
     rows = [(f"{word} own{number}", label) for number in range(10) for word, label in (("water", "sea"), ("kinase", "cell"))]
     assert soft(rows, ["river"], vectors=vectors).passages[0, 1] > 0.8
     assert soft(rows, ["river"]).passages[0, 1] == pytest.approx(0.5, abs=0.1)
@@ -191,11 +186,11 @@ def test_pieces_of_a_passage_have_soft_labels_of_their_own(tokenizer: Tokenizer)
     task = task_of(rows)
     passage = "river water bank " * 20 + "kinase protein cell " * 20
     tokens, pieces = tokenizer.pieces([passage], max_length=32)
-    found = soft_labels(model_of(task), task, pieces, tokens, seed=0).passages
+    found = soft_labels(model_of(task), task, pieces, seed=0).passages
     assert len(found) == len(tokens) > 2
     assert found[0, 1] > 0.9
     assert found[-1, 0] > 0.9
-    whole = soft_labels(model_of(task), task, [passage], None, seed=0).passages
+    whole = soft_labels(model_of(task), task, [passage], seed=0).passages
     assert abs(whole[0, 0] - 0.5) < 0.3
 
 

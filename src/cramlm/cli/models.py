@@ -290,7 +290,7 @@ def embed(
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1, for inner products as cosines.")] = False,
     model_part: Annotated[
         Literal["encoder", "static"],
-        typer.Option("--model-part", metavar="PART", help="encoder: pooled hidden states; static: averaged token embeddings."),
+        typer.Option("--model-part", metavar="PART", help="encoder: pooled hidden states; static: averaged word vectors."),
     ] = "encoder",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,

@@ -174,8 +174,8 @@ class TeacherConfig(FrozenModel):
     models: tuple[LinearName, ...] = Field(
         LINEAR_NAMES,
         min_length=1,
-        description="linear models that are combined; bayes needs a corpus and is left out without one. Training texts get the out-of-fold "
-        "probabilities of static, or of tfidf where static is not among them",
+        description="linear models that are combined; static and bayes need a corpus and are left out without one. Training texts get the "
+        "out-of-fold probabilities of static, or of tfidf where static is not among them",
     )
     align_distribution: bool = Field(
         False,
@@ -234,7 +234,7 @@ class RunConfig(FrozenModel):
     head: HeadConfig = HeadConfig()
     model: Literal["encoder", "static", "bayes", "tfidf"] = Field(
         "encoder",
-        description="model to train and export. encoder: trained by the phases; static: logistic regression on TF-IDF and token vectors; "
+        description="model to train and export. encoder: trained by the phases; static: logistic regression on TF-IDF and word vectors; "
         "tfidf: on TF-IDF only; bayes: naive Bayes on labelled and retrieved texts. Linear models have no phases",
     )
     phases: tuple[PhaseConfig, ...] = ()

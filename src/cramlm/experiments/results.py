@@ -484,7 +484,7 @@ def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool)
     if linear:
         words.append(
             "Rows tfidf, bayes and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, naive Bayes "
-            "on labelled and retrieved texts, and TF-IDF with averaged token vectors from the retrieved text. Their settings are chosen on "
+            "on labelled and retrieved texts, and TF-IDF with averaged word vectors of the corpus. Their settings are chosen on "
             "dev; their minutes are those of the fit."
         )
     if combined:

@@ -40,7 +40,7 @@ _SCHEMES: Final = {
 _LINEAR: Final = {
     "tfidf": "logistic regression on TF-IDF",
     "bayes": "naive Bayes on labelled and raw text",
-    "static": "logistic regression on TF-IDF and averaged token embeddings",
+    "static": "logistic regression on TF-IDF and averaged word vectors of the corpus",
 }
 _HUB_METRICS: Final = {
     "accuracy": "accuracy",
@@ -310,7 +310,11 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
         if cross_fitted:
             cells.insert(1, format_metric(choice, cross_fitted[name]) if name in cross_fitted else "–")
         rows.append((name, cells))
-    features = (("tfidf", "TF-IDF"), ("bayes", "TF-IDF of these and of retrieved texts"), ("static", "TF-IDF and averaged token vectors"))
+    features = (
+        ("tfidf", "TF-IDF"),
+        ("bayes", "TF-IDF of these and of retrieved texts"),
+        ("static", "TF-IDF and averaged word vectors of the corpus"),
+    )
     split, measured = _measured(facts)
     return Scores(
         percent=is_percent(main),

@@ -7,7 +7,7 @@ Of an encoder, a plain Hugging Face folder:
                         beside it prompt.safetensors with the learned vectors
     combination/        linear models and how they are combined with the encoder (inference/combined.py)
 Of a linear model, which needs neither torch nor transformers:
-    linear.json, linear.safetensors, tokenizer.json    the model (linear/model.py)
+    linear.json, linear.safetensors, words.*           the model (linear/model.py)
 Of both:
     confidence.json     calibration of the confidence, of each model of a classification (evaluation/confidence.py)
     README.md           model card (card.py)
@@ -48,7 +48,7 @@ LARGEST_DIFFERENCE: Final = 1e-5
 MOST_PROBES: Final = 32
 _MLM_POSITIONS: Final = 128
 _ENCODER_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "tokenizers", "torch", "transformers")
-_LINEAR_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "scikit-learn", "scipy", "tokenizers")
+_LINEAR_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "scikit-learn", "scipy")
 
 
 class FolderPart(Protocol):

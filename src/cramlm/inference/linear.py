@@ -13,8 +13,8 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, check_texts
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
+from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
 from cramlm.model.huggingface.config import refuse_pickles
-from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.text.words import word_pattern
@@ -37,7 +37,7 @@ class LinearPredictor(BasePredictor):
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
         """
         refuse_pickles(Path(folder))
-        check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE))
+        check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE))
         predictor = cls(LinearModel.load(Path(folder)))
         predictor.confidence = load_confidence(Path(folder))
         return predictor
@@ -55,7 +55,7 @@ class LinearPredictor(BasePredictor):
         return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """The averaged token embeddings of `static`; the other linear models have none."""
+        """The averaged word vectors of `static`; the other linear models have none."""
         check_texts(texts, pairs)
         vectors = self.model.vectors
         return super().embeddings(texts, pairs) if vectors is None else vectors.of(whole_texts(texts, pairs))

@@ -91,9 +91,10 @@ class Vocabulary:
 
 
 class TextMatrices:
-    """Texts in NFC and their matrices, each computed once: several models have the same vocabulary."""
+    """Texts, and their matrices in NFC, each computed once: several models have the same vocabulary."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
         self._texts = [normalize(text) for text in texts]
         self._known: list[tuple[Vocabulary, Any]] = []
 

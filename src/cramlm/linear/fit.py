@@ -1,9 +1,9 @@
 """Fit linear models of a task and choose among them on dev: TF-IDF alone (the baseline), or with text vectors beside it (`static`).
 
-Candidates are all combinations of a TF-IDF variant, multinomial or one-vs-rest logistic regression, uniform or balanced class weights, C
-and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to `FEW_TEXTS` training texts every
-candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the best `FINALISTS` on all texts,
-with growing C while the score grows (successive halving). The test split is not read.
+Candidates are all combinations of a TF-IDF variant, the weight of text vectors, multinomial or one-vs-rest logistic regression, uniform
+or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to
+`FEW_TEXTS` training texts every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the
+best `FINALISTS` on all texts, with growing C while the score grows (successive halving). The test split is not read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -20,13 +20,16 @@ import numpy.typing as npt
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
-from cramlm.linear.model import LinearModel, TextVectors, beside
+from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.settings import BayesSetting, ClassWeights, Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products
+from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
+VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
+"""Lengths of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
 FEW_TEXTS: Final = 1500
-FINALISTS: Final = 3  # combinations of variant, scheme and class weights
+FINALISTS: Final = 3  # combinations of variant, vector weight, scheme and class weights
 MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, one-vs-rest alone: the coordinates would take over half a gigabyte
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
 """If the training texts have more characters together, a sample is fitted that has the same share of every label."""
@@ -77,9 +80,13 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureRows:
-    """Matrices (CSR) of the training and dev texts under one variant of TF-IDF. kept: the training texts that `train` holds."""
+    """Matrices (CSR) of the training and dev texts under one variant of TF-IDF, with text vectors of length `vector_weight` beside them.
+
+    kept: the training texts that `train` holds.
+    """
 
     tfidf: Tfidf
+    vector_weight: float
     train: Any
     dev: Any
     kept: IntArray
@@ -88,7 +95,7 @@ class FeatureRows:
 class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
-    def __init__(self, task: Task, vectors: TextVectors | None, *, seed: int) -> None:
+    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int) -> None:
         whole = [[example.whole_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
@@ -96,19 +103,24 @@ class TaskFeatures:
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
         self._vectors = None if vectors is None else tuple(vectors.of(texts) for texts in whole)
 
-    def rows(self, variant: Variant) -> FeatureRows:
-        """The matrices under one variant, with text vectors beside them if there are any."""
+    @property
+    def vector_weights(self) -> tuple[float, ...]:
+        """The weights of text vectors to try; 0 if there are none."""
+        return (0.0,) if self._vectors is None else VECTOR_WEIGHTS
+
+    def rows(self, variant: Variant, vector_weight: float) -> FeatureRows:
+        """The matrices under one variant, with text vectors of this length beside them if there are any."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
         parts = [self._part(kind, kept) for kind in PARTS[variant]]
         train, dev = join([part[1] for part in parts]), join([part[2] for part in parts])
         if self._vectors is not None:
-            train, dev = beside(train, self._vectors[0][kept]), beside(dev, self._vectors[1])
-        return FeatureRows(Tfidf(variant, tuple(part[0] for part in parts)), train, dev, kept)
+            train, dev = beside(train, self._vectors[0][kept], vector_weight), beside(dev, self._vectors[1], vector_weight)
+        return FeatureRows(Tfidf(variant, tuple(part[0] for part in parts)), vector_weight, train, dev, kept)
 
     def sample(self, rows: FeatureRows, count: int) -> FeatureRows:
         """About `count` of the training rows, the same share of every label."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
-        return FeatureRows(rows.tfidf, rows.train[chosen], rows.dev, rows.kept[chosen])
+        return replace(rows, train=rows.train[chosen], kept=rows.kept[chosen])
 
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         key = kind, kept.tobytes()
@@ -128,7 +140,7 @@ class SearchSpace:
     variants: tuple[Variant, ...] = VARIANTS
 
 
-def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: TextVectors | None = None, emit: Emit = silent) -> LinearFit:
+def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
 
     vectors: text vectors beside TF-IDF. stage: the name under which events are emitted.
@@ -140,19 +152,21 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: TextVecto
     emit(Event("start", stage, **progress))
     few = len(task.train) <= FEW_TEXTS
     search = _Search(task, space)
-    rows: dict[Variant, FeatureRows] = {}
+    rows: dict[tuple[Variant, float], FeatureRows] = {}
     for done, variant in enumerate(space.variants):
         emit(Event("progress", stage, variant, done=done, **progress))
-        rows[variant] = features.rows(variant)
-        if len(rows[variant].kept) < len(task.train):
-            shown = f"{len(rows[variant].kept):,} of {len(task.train):,} training texts, the same share of each label, to save time"
+        for weight in features.vector_weights:
+            rows[variant, weight] = tried = features.rows(variant, weight)
+            search.try_all(tried if few else features.sample(tried, FEW_TEXTS), grid)
+        if len(tried.kept) < len(task.train):
+            shown = f"{len(tried.kept):,} of {len(task.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
-        search.try_all(rows[variant] if few else features.sample(rows[variant], FEW_TEXTS), grid)
     if not few:
         finalists, search = search.best_schemes(FINALISTS), _Search(task, space)
         for finalist in finalists:
             emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
-            search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
+            of_finalist = rows[finalist.variant, finalist.setting.vector_weight]
+            search.try_growing(of_finalist, finalist.setting, [c for c in grid if c >= finalist.setting.c])
     rows_of_best, coefficients = search.best
     dev = search.dev
     best = dev.best
@@ -210,10 +224,10 @@ class _Search:
         self.best: tuple[FeatureRows, Coefficients]
 
     def best_schemes(self, count: int) -> list[Candidate[Setting]]:
-        """The best candidate of each variant, scheme and class weights, best first, `count` of them."""
-        best: dict[tuple[str, str, str], Candidate[Setting]] = {}
+        """The best candidate of each variant and setting with any C, best first, `count` of them."""
+        best: dict[tuple[str, Setting], Candidate[Setting]] = {}
         for tried in sorted(self.dev.tried, key=lambda each: -each.score):
-            best.setdefault((tried.variant, tried.setting.scheme, tried.setting.class_weights), tried)
+            best.setdefault((tried.variant, replace(tried.setting, c=0.0)), tried)
         return list(best.values())[:count]
 
     def try_all(self, rows: FeatureRows, grid: Sequence[float]) -> None:
@@ -223,7 +237,7 @@ class _Search:
         for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
             fitter = self._fitter(coordinates.rows, rows, scheme, class_weights)
             for c in grid:
-                self._try(rows, Setting(scheme, class_weights, c), fitter(c), dev, coordinates)
+                self._try(rows, Setting(scheme, class_weights, c, rows.vector_weight), fitter(c), dev, coordinates)
 
     def try_growing(self, rows: FeatureRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
@@ -234,7 +248,7 @@ class _Search:
         fitter = self._fitter(train, rows, setting.scheme, setting.class_weights)
         last = -math.inf
         for c in grid:
-            score = self._try(rows, Setting(setting.scheme, setting.class_weights, c), fitter(c), dev, coordinates)
+            score = self._try(rows, replace(setting, c=c), fitter(c), dev, coordinates)
             if score <= last or score < self.dev.best.score - _FAR_BELOW:
                 break
             last = score

@@ -1,10 +1,10 @@
 """A linear classifier of text as plain data: TF-IDF, optional text vectors, coefficients, logit adjustment.
 
-    linear.json          kind, labels, variant, how it was fitted, the terms of each vocabulary in the order of their columns
-    linear.safetensors   coefficients, inverse document frequencies, the token embeddings that text vectors are averaged from
-    tokenizer.json       only with text vectors
+    linear.json                      kind, labels, variant, how it was fitted, the terms of each vocabulary in the order of their columns
+    linear.safetensors               coefficients, inverse document frequencies
+    words.json, words.safetensors    only with text vectors (word_vectors.py)
 
-Prediction needs NumPy, SciPy, scikit-learn and tokenizers, not torch.
+Prediction needs NumPy and SciPy, not torch.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
-from cramlm.linear.cooccurrence import TextSpace
 from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
 from cramlm.linear.settings import NAIVE_BAYES, BayesSetting, Setting, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
-from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens
+from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import FloatArray, LinearName, TaskKind
 from cramlm.storage.artifacts import environment_faults, raise_if_refused
 
-FORMAT: Final = 1
-VECTORS_WEIGHT: Final = 0.5
-"""Length of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
+FORMAT: Final = 2
 _BATCH: Final = 4096
 _SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
     "classification": ("multinomial", "one-vs-rest", NAIVE_BAYES),
@@ -42,29 +39,13 @@ _SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextVectors:
-    """Averaged token embeddings of texts. space: fitted to the training texts and passages."""
-
-    space: TextSpace
-    tokenizer: Tokenizer
-
-    def of(self, texts: Sequence[str]) -> FloatArray:
-        """(texts, width) float32, rows of length 1, or 0 for a text none of whose tokens has an embedding."""
-        return self.of_tokens(self.tokenizer.sequences(texts, max_length=UNCUT, cut="truncate"))
-
-    def of_tokens(self, tokens: Tokens) -> FloatArray:
-        """The same for texts that are encoded already."""
-        return self.space.vectors(tokens)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
     """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/logit_adjustment.py)."""
 
     kind: TaskKind
     labels: tuple[str, ...]
     tfidf: Tfidf
-    vectors: TextVectors | None
+    vectors: WordVectors | None
     coefficients: Coefficients
     setting: Setting | BayesSetting
     adjustment: FloatArray
@@ -79,8 +60,14 @@ class LinearModel:
 
     def features(self, texts: Sequence[str]) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, features)."""
-        rows = self.tfidf.transform(TextMatrices(texts))
-        return rows if self.vectors is None else beside(rows, self.vectors.of(texts))
+        return self._features(TextMatrices(texts))
+
+    def _features(self, texts: TextMatrices) -> Any:
+        rows = self.tfidf.transform(texts)
+        if self.vectors is None:
+            return rows
+        assert isinstance(self.setting, Setting), "naive Bayes has no text vectors"
+        return beside(rows, self.vectors.of(texts.texts), self.setting.vector_weight)
 
     def logits(self, texts: Sequence[str]) -> FloatArray:
         """Adjusted logits, float32 (texts, labels): of a classification log-probabilities up to a constant per text, of a regression the
@@ -89,10 +76,9 @@ class LinearModel:
         parts = [self.logits_of_features(self.features(texts[start : start + _BATCH])) for start in range(0, max(len(texts), 1), _BATCH)]
         return np.concatenate(parts)
 
-    def logits_of_encoded(self, texts: TextMatrices, tokens: Tokens) -> FloatArray:
-        """As `logits`, of texts that are encoded already and that several models read."""
-        rows = self.tfidf.transform(texts)
-        return self.logits_of_features(rows if self.vectors is None else beside(rows, self.vectors.of_tokens(tokens)))
+    def logits_of_shared(self, texts: TextMatrices) -> FloatArray:
+        """As `logits`, of texts that several models read."""
+        return self.logits_of_features(self._features(texts))
 
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""
@@ -119,15 +105,14 @@ class LinearModel:
         tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
         tensors |= {f"idf.{part.kind}": part.idf for part in self.tfidf.parts}
         if self.vectors is not None:
-            tensors |= {"vectors.weighted": self.vectors.space.weighted, "vectors.shared": self.vectors.space.shared}
-            (folder / TOKENIZER_FILE).write_text(self.vectors.tokenizer.content, "utf-8")
+            self.vectors.save(folder)
         contiguous = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in tensors.items()}
         (folder / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(contiguous))
         (folder / MODEL_FILE).write_text(json.dumps(description, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
     @classmethod
-    def load(cls, folder: Path, *, tokenizer: Tokenizer | None = None) -> LinearModel:
-        """Read what `save` wrote. tokenizer: used in place of the folder's if both are the same.
+    def load(cls, folder: Path) -> LinearModel:
+        """Read what `save` wrote.
 
         Raises:
             ArtifactError: if a file is missing or damaged, or the files do not fit together. EnvironmentFault: if the disk fails.
@@ -139,12 +124,8 @@ class LinearModel:
             )
             tfidf, vectors, width = Tfidf(stored["variant"], parts), None, 0
             if stored["vectors"]:
-                own = Tokenizer.load(folder)
-                tokenizer = own if tokenizer is None or tokenizer.fingerprint != own.fingerprint else tokenizer
-                weighted, shared = tensors["vectors.weighted"], tensors["vectors.shared"]
-                width = weighted.shape[1]
-                _check(weighted.shape[0] == tokenizer.vocab_size and shared.shape == (width, 1), "vectors.weighted or vectors.shared")
-                vectors = TextVectors(TextSpace(weighted, shared), tokenizer)
+                vectors = WordVectors.load(folder)
+                width = vectors.directions.shape[1]
             outputs = len(stored["labels"])
             weights = tensors["weights"]
             _check(weights.shape == (tfidf.width + width, outputs), "weights")
@@ -167,9 +148,9 @@ class LinearModel:
             ) from error
 
 
-def beside(rows: Any, vectors: FloatArray) -> Any:
-    """TF-IDF rows (CSR) with text vectors of length `VECTORS_WEIGHT` beside them, CSR float32."""
-    return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(VECTORS_WEIGHT * vectors)], format="csr", dtype=np.float32)
+def beside(rows: Any, vectors: FloatArray, weight: float) -> Any:
+    """TF-IDF rows (CSR, of length 1) with text vectors (of length 1) times `weight` beside them, CSR float32."""
+    return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(np.float32(weight) * vectors)], format="csr", dtype=np.float32)
 
 
 def kind_of_linear(folder: Path) -> TaskKind:

@@ -14,19 +14,21 @@ NAIVE_BAYES: Final = "naive-bayes"
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Of a regression (linear/solvers.py). c: inverse L2 regularization. class_weights: balanced gives each label the same total
-    weight.
+    weight. vector_weight: length of the text vector beside a TF-IDF row of length 1; 0 without text vectors.
     """
 
     scheme: Scheme
     class_weights: ClassWeights
     c: float
+    vector_weight: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}"
+        vectors = f", vector weight {self.vector_weight:g}" if self.vector_weight else ""
+        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}{vectors}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `read_setting` reads them."""
-        return {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c}
+        return {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c, "vector_weight": self.vector_weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +59,4 @@ def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
         return BayesSetting(float(values["passage_weight"]), float(values["scale"]))
     if scheme not in get_args(Scheme) or values["class_weights"] not in get_args(ClassWeights):
         raise ValueError("scheme or class_weights is none of the known ones")
-    return Setting(scheme, values["class_weights"], float(values["c"]))
+    return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]))

@@ -22,7 +22,6 @@ from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
 from cramlm.linear.settings import Setting
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products
-from cramlm.model.tokenizer import Tokens
 from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
@@ -53,15 +52,12 @@ class Teacher:
         counts = np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
         return cls({name: models[name] for name in combination.models}, combination, counts)
 
-    def soft_labels(self, texts: Sequence[str], tokens: Tokens | None = None) -> FloatArray:
-        """Distributions over the labels, float32 (texts, labels). tokens: the encoded texts, if they exist."""
+    def soft_labels(self, texts: Sequence[str]) -> FloatArray:
+        """Distributions over the labels, float32 (texts, labels)."""
         if not texts:
             return np.zeros((0, len(self.label_counts)), dtype=np.float32)
         shared = TextMatrices(texts)
-        probabilities = {
-            name: _probabilities(model, model.logits(texts) if tokens is None else model.logits_of_encoded(shared, tokens))
-            for name, model in self.models.items()
-        }
+        probabilities = {name: _probabilities(model, model.logits_of_shared(shared)) for name, model in self.models.items()}
         return KINDS["classification"].outputs(self.combination.logits(probabilities))
 
 

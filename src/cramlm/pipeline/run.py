@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> static -> bayes
-    -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> word vectors -> static
+    -> bayes -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
 
 A linear model (`config.model`) skips the stages that only an encoder needs.
 
@@ -30,7 +30,6 @@ from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import resolve_device
-from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
@@ -163,10 +162,8 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     texts = text.tokens(run, selection, text.tokenizer(run, selection))
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
     scored, teaching = config.baseline.enabled, _teaching(config)
-    has_static = "static" in teaching or (scored and selection is not None)
-    from_cooccurrence = config.encoder.embedding_init == "cooccurrence"
-    vectors = linear.embedding(run, texts) if has_static or from_cooccurrence else None
-    static = linear.fit_static(run, texts, vectors, baseline) if has_static and vectors is not None else None
+    embedding = linear.embedding(run, texts) if config.encoder.embedding_init == "cooccurrence" else None
+    static = linear.fit_static(run, corpus, baseline) if corpus is not None and (scored or "static" in teaching) else None
     bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
     planned = schedule(run, plan, texts)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
@@ -174,7 +171,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     teacher = teach_by_linear_models(run, texts, teachers, planned.phases) if teachers else None
     if texts.selection is not None:
         texts.selection.release_texts()
-    trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=vectors if from_cooccurrence else None)
+    trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
     scored_models = linear_models if scored else {}
     evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models)
@@ -185,17 +182,14 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
 def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     """Build the stages of a linear model; return the evaluation."""
     corpus = selection = bayes = static = None
-    tokenizer: Tokenizer | None = None
     if run.config.model != "tfidf":
         corpus = text.corpus(run)
         selection = text.selection(run, linear.plan_linear(run.config), corpus)
         bayes = linear.fit_naive_bayes(run, selection) if selection is not None and run.config.baseline.enabled else None
-    if run.config.model == "static":
-        texts = text.tokens(run, selection, text.tokenizer(run, selection))
-        tokenizer = texts.tokenizer
-        static = linear.fit_static(run, texts, linear.embedding(run, texts), baseline)
+    if run.config.model == "static" and corpus is not None:
+        static = linear.fit_static(run, corpus, baseline)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
-    evaluation = evaluate.evaluate_linear(run, linear_models, tokenizer=tokenizer)
+    evaluation = evaluate.evaluate_linear(run, linear_models)
     evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
     return evaluation
 

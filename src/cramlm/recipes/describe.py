@@ -43,12 +43,12 @@ def stages_of(config: RunConfig) -> list[str]:
     if config.model != "encoder":
         text = [] if config.model == "tfidf" else text
         bayes = ["bayes"] if text else []
-        static = ["tokenizer", "tokens", "embedding", "static"] if config.model == "static" else []
+        static = ["word-vectors", "static"] if config.model == "static" else []
         return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
     has_teacher = any(linear_teachers(phase) for phase in config.phases)
-    has_static = has_teacher or (config.baseline.enabled and retrieves)
-    embeds = has_static or config.encoder.embedding_init == "cooccurrence"
-    linear = ["embedding"] * embeds + ["static"] * has_static + ["bayes"] * retrieves
+    embeds = config.encoder.embedding_init == "cooccurrence"
+    static = ["word-vectors", "static"] if retrieves and (config.baseline.enabled or has_teacher) else []
+    linear = ["embedding"] * embeds + static + ["bayes"] * retrieves
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
     middle = ["tokenizer", "tokens", *linear, "schedule", *(["teacher"] if has_teacher else []), *phases, *adjusts]
@@ -78,7 +78,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         unlimited = "none" if config.budget is None else config.budget
         yield "budget", f"{unlimited}; `cramlm plan` shows the steps and the cost on this machine"
     else:
-        features = "TF-IDF and averaged token embeddings of the retrieved text" if config.model == "static" else "TF-IDF"
+        features = "TF-IDF and averaged word vectors of the corpus" if config.model == "static" else "TF-IDF"
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
         model = "naive Bayes, also on the retrieved text" if config.model == "bayes" else f"{kind} on {features}"
         yield "model", f"{model}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"

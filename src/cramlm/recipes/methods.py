@@ -169,7 +169,7 @@ soft_prompt = EncoderRecipe(
 # Linear models.
 static = LinearRecipe(
     "static",
-    "logistic regression on TF-IDF and averaged token vectors from retrieved text; no encoder",
+    "logistic regression on TF-IDF and averaged word vectors of the corpus; no encoder",
     "static",
     Bm25Config(max_tokens=STATIC_TOKENS),
 )

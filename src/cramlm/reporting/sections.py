@@ -39,7 +39,7 @@ from cramlm.text.words import count_words
 
 _BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
-    *("tokens", "prompt", "embedding", "static", "bayes", "schedule", "teacher"),
+    *("tokens", "prompt", "embedding", "word-vectors", "static", "bayes", "schedule", "teacher"),
 )
 _AFTER_PHASES = ("logit-adjustment", "evaluation", "export")
 _LOSS_CHARTS = {
@@ -361,7 +361,7 @@ def _model(run: RunRecord) -> str:
             encoder = run.config.encoder
             return f"encoder: {encoder.shape}, {encoder.layers} layers of width {encoder.hidden}{shown}"
         case "static":
-            return f"linear: TF-IDF and averaged token vectors{shown}"
+            return f"linear: TF-IDF and averaged word vectors{shown}"
         case "bayes":
             return f"linear: naive Bayes on labelled and retrieved texts{shown}"
         case "tfidf":

@@ -53,7 +53,7 @@ def evaluate_encoder(
             logits = example_logits(trained.model, tokenizer, examples, max_length=trained.max_length, precision=plan.precision)
             return outputs_of(run.task.kind, logits)
 
-        linear_outputs = outputs_of_linear_models(run.task, linear_models, tokenizer=tokenizer)
+        linear_outputs = outputs_of_linear_models(run.task, linear_models)
         outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
         own = score_outputs(run.task, outputs[ENCODER], target)
         models = {run.config.name: own}
@@ -142,7 +142,7 @@ def export_encoder(
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
     }
-    combined = _combined_models(evaluation, linear_models, tokenizer=text.tokenizer)
+    combined = _combined_models(evaluation, linear_models)
     return publish_encoder(
         run.folder / "export",
         LoadedModel(trained.model.to("cpu"), text.tokenizer, run.task.labels, trained.max_length),
@@ -155,12 +155,12 @@ def export_encoder(
     )
 
 
-def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer) -> CombinedModels | None:
+def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact]) -> CombinedModels | None:
     path = evaluation.path / COMBINATION_FILE
     if not path.is_file():
         return None
     combination = Combination.from_dict(json.loads(path.read_bytes()))
-    models = {name: LinearModel.load(linear_models[name].path, tokenizer=tokenizer) for name in combination.models if name != ENCODER}
+    models = {name: LinearModel.load(linear_models[name].path) for name in combination.models if name != ENCODER}
     return CombinedModels(combination, {name: LinearPredictor(model) for name, model in models.items()})
 
 
@@ -191,12 +191,12 @@ def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: T
     return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
 
 
-def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer | None = None) -> Artifact:
+def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> Artifact:
     """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
-        outputs = outputs_of_linear_models(run.task, linear_models, tokenizer=tokenizer)
+        outputs = outputs_of_linear_models(run.task, linear_models)
         scores = score_linear_models(run.task, linear_models, outputs, target, own=run.config.model)
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
@@ -265,11 +265,11 @@ def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArr
     return {split: outputs(examples) for split, examples in (("dev", task.dev), ("test", task.test)) if examples}
 
 
-def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact], *, tokenizer: Tokenizer | None) -> dict[str, Outputs]:
-    """The outputs of linear models, most expensive first. tokenizer: of the run, used if a model has the same one."""
+def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact]) -> dict[str, Outputs]:
+    """The outputs of linear models, most expensive first."""
     outputs = {}
     for name, artifact in reversed(list(linear_models.items())):
-        model = LinearModel.load(artifact.path, tokenizer=tokenizer)
+        model = LinearModel.load(artifact.path)
 
         def of_model(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
             return outputs_of(task.kind, model.logits([example.whole_text for example in examples]))

@@ -1,4 +1,4 @@
-"""Stages of the linear models: `baseline` (TF-IDF), `bayes`, co-occurrence embeddings, and `static` (TF-IDF and averaged embeddings).
+"""Stages of the linear models: `baseline` (TF-IDF), `bayes`, `static` (TF-IDF and averaged word vectors); embeddings of tokens.
 
 A model's stage publishes the best candidate on dev, a report (fit.json) and the dev predictions of all candidates, for the verdict.
 """
@@ -12,18 +12,21 @@ from typing import Any, Final
 import numpy as np
 
 from cramlm.config.run import RunConfig
+from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.executors import available_cores
 from cramlm.linear.bayes import fit_bayes
-from cramlm.linear.cooccurrence import TextSpace, token_embeddings
+from cramlm.linear.cooccurrence import token_embeddings
+from cramlm.linear.corpus_vectors import build_word_vectors
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear
-from cramlm.linear.model import LinearModel, TextVectors
+from cramlm.linear.model import LinearModel
+from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
-from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact
 
 
@@ -61,9 +64,21 @@ def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
-FIT_FACTS: Final = ("variant", "scheme", "class_weights", "c", "passage_weight", "scale", "tau", "features", "train_texts", "seconds")
+FIT_FACTS: Final = (
+    "variant",
+    "scheme",
+    "class_weights",
+    "c",
+    "vector_weight",
+    "passage_weight",
+    "scale",
+    "tau",
+    "features",
+    "train_texts",
+    "seconds",
+)
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 def fit_baseline(run: RunContext) -> Artifact:
@@ -88,33 +103,20 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
     return run.build(Stage("bayes", 1, settings, {"task": _task(run.task), "selection": fingerprint(selection)}, write))
 
 
-def fit_static(run: RunContext, text: EncodedTexts, embedding: Artifact, baseline: Artifact | None) -> Artifact:
-    """Fit a linear model on TF-IDF and averaged token embeddings.
+def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Artifact:
+    """Fit a linear model on TF-IDF and averaged word vectors of the corpus.
 
     With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time.
     """
+    words = build_word_vectors(corpus, run.store, emit=run.emit)
 
     def write(target: Path) -> None:
-        run.emit(Event("note", "static", "averaging token embeddings"))
-        passages = text.tokenizer.encode([]) if text.selection is None else text.selection.ids
-        texts = [
-            sequences_of(text.tokenizer, run.task.train, max_length=UNCUT),
-            text.tokenizer.cut(passages, max_length=UNCUT, cut="split"),
-        ]
-        space = TextSpace.of(texts, read_array(embedding.path / "embedding.npy"))
         searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
-        vectors = TextVectors(space, text.tokenizer)
-        _save(fit_linear(run.task, searched, stage="static", vectors=vectors, emit=run.emit), target)
+        _save(fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit), target)
 
-    inputs = {
-        "selection": fingerprint(text.selection),
-        "task": _task(run.task),
-        "embedding": embedding.fingerprint,
-        "tokenizer": text.tokenizer.fingerprint,
-    }
-    inputs["baseline"] = None if baseline is None else baseline.fingerprint
+    inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else baseline.fingerprint}
     return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write))
 
 

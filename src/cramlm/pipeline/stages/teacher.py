@@ -1,4 +1,4 @@
-"""Soft labels for distillation: of the linear model `static`, or of the encoder of an earlier phase."""
+"""Soft labels for distillation: of the linear models together, or of the encoder of an earlier phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, out_of_fold_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
-from cramlm.model.tokenizer import UNCUT, Tokenizer, Tokens
+from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
@@ -65,15 +65,13 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
 
     def write(target: Path) -> None:
         run.emit(Event("start", "teacher"))
-        loaded = {name: LinearModel.load(model.path, tokenizer=tokenizer) for name, model in models.items()}
+        loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         if files and selection is not None:
-            whole = None
-            if config.passage_share > 0:
-                whole = teacher.soft_labels(selection.texts(), tokenizer.cut(selection.ids, max_length=UNCUT, cut="truncate"))
+            whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 else None
             for name, length in files.items():
                 tokens, pieces = _pieces(selection, tokenizer, length)
-                labels = teacher.soft_labels(pieces, tokens)
+                labels = teacher.soft_labels(pieces)
                 if whole is not None:
                     labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
                 if config.align_distribution:
@@ -96,7 +94,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     }
     settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
     settings |= {"seed": run.config.seed, "metric": run.config.metric}
-    return run.build(Stage("teacher", 8, settings, inputs, write))
+    return run.build(Stage("teacher", 9, settings, inputs, write))
 
 
 def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:

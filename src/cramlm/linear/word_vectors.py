@@ -1,0 +1,133 @@
+"""Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: corpus_vectors.py).
+
+Smooth inverse frequency (Arora, Liang and Ma 2017): a word has the weight `FREQUENT / (FREQUENT + its share of the corpus)`; from the mean
+of the weighted directions the direction is removed that all passages of the corpus share. A word is a term of retrieval/bm25/terms.py.
+
+    words.json           the words, most frequent first
+    words.safetensors    directions float16 (words, width), rows of length 1; weights float32 (words,); shared float32 (width,)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+import scipy.sparse
+from safetensors import SafetensorError
+
+from cramlm.errors import ArtifactError
+from cramlm.linear.features import count_terms
+from cramlm.records import FloatArray
+from cramlm.retrieval.bm25.terms import split_terms
+from cramlm.storage.artifacts import environment_faults
+
+FREQUENT: Final = 5e-5
+"""A word with this share of the corpus has half the weight of a rare one."""
+WORDS_FILE: Final = "words.json"
+TENSORS_FILE: Final = "words.safetensors"
+_PLAIN_CHARACTERS: Final = 20_000  # of texts that are split in plain Python; for more, importing numba (0.4 CPU seconds) pays
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Directions and weights of words. directions: float16 (words, width), rows of length 1. weights: float32 (words,). shared: float32
+    (width,), of length 1 or 0.
+    """
+
+    words: tuple[str, ...]
+    directions: npt.NDArray[np.float16]
+    weights: FloatArray
+    shared: FloatArray
+
+    def of(self, texts: Sequence[str]) -> FloatArray:
+        """(texts, width) float32, rows of length 1, or 0 for a text none of whose words has a vector."""
+        if sum(map(len, texts)) <= _PLAIN_CHARACTERS:
+            return self.of_counts(count_terms(map(split_terms, texts), self._columns)[0])
+        from cramlm.retrieval.bm25.search import tokenize_texts  # here: imports numba
+
+        tokens = tokenize_texts(texts)
+        vocabulary = tokens.vocabulary
+        columns = np.array([self._columns.get(vocabulary.term(number), -1) for number in range(len(vocabulary))], np.int32)
+        return self.of_counts(count_columns(columns[tokens.token], tokens.starts, len(self.words)))
+
+    def of_counts(self, counts: Any) -> FloatArray:
+        """The vectors of texts with these counts of words, CSR (texts, words)."""
+        averaged = unit_rows(np.asarray(counts @ self._weighted))
+        return unit_rows(averaged - np.outer(averaged @ self.shared, self.shared))
+
+    @functools.cached_property
+    def _columns(self) -> Mapping[str, int]:
+        return {word: column for column, word in enumerate(self.words)}
+
+    @functools.cached_property
+    def _weighted(self) -> FloatArray:
+        weighted: FloatArray = self.directions.astype(np.float32) * self.weights[:, None]
+        return weighted
+
+    def save(self, folder: Path) -> None:
+        """Write the two files.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        tensors = {"directions": self.directions, "weights": self.weights, "shared": self.shared}
+        (folder / TENSORS_FILE).write_bytes(
+            safetensors.numpy.save({name: np.ascontiguousarray(values) for name, values in tensors.items()})
+        )
+        (folder / WORDS_FILE).write_text(json.dumps(self.words, ensure_ascii=False) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> WordVectors:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: if a file is missing or damaged. EnvironmentFault: if the disk fails.
+        """
+        words = _read(folder / WORDS_FILE, json.loads)
+        tensors = _read(folder / TENSORS_FILE, safetensors.numpy.load)
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words) and len(set(words)) == len(words)):
+            raise ArtifactError(f"{folder / WORDS_FILE}: damaged, not a list of distinct words; export the model again")
+        width = tensors["shared"].shape[-1] if "shared" in tensors else 0
+        shapes = {"directions": (len(words), width), "weights": (len(words),), "shared": (width,)}
+        expected = {name: (shape, "float16" if name == "directions" else "float32") for name, shape in shapes.items()}
+        if {name: (values.shape, str(values.dtype)) for name, values in tensors.items()} != expected:
+            raise ArtifactError(f"{folder / TENSORS_FILE}: does not fit {WORDS_FILE}; export the model again")
+        if not all(np.isfinite(values).all() for values in tensors.values()):
+            raise ArtifactError(f"{folder / TENSORS_FILE}: holds numbers that are not finite; export the model again")
+        return cls(tuple(words), tensors["directions"], tensors["weights"], tensors["shared"])
+
+
+def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: missing; export the model again")
+    try:
+        with environment_faults(path):
+            return parse(path.read_bytes())
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise ArtifactError(f"{path}: damaged ({error}); export the model again") from error
+
+
+def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], width: int) -> Any:
+    """Counts of the columns of each text, CSR float32 (texts, width).
+
+    columns: those of the words of text i at [offsets[i]:offsets[i + 1]]; -1 for a word that is not counted.
+    """
+    kept = columns >= 0
+    ends = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+    entries = (np.ones(int(ends[-1]), dtype=np.float32), columns[kept], ends[offsets])
+    counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, width))
+    counts.sum_duplicates()
+    return counts
+
+
+def unit_rows(rows: FloatArray) -> FloatArray:
+    """Rows scaled to length 1; rows of zeros stay."""
+    result: FloatArray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    return result

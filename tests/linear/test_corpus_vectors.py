@@ -1,0 +1,100 @@
+"""Word vectors of a corpus, and the vectors of texts that they give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cramlm.config.run import CorpusConfig
+from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.linear import corpus_vectors, word_vectors
+from cramlm.linear.corpus_vectors import build_word_vectors, count_word_vectors
+from cramlm.linear.word_vectors import WordVectors
+from cramlm.storage.artifacts import verify
+
+
+def passages() -> list[str]:
+    """Sentences of two topics with the same frequent words; `kayak` and `summit` are in a few of them only."""
+    rng = np.random.default_rng(0)
+    topics = (["boat", "wave", "harbour", "sail"], ["ridge", "rock", "glacier", "valley"])
+    texts = []
+    for number in range(300):
+        words = rng.choice(topics[number % 2], 6).tolist()
+        words += (["kayak"] if number % 2 == 0 else ["summit"]) * (number % 20 < 2)
+        texts.append(" ".join(["The", *words, "of", "the", f"number{number}", "."]))
+    return texts
+
+
+def corpus_of(texts: list[str], folder: Path) -> Corpus:
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    return build_corpus(CorpusConfig(files=(str(folder / "corpus.jsonl"),)), folder / "store")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return corpus_of(passages(), tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def vectors(corpus: Corpus) -> WordVectors:
+    return count_word_vectors(corpus)
+
+
+def test_words_with_the_same_contexts_have_similar_directions(vectors: WordVectors) -> None:
+    direction = dict(zip(vectors.words, vectors.directions.astype(np.float32), strict=True))
+    assert direction["kayak"] @ direction["boat"] > 0.5
+    assert direction["kayak"] @ direction["ridge"] < 0.2
+
+
+def test_rare_words_have_no_vector_and_frequent_ones_little_weight(vectors: WordVectors) -> None:
+    assert not any(word.startswith("number") for word in vectors.words)
+    assert vectors.words[0] == "the"
+    weight = dict(zip(vectors.words, vectors.weights.tolist(), strict=True))
+    share = 600 / sum(len(text.split()) - 1 for text in passages())  # every text has `the` twice and ends in a full stop
+    assert weight["the"] == pytest.approx(word_vectors.FREQUENT / (word_vectors.FREQUENT + share), rel=1e-4)
+    assert weight["kayak"] > 10 * weight["the"]
+
+
+def test_texts_about_the_same_thing_are_close_whatever_frequent_and_unknown_words_they_hold(vectors: WordVectors) -> None:
+    found = vectors.of(["a sail, a wave", "The boat, of the HARBOUR: unknown", "rock and glacier", "unknown", ""])
+    assert found.dtype == np.float32
+    assert found[0] @ found[1] > 0.5
+    assert found[0] @ found[2] < 0
+    assert np.linalg.norm(found, axis=1) == pytest.approx([1, 1, 1, 0, 0], abs=1e-5)
+
+
+def test_many_texts_have_the_vectors_that_they_have_alone(vectors: WordVectors) -> None:
+    texts = [*passages(), "漢字かな boat", "Ọ̀rọ̀ ridge", "sail\u200bboat"] * 2
+    assert sum(map(len, texts)) > word_vectors._PLAIN_CHARACTERS
+    alone = np.concatenate([vectors.of([text]) for text in texts])
+    np.testing.assert_allclose(vectors.of(texts), alone, atol=1e-6)
+
+
+def test_a_large_corpus_is_counted_at_equal_distances(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(len(text) for text in passages())
+    monkeypatch.setattr(corpus_vectors, "MAX_BYTES", size // 3 + 1)
+    messages: list[str] = []
+    count_word_vectors(corpus, emit=lambda event: messages.append(event.message))
+    assert any("of 100 passages" in message for message in messages)
+
+
+def test_the_vectors_of_a_corpus_are_counted_once_and_verified(corpus: Corpus, vectors: WordVectors, tmp_path: Path) -> None:
+    first = build_word_vectors(corpus, tmp_path)
+    loaded = WordVectors.load(first.path)
+    assert loaded.words == vectors.words
+    np.testing.assert_allclose(loaded.of(passages()[:5]), vectors.of(passages()[:5]), atol=1e-3)
+    starts: list[str] = []
+    again = build_word_vectors(corpus, tmp_path, emit=lambda event: starts.append(event.kind))
+    assert again.fingerprint == first.fingerprint
+    assert "start" not in starts
+    assert verify(tmp_path) == 1
+
+
+def test_a_corpus_without_repeated_words_gives_texts_no_direction(tmp_path: Path) -> None:
+    vectors = count_word_vectors(corpus_of(["one two three", "four five six"], tmp_path / "few"))
+    assert vectors.words == ()
+    assert not vectors.of(["one two"]).any()
