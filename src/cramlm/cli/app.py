@@ -52,6 +52,7 @@ from cramlm.cli.process import (
     Interrupted,
     check_address_space,
     collect_cycles_seldom,
+    end_without_collection,
     interrupt_at_signals,
     is_out_of_memory,
     stop_on_signals,
@@ -223,6 +224,7 @@ for panel, commands in PANELS.items():
 def main() -> NoReturn:
     """Run the command line; print a traceback only with --debug."""
     interrupt_at_signals()
+    end_without_collection()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:

@@ -6,6 +6,7 @@ exception, which removes temporary files (`interrupt_at_signals`). The second si
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
@@ -72,7 +73,7 @@ WITHOUT_TORCH = frozenset({"check", "config", "doctor", "index", "recipes", "sam
 """Commands that run without the torch memory check."""
 TORCH_BY_MODEL = frozenset({"embed", "evaluate", "explain", "label-next", "predict", "push", "serve"})
 """Commands that import torch only for some models; each calls `check_address_space_of_model`."""
-_YOUNG_OBJECTS: Final = 50_000  # of the cycle collector: with Python's 700 to 2,000, imports alone start hundreds of collections
+_YOUNG_OBJECTS: Final = 200_000  # of the cycle collector: with Python's 700 to 2,000, imports alone start hundreds of collections
 MIN_ADDRESS_SPACE = 2_000_000_000
 """Bytes. Importing torch, numba and scikit-learn maps 1.2e9 on two cores; under a lower limit C++ aborts without a Python exception."""
 
@@ -85,6 +86,13 @@ def collect_cycles_seldom(command: str | None) -> None:
     """Let Python's cycle collector run at fewer allocations in commands that end soon, a fifteenth of whose time it takes."""
     if command in WITHOUT_TORCH | TORCH_BY_MODEL - {"serve"}:
         gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def end_without_collection() -> None:
+    """Let the process end without a search of all objects for cycles: after importing torch it takes 0.3 CPU seconds and frees memory that
+    the system takes back anyway.
+    """
+    atexit.register(gc.freeze)  # the first that is registered is called last
 
 
 def check_address_space(command: str | None) -> None:
