@@ -42,3 +42,16 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
     assert all(phase.steps for phase in forecast(Budget(flops=1e13)).phases)
     with pytest.raises(UsageError, match="at least 20 are needed"):
         forecast(Budget(flops=1e10))
+
+
+def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -> None:
+    quiet = Measurement(10_000.0, 1, 1.0, 1e7, None)
+    config = tlm(train="", corpus=["corpus.txt"])
+
+    def seconds_of_training(corpus_bytes: int) -> float:
+        texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
+        return sum(forecast_cost(config, Budget(seconds=600.0), texts, Machine(quiet, quiet, 1000)).phase_seconds)
+
+    assert seconds_of_training(0) == pytest.approx(600, rel=0.05)
+    assert seconds_of_training(500_000_000) == pytest.approx(600 - 25 - 27 - 6, rel=0.05)
+    assert seconds_of_training(5_000_000_000) > 250, "of a larger corpus a sample is counted"

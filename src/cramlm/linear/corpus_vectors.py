@@ -4,7 +4,7 @@ Positive pointwise mutual information of words at most `WINDOW` positions apart,
 labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. No label and no task decides
 anything here: passages that equal a dev or test text are counted like all others. Settings and what they are worth: docs/log.md.
 
-`<store>/word-vectors/<key>/` holds the files of `WordVectors`. Needs 1.1 GB of memory beside four bytes per word of the corpus.
+`<store>/word-vectors/<key>/` holds the files of `WordVectors`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,21 @@ _SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
 _BLOCK: Final = 20_000  # passages that are read at a time
 
 
+_FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
+_COUNTING: Final = 1.2e-8  # seconds per byte
+_BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
+
+
+def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
+    """The seconds of one core and the bytes of memory that `count_word_vectors` takes for this much text, roughly.
+
+    A text of n bytes has about 5.6 sqrt(n) words that are frequent enough for a vector, up to `MAX_WORDS`.
+    """
+    counted, words = min(corpus_bytes, MAX_BYTES), min(MAX_WORDS, int(5.6 * corpus_bytes**0.5))
+    elements = words * min(words, CONTEXTS)
+    return _FACTORIZING * elements + _COUNTING * counted, round(4 * elements + 4 * counted / _BYTES_PER_WORD)
+
+
 def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> Artifact:
     """Return the word vectors of a corpus from the store; count the corpus if they are missing there.
 
@@ -66,7 +81,8 @@ def count_word_vectors(corpus: Corpus, *, emit: Emit = silent) -> WordVectors:
     emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
     number = np.full(len(vocabulary), len(words), np.int32)  # one number for all words without a vector
     number[chosen] = np.arange(len(words), dtype=np.int32)
-    texts = [(number[ids], offsets) for ids, offsets in texts]
+    for ids, _ in texts:
+        np.take(number, ids, out=ids)
     directions = _directions(texts, counts[chosen], total)
     weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
     vectors = WordVectors(words, directions, weights, np.zeros(WIDTH, np.float32))

@@ -17,13 +17,14 @@ from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault
+from cramlm.linear.corpus_vectors import forecast_word_vectors
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
 from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 
 GROWTH = {".zst": 3.0, ".gz": 3.0, ".parquet": 2.0}  # text in a compressed file, per byte of it
-_SECONDS_PER_BYTE = 5e-8  # to read, index and search raw text on one core: 24 s for 482 MB (README)
+_SECONDS_PER_BYTE = 5e-8  # to read, index and search raw text on one core: 24 s for 482 MB
 _STORED_PER_TOKEN = 10.0  # of a passage: the ids and the position in the text
 _STORED_PER_BYTE = 2.2  # parts, corpus and index on disk, per byte of raw text
 _TOKENS_PER_PASSAGE = 270
@@ -117,7 +118,8 @@ def forecast_cost(
         UsageError: as `budget.plan_phases`: the budget is too small to train at all.
     """
     speed = machine.speed
-    preparing = texts.corpus_bytes * _SECONDS_PER_BYTE
+    vector_seconds, vector_memory = forecast_word_vectors(texts.corpus_bytes)
+    preparing = texts.corpus_bytes * _SECONDS_PER_BYTE + vector_seconds
     units, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
         amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
@@ -136,7 +138,8 @@ def forecast_cost(
     if held and resident is not None:
         tokens = external * _BYTES_PER_EXTERNAL_TOKEN + 12 * sizes.train_tokens
         weights = 4 * machine.parameters  # the best so far, beside those in training
-        memory = max(peak or 0, round(_SCATTER * (resident + max(held) + tokens + weights + (_TEXT_STAGES if retriever else 0))))
+        training = round(_SCATTER * (resident + max(held) + tokens + weights + (_TEXT_STAGES if retriever else 0)))
+        memory = max(peak or 0, training, resident + vector_memory)
     return CostForecast(
         phases,
         retriever,
