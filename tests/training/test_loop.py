@@ -52,21 +52,23 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize(
-    ("changes", "precision"),
+    ("changes", "precision", "steps", "stops"),
     [
-        ({"mixing": "blended"}, "bf16"),
-        ({"mixing": "interleaved"}, "fp32"),
-        ({"optimizer": {"kind": "adamw"}}, "fp32"),
-        ({"keep": "last"}, "fp32"),
-        ({"external": 0, "text_weight": 0.0}, "fp32"),
+        ({"mixing": "blended"}, "bf16", 12, [[4, 3], [0, 11]]),
+        ({"mixing": "interleaved"}, "fp32", 12, [[4, 3], [0, 11]]),
+        ({"optimizer": {"kind": "adamw"}}, "fp32", 8, [[3, 2]]),
+        ({"keep": "last"}, "fp32", 8, [[3, 2]]),
+        ({"external": 0, "text_weight": 0.0}, "fp32", 8, [[3, 2]]),
     ],
     ids=str,
 )
-def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, Any], precision: str) -> None:
-    phase = make_phase(**{"steps": 12, "checkpoint_every": 5, **THOROUGH, **changes})
+def test_a_phase_that_was_stopped_twice_ends_with_the_same_bits(
+    tmp_path: Path, changes: dict[str, Any], precision: str, steps: int, stops: list[list[int]]
+) -> None:
+    phase = make_phase(**{"steps": steps, "checkpoint_every": 5, **THOROUGH, **changes})
     straight, result = run_with_stops(phase, tmp_path / "straight", [], precision=precision)
-    for stops in ([4, 3], [0, 11]):
-        resumed, again = run_with_stops(phase, tmp_path / f"stopped-{stops}", stops, precision=precision)
+    for boundaries in stops:
+        resumed, again = run_with_stops(phase, tmp_path / f"stopped-{boundaries}", boundaries, precision=precision)
         assert_same_bits(weights_of(resumed), weights_of(straight))
         for name in ("best_step", "best_score", "tokens", "padded_tokens", "executed_flops"):
             assert getattr(again, name) == getattr(result, name), name
