@@ -211,6 +211,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
         ("tlm-small:rct:half", {}, "the scale 'half' is not a number"),
         ("tlm:rct", {}, "only tlm-small, -medium and -large take :TASK"),
         ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --base-model exclude each other"),
+        ("tml", {}, "(did you mean 'tlm'?)"),
         ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from commands import succeed
+from commands import cramlm, error_line, succeed
 from cramlm.data.sample import LABELLED, PASSAGES, SPLITS, write_sample
 
 
@@ -47,3 +47,11 @@ def test_labels_alone_leave_room_for_retrieved_text(tmp_path: Path) -> None:
     model = LogisticRegression(C=10).fit(vectorizer.fit_transform([row["text"] for row in train]), [row["label"] for row in train])
     accuracy = model.score(vectorizer.transform([row["text"] for row in test]), [row["label"] for row in test])
     assert 0.35 < accuracy < 0.75
+
+
+def test_a_file_in_the_place_of_the_folder_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine", "utf-8")
+    assert error_line(cramlm("sample-data", tmp_path / "data"), 4).endswith(
+        "a file is where a folder is needed; choose another path, or remove the file"
+    )
+    assert (tmp_path / "data").read_text("utf-8") == "mine"

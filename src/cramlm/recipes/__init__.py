@@ -16,6 +16,7 @@ smoothing, distribution alignment). It leaves open the steps, the row length and
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,7 +75,9 @@ def find(name: str) -> tuple[Recipe, dict[str, Any]]:
     """
     plain, *arguments = name.split(":")
     if plain not in RECIPES:
-        raise UsageError(f"--recipe {name!r} is not one of {', '.join(RECIPES)}")
+        near = difflib.get_close_matches(plain, RECIPES, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UsageError(f"--recipe {name!r} is not one of {', '.join(RECIPES)}{hint}")
     recipe = RECIPES[plain]
     if not arguments:
         return recipe, {}

@@ -180,6 +180,8 @@ def verify(path: Path) -> int:
         ArtifactError: naming the first damaged, missing or unlisted file, or if there is nothing published here.
     """
     manifests = [path / MANIFEST] if (path / MANIFEST).is_file() else sorted(_manifests_below(path))
+    if not manifests and not path.exists():
+        raise ArtifactError(f"{path}: no such folder; check the path")
     if not manifests:
         raise ArtifactError(f"{path}: no published folder here (no {MANIFEST}); pass a run, a corpus, an index or an export")
     for manifest in manifests:

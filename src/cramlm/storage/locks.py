@@ -123,6 +123,8 @@ def raise_if_refused(error: Exception, path: object) -> None:
 
 def _fault(error: OSError, path: object) -> EnvironmentFault:
     where = error.filename or path
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return EnvironmentFault(f"{where}: a file is where a folder is needed; choose another path, or remove the file")
     return EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again")
 
 
