@@ -17,7 +17,6 @@ import pytest
 from retrieval_fixtures import invented_texts
 from selection_fixtures import make_task, write_corpus
 
-from commands import error_line, python
 from cramlm.config.retriever import Bm25Config, RandomConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
@@ -247,6 +246,8 @@ def always_die(task: int, emit: Emit) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_two_ray_nodes_find_what_one_search_finds_when_a_worker_is_killed(cut: Callable[[int], Bm25Index], tmp_path: Path) -> None:
+    from commands import python  # not above: workers import this module, and commands loads torch
+
     path = os.pathsep.join([*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")])
     output = python(RAY, tmp_path, cut(5).path, PYTHONPATH=path, RAY_USAGE_STATS_ENABLED="0")
     refused, died = [line for line in output.splitlines() if line.startswith(("UsageError", "EnvironmentFault"))]
@@ -257,6 +258,8 @@ def test_two_ray_nodes_find_what_one_search_finds_when_a_worker_is_killed(cut: C
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_an_unreachable_cluster_is_a_one_line_error() -> None:
+    from commands import error_line
+
     command = [sys.executable, "-m", "cramlm", "index", "c.jsonl", "--out", "o", "--ray", "localhost:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert error_line(done, 4).startswith("no Ray cluster at 'localhost:1'")
