@@ -100,12 +100,13 @@ def plan(run: RunContext) -> RunPlan:
 
 
 _MEASUREMENT_LASTS = 86_400.0  # seconds
+_BUSY_LASTS = 600.0  # seconds, if other processes took much of the CPU time
 _MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
 
 
 def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
     """Measure this machine; with a budget of operations, for which the speed is only a forecast, read what an earlier run measured here
-    in the last day. Such measurements are in the store.
+    in the last day, or, if the machine was busy, in the last ten minutes. Such measurements are in the store.
     """
     config, limit = run.config, run.clock.budget
     if config.tokens_per_second is not None or limit.seconds is not None:
@@ -117,8 +118,9 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
     key |= {"phases": [phase.model_dump(mode="json") for phase in _phase_of_each_kind(config.phases)]}
     path = run.store / "speeds" / f"{hash_json(key)[:16]}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):  # of a missing or damaged file: measured anew
-        if 0 <= time.time() - path.stat().st_mtime < _MEASUREMENT_LASTS:
-            machine = Machine.from_dict(json.loads(path.read_bytes()))
+        machine = Machine.from_dict(json.loads(path.read_bytes()))
+        lasts = _BUSY_LASTS if machine.joint.starved or machine.finetune.starved else _MEASUREMENT_LASTS
+        if 0 <= time.time() - path.stat().st_mtime < lasts:
             run.emit(Event("start", "plan", "using the training speed that an earlier run measured on this machine"))
             return machine
     run.emit(Event("start", "plan", "measuring the training speed"))
