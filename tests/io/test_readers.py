@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commands import python
@@ -266,6 +266,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
 
 
+@example(table=[("a", "")], separator=",", quoting=csv.QUOTE_MINIMAL)  # a line that ends with a separator
 @given(table=TABLES, separator=st.sampled_from([",", "\t"]), quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))
 def test_what_pythons_csv_module_writes_is_read_back(tmp_path: Path, table: list[tuple[str, str]], separator: str, quoting: Any) -> None:
     path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
