@@ -21,18 +21,18 @@ BOXES = (  # kind, left, top, width, height, name, lines below it
     ("data", 10, 14, 180, 90, "labelled texts", ("dev and test apart",)),
     ("data", 10, 226, 180, 90, "raw text", ("as much as there is",)),
     ("data", 258, 226, 204, 90, "retrieved text", ("the best passages,", "held-out text dropped")),
-    ("work", 258, 14, 204, 90, "linear models", ("TF-IDF, naive Bayes,", "word vectors")),
+    ("work", 247, 14, 226, 90, "linear models", ("TF-IDF, naive Bayes,", "word vectors of raw text")),
     ("work", 530, 226, 260, 90, "encoder, from scratch", ("1. on both kinds of text", "2. on the labels alone")),
     ("model", 530, 14, 260, 90, "your model", ("combines both, in a", "Hugging Face folder")),
 )
 ARROWS = (  # from, to, words, place of the words
-    ("M190 59 H253", "", (0, 0)),
+    ("M190 59 H242", "", (0, 0)),
     ("M100 104 C100 180 300 150 306 221", "each text is a query", (122, 204)),
     ("M190 271 H253", "", (0, 0)),
     ("M410 226 V109", "", (0, 0)),
     ("M462 271 H525", "", (0, 0)),
-    ("M462 59 H525", "", (0, 0)),
-    ("M462 90 C510 110 590 140 596 221", "soft labels", (528, 186)),
+    ("M473 59 H525", "", (0, 0)),
+    ("M473 90 C516 110 590 140 596 221", "soft labels", (528, 186)),
     ("M710 226 V109", "", (0, 0)),
 )
 TITLE = (
