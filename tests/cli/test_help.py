@@ -37,6 +37,7 @@ def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str
     names = [option for parameter in GROUP.commands[name].params for option in parameter.opts if option.startswith("--")]
     assert names == [option.lower() for option in names], "some versions of typer take an upper-case metavar for the option's name"
     for example in examples:
+        assert "curl" not in example or "-H 'Content-Type: application/json'" in example, "the server refuses any other type"
         if example.startswith("cramlm "):
             _, command, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
             GROUP.commands[command].make_context(command, arguments, resilient_parsing=command == "recipes").close()

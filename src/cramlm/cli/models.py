@@ -171,7 +171,7 @@ def serve(
 
     Examples:
         cramlm serve runs/mine --port 8000 --abstain-below 0.6
-        curl localhost:8000/v1/predict -d '{"texts": ["some text"]}'
+        curl localhost:8000/v1/predict -H 'Content-Type: application/json' -d '{"texts": ["some text"]}'
     """
     check_address_space_of_model(model, "serve")
     from cramlm.serving import serve as serve_model
