@@ -3,10 +3,10 @@
     python benchmarks/bench_fit.py                                  # citation_intent, 100 labels, 2e13 operations, one thread
     python benchmarks/bench_fit.py --task sciie --budget 1e14flops
 
-Before, the corpus is read and indexed, and a fit with a small budget compiles the kernels. After, the same command with another budget
-(`--second`) runs up to its first training step. CPU seconds are user + system time of the process and its children. The phases are
-training, everything else is outside: imports, linear models, plan, selection, soft labels, evaluation, export, report. `other` is what no
-stage has.
+Before, the corpus is read and indexed, and a fit with a small budget counts its words for `static` and compiles the kernels. After, the
+same command with another budget (`--second`) runs up to its first training step. CPU seconds are user + system time of the process and its
+children. The phases are training, everything else is outside: imports, linear models, plan, selection, soft labels, evaluation, export,
+report. `other` is what no stage has.
 
 Prints tables and, as the last line, one JSON object; writes benchmarks/results/fit.json for the default task and budget.
 """

@@ -5,8 +5,9 @@
     python benchmarks/quality_tables.py means 2e13flops
 
 The first call prints a summary of means, a table for each number of labels (rows are arms, columns tasks, cells test macro-F1), and the
-commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json; the
-third their means over development and confirmation tasks, which the README shows.
+commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json (with
+`linear` in place of `rungs`, of the linear models alone, from results/linear-BUDGET.json); the third their means over development and
+confirmation tasks, which the README shows.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ def rungs(measured: Mapping[str, Any]) -> str:
     omitted. The last row is the mean over tasks.
     """
     tasks = measured["tasks"]
-    arms = {cell["arm"] for experiments in tasks.values() for experiment in experiments.values() for cell in experiment["cells"]}
-    columns = {arm: name for arm, name in RUNGS.items() if arm in arms}
     parts = []
     for labels in in_order(labels for experiments in tasks.values() for labels in experiments):
+        arms = {cell["arm"] for experiments in tasks.values() for cell in experiments.get(labels, {"cells": []})["cells"]}
+        columns = {arm: name for arm, name in RUNGS.items() if arm in arms}
         lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels), columns)) is not None}
         if not lines:
             continue
@@ -99,20 +100,34 @@ def rungs(measured: Mapping[str, Any]) -> str:
 
 def means(measured: Mapping[str, Any]) -> str:
     """Return a Markdown table: rows are models (`RUNGS`), columns numbers of labels by group of tasks, cells means of test macro- and
-    micro-F1; "not measured" unless all tasks of the group have scores of the model.
+    micro-F1. A column has the seeds that all of its models have; "not measured" unless all tasks of the group have scores of the model. A
+    column in which no model was measured is omitted.
     """
-    columns = [(group, labels) for group in GROUPS for labels in ("100", "500", ALL)]
-    heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels" for group, labels in columns]
+    tasks = measured["tasks"]
+    columns = [(group, labels) for group in GROUPS for labels in ("100", "500", ALL) if _group_seeds(tasks, GROUPS[group], labels)]
+    heads = [
+        f"{len(GROUPS[group])} {group} tasks, {labels} labels, {_count_of(len(_group_seeds(tasks, GROUPS[group], labels)))}"
+        for group, labels in columns
+    ]
     lines = [f"| macro-F1 / micro-F1 | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for arm, name in RUNGS.items():
-        cells = (_group_mean(measured["tasks"], GROUPS[group], labels, arm) for group, labels in columns)
+        cells = (_group_mean(tasks, GROUPS[group], labels, arm) for group, labels in columns)
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _group_seeds(tasks: Mapping[str, Any], group: Iterable[str], labels: str) -> set[int]:
+    """Return the seeds that every measured model of a group has for every task."""
+    cells = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
+    arms = [arm for arm in RUNGS if all(any(cell["arm"] == arm for cell in of) for of in cells)]
+    seeds = [{cell["seed"] for cell in of if cell["arm"] == arm} for arm in arms for of in cells]
+    return set.intersection(*seeds) if seeds else set()
+
+
 def _group_mean(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str) -> str:
     found = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
-    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm] for cells in found]
+    seeds = _group_seeds(tasks, group, labels)
+    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm and cell["seed"] in seeds] for cells in found]
     if not all(tests):
         return "not measured"
     macro, micro = (fmean(fmean(test[metric] for test in of) for of in tests) for metric in ("macro_f1", "micro_f1"))
@@ -218,8 +233,9 @@ def _star(experiment: Mapping[str, Any], arm: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("rungs", "means"):
-        print({"rungs": rungs, "means": means}[sys.argv[1]](json.loads((RESULTS / f"rungs-{sys.argv[2]}.json").read_bytes())))
+    if sys.argv[1] in ("rungs", "linear", "means"):
+        file = f"{'linear' if sys.argv[1] == 'linear' else 'rungs'}-{sys.argv[2]}.json"
+        print((means if sys.argv[1] == "means" else rungs)(json.loads((RESULTS / file).read_bytes())))
         sys.exit()
     results = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
     print(f"{summary(results)}\n\n{tables(results)}\n\n{commits(results)}")

@@ -106,7 +106,9 @@ def test_the_tables_of_the_pages_equal_the_results() -> None:
     page = PAGE.read_text("utf-8")
     assert summary(measured) in page, "the first table of python benchmarks/quality_tables.py 2e13flops"
     assert tables(measured) in page, "python benchmarks/quality_tables.py 2e13flops"
+    linear = json.loads((RESULTS / "linear-2e13flops.json").read_bytes())
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
+    assert rungs(linear) in page, "python benchmarks/quality_tables.py linear 2e13flops"
     assert rungs(unlabelled) in page, "python benchmarks/quality_tables.py rungs unlabelled-2e13flops"
     assert means(models) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means 2e13flops"
 
@@ -119,8 +121,19 @@ def test_a_mean_over_a_group_of_tasks_needs_all_of_them() -> None:
 
     tasks = {task: {"100": scored(0.5)} for task in GROUPS["confirmation"]} | {"sst2": {"100": scored(0.9)}}
     lines = means({"tasks": tasks}).splitlines()
-    assert lines[0].startswith("| macro-F1 / micro-F1 | 7 development tasks, 100 labels |")
-    assert lines[2] == "| `tfidf` | not measured | not measured | not measured | 50.0 / 25.0 | not measured | not measured |"
+    assert lines[0] == "| macro-F1 / micro-F1 | 4 confirmation tasks, 100 labels, 1 seed |"
+    assert lines[2] == "| `tfidf` | 50.0 / 25.0 |"
+
+
+def test_a_column_of_means_has_the_seeds_that_all_of_its_models_have() -> None:
+    def cell(arm: str, seed: int) -> dict[str, Any]:
+        return {"arm": arm, "seed": seed, "scores": {"test": {"macro_f1": 0.5 + seed / 10, "micro_f1": 0.5}}}
+
+    experiment = {"cells": [cell("tfidf", 1), cell("tfidf", 2), cell("static", 1), cell("static", 2), cell("tlm", 1)]}
+    lines = means({"tasks": {task: {"500": experiment} for task in GROUPS["confirmation"]}}).splitlines()
+    assert lines[0] == "| macro-F1 / micro-F1 | 4 confirmation tasks, 500 labels, 1 seed |"
+    assert "| `static` | 60.0 / 50.0 |" in lines
+    assert "| `bayes` | not measured |" in lines
 
 
 def test_the_table_of_models_has_means_over_seeds_and_omits_incomplete_tasks() -> None:
