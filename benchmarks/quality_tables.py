@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -74,13 +75,15 @@ def _summary_cell(scores: Mapping[str, float], first: Mapping[str, float]) -> st
 
 
 def rungs(measured: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each number of labels: rows are tasks, columns the models of `RUNGS` that were measured, cells test
-    macro- and micro-F1, means over seeds; a cell of fewer seeds than the task's others says so. Tasks without results for a model are
-    omitted. The last row is the mean over tasks.
+    """Return a Markdown table for each number of labels, the confirmation tasks in one of their own.
+
+    Rows are tasks, columns the models of `RUNGS` that were measured, cells test macro- and micro-F1, means over seeds; a cell of fewer
+    seeds than the task's others says so. Tasks without results for a model are omitted. The last row is the mean over tasks.
     """
-    tasks = measured["tasks"]
     parts = []
-    for labels in in_order(labels for experiments in tasks.values() for labels in experiments):
+    counts = in_order(labels for experiments in measured["tasks"].values() for labels in experiments)
+    for labels, confirming in product(counts, (False, True)):
+        tasks = {task: of for task, of in measured["tasks"].items() if (task in GROUPS["confirmation"]) == confirming}
         arms = {cell["arm"] for experiments in tasks.values() for cell in experiments.get(labels, {"cells": []})["cells"]}
         columns = {arm: name for arm, name in RUNGS.items() if arm in arms}
         lines = {task: line for task, experiments in tasks.items() if (line := _rung_scores(experiments.get(labels), columns)) is not None}
@@ -100,8 +103,8 @@ def rungs(measured: Mapping[str, Any]) -> str:
 
 def means(measured: Mapping[str, Any]) -> str:
     """Return a Markdown table: rows are models (`RUNGS`), columns numbers of labels by group of tasks, cells means of test macro- and
-    micro-F1. A column has the seeds that all of its models have; "not measured" unless all tasks of the group have scores of the model. A
-    column in which no model was measured is omitted.
+    micro-F1 over the seeds of `tlm`; a cell of fewer seeds says so. "Not measured" unless all tasks of the group have scores of the model.
+    A column without `tlm` is omitted.
     """
     tasks = measured["tasks"]
     columns = [(group, labels) for group in GROUPS for labels in ("100", "500", ALL) if _group_seeds(tasks, GROUPS[group], labels)]
@@ -116,22 +119,21 @@ def means(measured: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _group_seeds(tasks: Mapping[str, Any], group: Iterable[str], labels: str) -> set[int]:
-    """Return the seeds that every measured model of a group has for every task."""
+def _group_seeds(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str = FIRST) -> set[int]:
+    """Return the seeds that `arm` has for every task of a group."""
     cells = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
-    arms = [arm for arm in RUNGS if all(any(cell["arm"] == arm for cell in of) for of in cells)]
-    seeds = [{cell["seed"] for cell in of if cell["arm"] == arm} for arm in arms for of in cells]
-    return set.intersection(*seeds) if seeds else set()
+    return set.intersection(*({cell["seed"] for cell in of if cell["arm"] == arm} for of in cells))
 
 
 def _group_mean(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str) -> str:
     found = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
-    seeds = _group_seeds(tasks, group, labels)
-    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm and cell["seed"] in seeds] for cells in found]
-    if not all(tests):
+    wanted = _group_seeds(tasks, group, labels)
+    seeds = wanted & _group_seeds(tasks, group, labels, arm)
+    if not seeds:
         return "not measured"
+    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm and cell["seed"] in seeds] for cells in found]
     macro, micro = (fmean(fmean(test[metric] for test in of) for of in tests) for metric in ("macro_f1", "micro_f1"))
-    return f"{100 * macro:.1f} / {100 * micro:.1f}"
+    return _rung_cell(macro, micro, len(seeds), of=len(wanted))
 
 
 def _rung_cell(macro: float, micro: float, seeds: int, *, of: int) -> str:
