@@ -1,9 +1,9 @@
 """Vectors from co-occurrence counts: positive pointwise mutual information (PPMI) and truncated SVD; of tokens, for an encoder.
 
 A small encoder that trains on a few million tokens spends most of them on learning which words are similar. Counts give that in seconds:
-the PPMI of tokens at most `WINDOW` positions apart, and its truncated SVD of the embedding's width.
-Skip-grams with negative sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan
-2015: counts weighted by 1 / distance, context probabilities raised to 0.75, singular vectors times the square root of the singular values.
+the PPMI of tokens at most `WINDOW` positions apart, and its truncated SVD of the embedding's width. Skip-grams with negative sampling
+factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan 2015: counts weighted by
+1 / distance, context probabilities raised to 0.75, singular vectors times the square root of the singular values.
 The vocabulary head is tied to the embedding, so it starts from the same values. What they are worth: docs/log.md.
 """
 

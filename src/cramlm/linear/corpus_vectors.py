@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cramlm.data.corpus import Corpus
 from cramlm.linear.cooccurrence import ppmi, singular_vectors
-from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns, unit_rows
+from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns, unit_vectors
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import Vocabulary
@@ -110,7 +110,7 @@ def _directions(texts: Sequence[tuple[Int32Array, IntArray]], counts: IntArray, 
     values = np.zeros((len(counts), WIDTH), dtype=np.float32)
     rank = min(WIDTH, *matrix.shape)
     values[:, :rank] = singular_vectors(matrix, rank, seed=0)[: len(counts)]
-    return unit_rows(values).astype(np.float16)
+    return unit_vectors(values).astype(np.float16)
 
 
 def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, IntArray]]) -> FloatArray:

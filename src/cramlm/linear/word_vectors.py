@@ -59,8 +59,8 @@ class WordVectors:
 
     def of_counts(self, counts: Any) -> FloatArray:
         """The vectors of texts with these counts of words, CSR (texts, words)."""
-        averaged = unit_rows(np.asarray(counts @ self._weighted))
-        return unit_rows(averaged - np.outer(averaged @ self.shared, self.shared))
+        averaged = unit_vectors(np.asarray(counts @ self._weighted))
+        return unit_vectors(averaged - np.outer(averaged @ self.shared, self.shared))
 
     @functools.cached_property
     def _columns(self) -> Mapping[str, int]:
@@ -127,7 +127,7 @@ def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
     return counts
 
 
-def unit_rows(rows: FloatArray) -> FloatArray:
+def unit_vectors(rows: FloatArray) -> FloatArray:
     """Rows scaled to length 1; rows of zeros stay."""
     result: FloatArray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
     return result
