@@ -81,6 +81,12 @@ def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environme
     assert capfd.readouterr().out == ""  # output of workers is kept out of stdout
 
 
+def test_a_worker_may_be_killed_after_another_task_has_failed() -> None:
+    later = [{"do": "square", "value": 1, "sleep": 86_400}] * 30
+    with pytest.raises(EnvironmentFault, match=r"ended by signal 9"):  # and no error in a thread of the pool, which pytest would report
+        run_tasks(WORK, [{"do": "die", "sleep": 0.5}, {"do": "refuse", "value": 2}, *later], workers=2, on_event=silent)
+
+
 def test_workers_end_if_the_caller_fails() -> None:
     pids: list[int] = []
 

@@ -179,47 +179,56 @@ def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, on_event: On
     context = multiprocessing.get_context("spawn")
     events = context.SimpleQueue()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, initializer=_begin, initargs=(events,))
-    processes: list[BaseProcess] = []
-    try:
+    processes: dict[int, BaseProcess] = {}
+
+    def submit(number: int) -> Future[_Result]:
         with _starting_workers():
-            futures = [pool.submit(_work, function, number, task) for number, task in enumerate(tasks)]
-        processes = list(pool._processes.values())  # public only as terminate_workers, from Python 3.14 on
-        return _results(futures, events, on_event)
+            future = pool.submit(_work, function, number, tasks[number])
+        processes.update(pool._processes)  # public only as terminate_workers, from Python 3.14 on
+        return future
+
+    try:
+        return _results(submit, len(tasks), 2 * workers, events, on_event)
     except BrokenProcessPool as error:
         pool.shutdown()
-        raise _killed(processes) from error
+        raise _killed(list(processes.values())) from error
     except BaseException:
-        _end(processes or list((pool._processes or {}).values()))
+        _end(list(processes.values()))
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _results(futures: Sequence[Future[_Result]], events: Any, on_event: OnEvent) -> list[Any]:
-    pending = set(futures)
+def _results(submit: Callable[[int], Future[_Result]], count: int, window: int, events: Any, on_event: OnEvent) -> list[Any]:
+    """Return the results of tasks 0 to `count` - 1, of which at most `window` are submitted at a time.
+
+    No future is cancelled: up to Python 3.11, `concurrent.futures` fails in its own thread if a worker dies while a cancelled task waits.
+    """
+    pending: dict[Future[_Result], int] = {}
     failures: dict[int, Exception] = {}
     results: dict[int, Any] = {}
-    limit = len(futures)  # the first failed task; later tasks do not matter
-    while pending & set(futures[:limit]):
-        done, pending = wait(pending, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
+    limit = count  # the first failed task; later tasks do not matter
+    submitted = 0
+    while submitted < limit or any(number < limit for number in pending.values()):
+        while submitted < limit and len(pending) < window:
+            pending[submit(submitted)] = submitted
+            submitted += 1
+        done, _ = wait(pending, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
         while not events.empty():
             number, event = events.get()
             on_event(number, Event(**event))
-        for number, future in enumerate(futures[:limit]):
-            if future in done:
-                try:
-                    results[number] = unwrap(future.result())
-                except BrokenProcessPool:
-                    raise
-                except Exception as failure:
-                    failures[number] = failure
-        if failures and min(failures) < limit:
-            limit = min(failures)
-            for future in futures[limit + 1 :]:
-                future.cancel()
+        for future in done:
+            number = pending.pop(future)
+            try:
+                results[number] = unwrap(future.result())
+            except BrokenProcessPool:
+                raise
+            except Exception as failure:
+                failures[number] = failure
+        limit = min(failures, default=limit)
     if failures:
         raise failures[limit]
-    return [results[number] for number in range(len(futures))]
+    return [results[number] for number in range(count)]
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
