@@ -18,10 +18,9 @@ import typer
 import zstandard
 
 from commands import printed
-from cramlm import recipes
 from cramlm.cli.app import app
 from cramlm.cli.help import RENAMED_OPTIONS
-from cramlm.config.run import PhaseConfig, RunConfig
+from cramlm.config.run import RunConfig
 from jsonl import read_jsonl
 from tiny_task import write_task
 
@@ -108,27 +107,6 @@ def test_the_test_files_that_the_list_of_faults_names_exist() -> None:
 
 def test_the_figure_of_the_method_is_up_to_date() -> None:
     assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
-
-
-def weighted_terms(phase: PhaseConfig) -> str:
-    """The loss of a phase as the pages write it."""
-    names = {"mlm": "L_mlm", "classify": "L_label", "distil": "L_distil"}
-    return " + ".join(f"{term.weight} · {names[term.kind]}({term.on})" for term in phase.terms)
-
-
-def test_the_page_of_the_method_has_the_loss_of_each_phase_of_tlm() -> None:
-    joint, finetune = recipes.tlm(train="", corpus="corpus.jsonl").phases
-    page = (DOCS / "concepts/method.md").read_text("utf-8")
-    assert f"\n   L = {weighted_terms(joint)}\n" in page
-    assert f": {weighted_terms(finetune)}, " in page
-
-
-def test_the_readme_on_its_first_screen_and_the_paper_map_name_what_tlm_adds_to_the_paper() -> None:
-    first_screen = "\n".join(README.read_text("utf-8").splitlines()[:15])
-    differences = (DOCS / "concepts/paper-map.md").read_text("utf-8").partition("## Default differences from the paper")[2]
-    parts = ("teacher", "co-occurrence", "distribution alignment", "label smoothing", "logit adjustment", "combination", "`tlm-plain`")
-    for page in (first_screen, differences):
-        assert [part for part in parts if part not in page] == []
 
 
 def front_page() -> PurePath:

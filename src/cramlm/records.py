@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -73,6 +73,7 @@ class Task:
     unlabelled: further texts of the task, whose labels are unknown; none of them is the text of a labelled row.
     With `unseen_labels = "ignore"` dev and test rows may have labels that are not in `labels`; they are scored as wrong. A regression has
     one label, the name of its number; `scale` is that of the training numbers.
+    label_texts: a text for labels whose names are words; none in a regression, or if the names are not used.
     """
 
     train: tuple[Example, ...]
@@ -83,6 +84,12 @@ class Task:
     kind: TaskKind = "classification"
     scale: Scale = Scale()
     unlabelled: tuple[Example, ...] = ()
+    label_texts: tuple[Example, ...] = ()
+
+    @property
+    def with_label_texts(self) -> Task:
+        """This task with the label texts at the end of the training rows: what linear models are fitted on."""
+        return replace(self, train=(*self.train, *self.label_texts), label_texts=())
 
     @property
     def queries(self) -> list[str]:

@@ -52,14 +52,6 @@ def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dry_run_without_a_budget_prints_the_cost_of_its_steps_or_names_the_option(fitted: Path, tmp_path: Path) -> None:
-    dry_run = ("fit", "--dry-run", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", tmp_path / "store")
-    (line,) = [line for line in printed(*dry_run).splitlines() if "joint + finetune" in line]
-    assert line.startswith("none ")
-    assert "24 + 16" in line
-    assert "--budget" in printed(*dry_run, "--set", "phases[0].steps=none").splitlines()[-2]
-
-
 def test_the_stages_of_a_dry_run_are_those_of_the_run(fitted: Path, linear_runs: Path) -> None:
     for folder in (fitted / "run", linear_runs / "static", linear_runs / "bayes", linear_runs / "tfidf"):
         lines = (folder / "events.jsonl").read_text("utf-8").splitlines()

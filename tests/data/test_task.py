@@ -146,7 +146,7 @@ def test_a_split_loses_no_row_shares_no_text_and_leaves_every_label_in_train(
 
 def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:
     one = task_fingerprint(read(tmp_path, ROWS, dev=ROWS[:2])[0])
-    assert set(one) == {"train", "dev", "test", "labels"}
+    assert set(one) == {"train", "dev", "test", "labels", "label_texts"}
     (tmp_path / "other").mkdir()
     assert task_fingerprint(read(tmp_path / "other", ROWS, dev=ROWS[:2])[0]) == one
     changed = task_fingerprint(read(tmp_path, ROWS, dev=ROWS[1::-1])[0])
@@ -227,6 +227,29 @@ def test_unlabelled_texts_change_the_fingerprint_and_are_saved_with_the_task(tmp
     for task in (plain, more):
         save_task(task, tmp_path / "run", emit=silent)
         assert load_task(tmp_path / "run") == task
+
+
+def test_the_words_of_a_label_name_are_a_text_of_that_label(tmp_path: Path) -> None:
+    labels = ("rec.sport.hockey", "CompareOrContrast", "USED_FOR", "HTMLText", "Sci/Tech", "体育", "7", "--")
+    rows = [(f"text {label} {n}", label) for label in labels for n in range(3)]
+    task, _ = read(tmp_path, rows)
+    texts = {example.label: example.text for example in task.label_texts}
+    assert texts == {
+        "CompareOrContrast": "Compare Or Contrast",
+        "HTMLText": "HTML Text",
+        "Sci/Tech": "Sci Tech",
+        "USED_FOR": "USED FOR",
+        "rec.sport.hockey": "rec sport hockey",
+        "体育": "体育",
+    }
+    assert task.with_label_texts.train == (*task.train, *task.label_texts)
+    save_task(task, tmp_path / "run", emit=silent)
+    assert load_task(tmp_path / "run") == task
+
+
+def test_label_names_are_no_texts_if_the_setting_is_off_or_texts_have_several_labels(tmp_path: Path) -> None:
+    assert read(tmp_path, ROWS, label_names=False)[0].label_texts == ()
+    assert read(tmp_path, [(text, [label]) for text, label in ROWS], kind="multi-label")[0].label_texts == ()
 
 
 @pytest.mark.parametrize(

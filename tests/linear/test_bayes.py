@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_passages_teach_words_that_no_labelled_text_has() -> None:
     task = task_of(3, words=2)
     alone = fit_bayes(task, [], metric="macro_f1", seed=1)
     assert fit_bayes(task, passages(200), metric="macro_f1", seed=1).score > alone.score + 0.1
+
+
+def test_a_word_of_a_label_name_counts_for_the_label() -> None:
+    task = task_of(10, words=6)
+    named = replace(task, label_texts=(Example("label:food", "cuisine", None, "food"),))
+    first, second = (fit_bayes(each, [], metric="macro_f1", seed=1).model.logits(["cuisine"])[0] for each in (task, named))
+    food, sport = task.labels.index("food"), task.labels.index("sport")
+    assert first[food] == pytest.approx(first[sport], abs=1e-4)
+    assert second[food] > second[sport] + 1
 
 
 def test_a_frequent_topic_of_the_raw_text_does_not_take_over() -> None:

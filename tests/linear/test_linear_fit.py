@@ -176,3 +176,12 @@ def test_real_tasks_reach_what_was_measured_before(name: str, micro: float, macr
     scores = score(fit(task, c=BaselineConfig().c, seed=13), task, task.test)
     assert scores.micro_f1 > micro
     assert scores.macro_f1 > macro
+
+
+def test_a_word_of_a_label_name_counts_for_the_label() -> None:
+    task = topic_task()
+    label = task.labels[0]
+    named = replace(task, label_texts=(Example(f"label:{label}", "quixotic", None, label),))
+    before, after = (fit(each).model.logits(["quixotic"])[0] for each in (task, named))
+    assert int(after.argmax()) == 0
+    assert after[0] - after[1:].max() > before[0] - before[1:].max()

@@ -17,7 +17,7 @@ from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.records import FloatArray, Task
+from cramlm.records import Example, FloatArray, Task
 
 Rows = list[tuple[str, str]]
 
@@ -206,3 +206,14 @@ def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> No
     np.testing.assert_allclose(aligned(few, np.array([10, 10])), few, atol=0.01)
     without_text = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))  # a label without a training text
     np.testing.assert_allclose(without_text, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)
+
+
+def test_a_label_with_one_text_is_predicted_out_of_fold_from_the_words_of_its_name() -> None:
+    task = task_of([*rows_of(("sea", "hill"), 10), ("quixotic story", "other")])
+    model = model_of(task)
+    single = len(task.train) - 1
+    assert out_of_fold_labels(model, task, seed=0)[single].sum() == 0
+    named = replace(task, label_texts=(Example("label:other", "quixotic", None, "other"),))
+    predicted = out_of_fold_labels(model, named, seed=0)
+    assert len(predicted) == len(task.train)
+    assert int(predicted[single].argmax()) == task.labels.index("other")

@@ -15,10 +15,8 @@ import pytest
 
 from commands import printed, succeed
 from cramlm.config.run import load_config
-from cramlm.data.task import load_task
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
-from cramlm.retrieval.selection import SelectionTable
 from hub_stand_in import running_hub
 from jsonl import write_jsonl
 from server_process import PATIENCE, serving
@@ -143,37 +141,6 @@ def test_track(moved: Path) -> None:
     pytest.importorskip("tensorboard")
     succeed("track", moved, "tensorboard")
     assert list((moved / "tensorboard").iterdir())
-
-
-def test_export_for_sentence_transformers_checks_on_the_stored_texts(moved: Path) -> None:
-    only_an_encoder(moved)
-    succeed("export", moved, "--format", "sentence-transformers")
-    assert (moved / "sentence-transformers/modules.json").is_file()
-
-
-def test_embed(moved: Path, tmp_path: Path) -> None:
-    succeed("embed", moved, labelled(tmp_path), "--out", tmp_path / "vectors.npy")
-    assert len(np.load(tmp_path / "vectors.npy")) == 2
-
-
-def test_label_next_leaves_out_the_texts_of_the_run(moved: Path, tmp_path: Path) -> None:
-    known = load_task(moved).train[0].text
-    file = write_jsonl(tmp_path / "pool.jsonl", ({"text": known}, {"text": TEXT}))
-    (row,) = map(json.loads, printed("label-next", moved, file, "-n", "2").splitlines())
-    assert row["text"] == TEXT
-
-
-def test_passages(moved: Path) -> None:
-    rows = list(map(json.loads, printed("passages", moved).splitlines()))
-    assert len(rows) == len(SelectionTable.open(moved / "selection"))
-    assert all(row["text"] for row in rows)
-
-
-def test_check_finds_labels_that_the_run_contradicts(moved: Path, tmp_path: Path) -> None:
-    rows = [{"text": example.text, "label": example.label} for example in load_task(moved).train]
-    rows[0]["label"] = "hill" if rows[0]["label"] == "sea" else "sea"
-    file = write_jsonl(tmp_path / "wrong.jsonl", rows)
-    assert "wrong.jsonl:1: notice: suspicious-label" in printed("check", file, "--model", moved)
 
 
 def test_attention(moved: Path, tmp_path: Path) -> None:

@@ -94,6 +94,11 @@ class TaskConfig(FrozenModel):
     max_record_bytes: int = Field(16_000_000, ge=1_000)
     on_bad_row: OnBadRow = "fail"
     unseen_labels: Literal["fail", "ignore"] = Field("fail", description="labels of dev and test that train lacks; ignore: scored as wrong")
+    label_names: bool = Field(
+        True,
+        description="classification only: the words of each label's name are one more training text of the linear models, and so of the "
+        "soft labels that teach the encoder",
+    )
     label_separator: str = Field("|", min_length=1, description="multi-label only: separator of labels in a csv, tsv or parquet cell")
 
 

@@ -24,6 +24,7 @@ from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
+from cramlm.text.words import spaced_name
 
 KIND: Final = "task"
 _SPLITS: Final[tuple[Split, ...]] = ("train", "dev", "test")
@@ -87,7 +88,14 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
         kind=config.kind,
         scale=rules.scale(train_labels),
         unlabelled=tuple(unlabelled),
+        label_texts=texts_of_labels(labels) if config.label_names and config.kind == "classification" else (),
     )
+
+
+def texts_of_labels(labels: Sequence[str]) -> tuple[Example, ...]:
+    """Return a text of the words of each label's name ("rec.sport.hockey": "rec sport hockey"), without names that have no letters."""
+    texts = [(label, spaced_name(label)) for label in labels]
+    return tuple(Example(f"label:{label}", text, None, label) for label, text in texts if any(map(str.isalpha, text)))
 
 
 def _read_unlabelled(config: TaskConfig, labelled: Sequence[Example], emit: Emit) -> list[Example]:
@@ -270,12 +278,16 @@ def split_rows(task: Task) -> dict[Split, list[str]]:
 
 
 def task_fingerprint(task: Task) -> dict[str, str]:
-    """Return the sha256 of each split's content in order (texts, pairs, labels; not ids), of the labels, and of any unlabelled texts."""
+    """Return the sha256 of each split's content in order (texts, pairs, labels; not ids), of the labels, and of any unlabelled and label
+    texts.
+    """
     splits = {"train": task.train, "dev": task.dev, "test": task.test}
     hashes = {name: hash_json([[example.text, example.text_pair, example.label] for example in split]) for name, split in splits.items()}
     optional: dict[str, str] = {} if task.kind == "classification" else {"kind": task.kind}
     if task.unlabelled:
         optional["unlabelled"] = hash_json([[example.text, example.text_pair] for example in task.unlabelled])
+    if task.label_texts:
+        optional["label_texts"] = hash_json([[example.text, example.label] for example in task.label_texts])
     return {**hashes, "labels": hash_json(list(task.labels)), **optional}
 
 
@@ -345,14 +357,14 @@ def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
     """Publish the task at RUN/task, so that commands that read the run need no other file.
 
     train.jsonl, dev.jsonl, test.jsonl, unlabelled.jsonl (if there are any): a JSON object per example, in order (id, text, label,
-    text_pair if any). task.json: kind, labels,
-    scale, and whether dev was split off from train.
+    text_pair if any). task.json: kind, labels, scale, whether dev was split off from train, and whether the labels' names are texts.
     """
     description = {
         "kind": task.kind,
         "labels": list(task.labels),
         "scale": asdict(task.scale),
         "dev_is_split": task.dev_is_split_from_train,
+        "label_names": bool(task.label_texts),
     }
 
     def write(folder: Path) -> None:
@@ -361,7 +373,7 @@ def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
                 file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in getattr(task, split))
         (folder / _DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", "utf-8")
 
-    key = {"format": 1, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), description])}
+    key = {"format": 2, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), description])}
     return stage(run / KIND, kind=KIND, key=key, write=write, emit=emit)
 
 
@@ -378,7 +390,8 @@ def load_task(run: Path) -> Task:
         train, dev, test = (tuple(_read_saved(folder / f"{split}.jsonl")) for split in _SPLITS)
         labels, scale = tuple(description["labels"]), Scale(**description["scale"])
         unlabelled = tuple(_read_saved(folder / f"{_UNLABELLED}.jsonl")) if (folder / f"{_UNLABELLED}.jsonl").is_file() else ()
-        return Task(train, dev, test, labels, bool(description["dev_is_split"]), description["kind"], scale, unlabelled)
+        label_texts = texts_of_labels(labels) if description["label_names"] else ()
+        return Task(train, dev, test, labels, bool(description["dev_is_split"]), description["kind"], scale, unlabelled, label_texts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and run `cramlm fit` again") from error
 

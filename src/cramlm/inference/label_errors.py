@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cramlm.data.task import texts_of_labels
 from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels, require_single_label
@@ -80,7 +81,8 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         labels = model.labels
         check_labels("classification", labels, _without_file(train), origin=train.name)
         emit(Event("start", STAGE))
-        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False)
+        label_texts = texts_of_labels(labels) if task is None else task.label_texts
+        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False, label_texts=label_texts)
         probabilities = out_of_fold_labels(model, rows, seed=_SEED)
         emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
     ids = {label: number for number, label in enumerate(labels)}

@@ -83,13 +83,15 @@ class _Data:
 
     @classmethod
     def of(cls, task: Task, passages: Sequence[str]) -> _Data:
-        train = [normalize(example.whole_text) for example in task.train]
+        learned = task.with_label_texts
+        train = [normalize(example.whole_text) for example in learned.train]
         vocabulary, rows = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
         dev = vocabulary.transform([normalize(example.whole_text) for example in task.dev])
-        targets = SOLVERS[task.kind].targets(task)
-        labelled = _LENGTH * np.asarray(rows[: len(train)].T @ np.eye(len(task.labels), dtype=np.float32)[targets])
+        label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
         unlabelled = rows[len(train) :]
-        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, np.bincount(targets, minlength=len(task.labels)))
+        label_counts = np.bincount(SOLVERS[task.kind].targets(task), minlength=len(task.labels))
+        labelled = _LENGTH * np.asarray(rows[: len(train)].T @ label_rows)
+        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, label_counts)
 
     def fit(self, setting: BayesSetting) -> Coefficients:
         """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before."""

@@ -147,10 +147,11 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     """
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
-    features, grid, total = TaskFeatures(task, vectors, seed=space.seed), sorted(space.c), len(space.variants)
+    learned = task.with_label_texts
+    features, grid, total = TaskFeatures(learned, vectors, seed=space.seed), sorted(space.c), len(space.variants)
     progress: dict[str, Any] = {"total": total, "unit": "variants"}
     emit(Event("start", stage, **progress))
-    few = len(task.train) <= FEW_TEXTS
+    few = len(learned.train) <= FEW_TEXTS
     search = _Search(task, space)
     rows: dict[tuple[Variant, float], FeatureRows] = {}
     for done, variant in enumerate(space.variants):
@@ -158,8 +159,8 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
         for weight in features.vector_weights:
             rows[variant, weight] = tried = features.rows(variant, weight)
             search.try_all(tried if few else features.sample(tried, FEW_TEXTS), grid)
-        if len(tried.kept) < len(task.train):
-            shown = f"{len(tried.kept):,} of {len(task.train):,} training texts, the same share of each label, to save time"
+        if len(tried.kept) < len(learned.train):
+            shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
     if not few:
         finalists, search = search.best_schemes(FINALISTS), _Search(task, space)
@@ -219,7 +220,7 @@ class _Search:
 
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
-        self._targets = self._solver.targets(task)
+        self._targets = self._solver.targets(task.with_label_texts)
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[FeatureRows, Coefficients]
 

@@ -73,24 +73,27 @@ def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArr
     """
     assert model.kind == "classification", "soft labels are distributions over labels"
     targets = SOLVERS[model.kind].targets(task)
-    held_out = _out_of_fold(model, task, targets, seed=seed)
+    held_out = _out_of_fold(model, task, seed=seed)
     predicted = held_out.sum(axis=1) > 0
     calibration = calibrate(held_out[predicted], targets[predicted], np.zeros(len(task.labels)))
     held_out[predicted] = np.exp(calibration.log_probabilities(held_out[predicted]))
     return held_out
 
 
-def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int) -> FloatArray:
-    """(training texts, labels): each text predicted by a model of the same setting that was fitted without its fold."""
+def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
+    """(training texts, labels): each text predicted by a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
-    texts = [example.whole_text for example in task.train]
     solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
+    learned = task.with_label_texts
+    texts, targets = [example.whole_text for example in learned.train], solver.targets(learned)
     rows: Any = model.features(texts)
     dense = len(texts) <= FEW_TEXTS or (setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
     if dense:
         rows = Coordinates.of(inner_products(rows, rows)).rows
-    fold = folds(texts, targets, seed)
+    count = len(task.train)
+    fold = np.full(len(texts), -1)
+    fold[:count] = folds(texts[:count], targets[:count], seed)
     probabilities = np.zeros((len(texts), len(task.labels)), dtype=np.float32)
     for number in range(FOLDS):
         inside = fold == number
@@ -103,7 +106,7 @@ def _out_of_fold(model: LinearModel, task: Task, targets: IntArray, *, seed: int
             logits = logits + _prior_correction(targets, targets[~inside], len(task.labels))
         # A label without a text outside the fold would get probability 0 against its own gold label.
         probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), 0)
-    return probabilities
+    return probabilities[:count]
 
 
 def _prior_correction(labels: IntArray, outside: IntArray, count: int) -> FloatArray:

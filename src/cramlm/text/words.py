@@ -44,12 +44,18 @@ _ASCII_SPACES = bytes(32 if code < 128 and chr(code).isspace() else code for cod
 _ASCII_IN_WORD = bytes(code >= 128 or not chr(code).isspace() for code in range(256))
 _SENTENCE_END: Final = re.compile(r"""[.!?…؟۔।॥።][.!?…]*["'”’»)\]]*\s+|[。！？．][」』”’）]*\s*|\n\s*\n\s*""")
 _WHITE_SPACE: Final = re.compile(r"\s+")
+_INSIDE_NAME: Final = re.compile(r"[!-/:-@\[-`{-~]|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # ASCII punctuation; changes of case
 _LONG: Final = 1.5  # a text with more than this many times the words of a passage is cut
 
 
 def segment(text: str) -> list[str]:
     """Return the normalised words of a text, in order."""
     return segment_text(text).decode("utf-8", "surrogatepass").split()
+
+
+def spaced_name(name: str) -> str:
+    """Return a name with spaces between its words: CompareOrContrast, rec.sport.hockey and USED_FOR are three, three and two words."""
+    return " ".join(_INSIDE_NAME.sub(" ", name).split())
 
 
 def segment_text(text: str) -> bytes:
