@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,19 @@ from hypothesis import strategies as st
 from artifact_fixtures import NEW, OLD, ReleasedWhenWaitedFor, contents, die, in_child, publish_version, writer
 from cramlm.errors import ArtifactError, LockedError, UsageError
 from cramlm.records import Event, silent
-from cramlm.storage.artifacts import borrowed_seconds, explain_difference, hash_json, lock, pooled, shared_stage, stage, verify
-from cramlm.storage.locks import wait_limit
+from cramlm.storage.artifacts import (
+    StagePool,
+    borrowed_seconds,
+    explain_difference,
+    hash_json,
+    lock,
+    pooled,
+    remove_least_recently_used,
+    shared_stage,
+    stage,
+    verify,
+)
+from cramlm.storage.locks import lock_file, wait_limit
 
 
 def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
@@ -99,27 +111,134 @@ def test_the_hash_of_json_does_not_depend_on_the_order_of_keys() -> None:
     assert hash_json({"a": 1, "b": [1, 2]}) == hash_json({"b": [1, 2], "a": 1}) != hash_json({"a": 1, "b": [2, 1]})
 
 
-def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(tmp_path: Path) -> None:
-    made: list[str] = []
+def pool_in(folder: Path, *, environment: dict[str, Any] | None = None, most_bytes: int = 1_000_000) -> StagePool:
+    return StagePool(folder / "pool", frozenset({"words"}), environment or {}, most_bytes)
 
-    def run(name: str, value: int, kind: str = "words") -> Path:
+
+@dataclass
+class Runs:
+    """Runs of one stage with a pool. made: names of the runs that built the stage."""
+
+    folder: Path
+    made: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def run(self, name: str, value: int, kind: str = "words") -> Path:
         def write(folder: Path) -> None:
-            made.append(name)
+            self.made.append(name)
             (folder / "sub").mkdir()
-            (folder / "sub" / "numbers.txt").write_text(str(value), "utf-8")
+            (folder / "sub" / "numbers.txt").write_text(str(value) * 1000, "utf-8")
 
-        return stage(tmp_path / name / kind, kind=kind, key={"value": value}, write=write, emit=silent).path
+        path = stage(self.folder / name / kind, kind=kind, key={"value": value}, write=write, emit=self.events.append).path
+        assert (path / "sub" / "numbers.txt").read_text("utf-8") == str(value) * 1000
+        return path
 
+    def stored(self) -> list[Path]:
+        return sorted(path.parent for path in (self.folder / "pool").glob("*/manifest.json"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(runs: Runs, tmp_path: Path) -> None:
     borrowed = {}
     for name, value in (("one", 1), ("two", 1), ("three", 2)):
-        with pooled(tmp_path / "pool", frozenset({"words"})) as pool:
-            assert (run(name, value) / "sub" / "numbers.txt").read_text("utf-8") == str(value)
-            run(name, value, kind="own")
+        with pooled(pool_in(tmp_path)) as pool:
+            runs.run(name, value)
+            runs.run(name, value, kind="own")
             borrowed[name] = borrowed_seconds()
-            run(name, value)  # up to date: neither built nor counted again
+            runs.run(name, value)  # up to date: neither built nor counted again
             assert pool.borrowed_seconds == borrowed[name]
-    assert made == ["one", "one", "two", "three", "three"]
+    assert runs.made == ["one", "one", "two", "three", "three"]
     assert borrowed["two"] > 0 == borrowed["one"] == borrowed["three"]
     assert borrowed_seconds() == 0
     assert (tmp_path / "one/words/sub/numbers.txt").samefile(tmp_path / "two/words/sub/numbers.txt")
     assert verify(tmp_path) == 8
+
+
+def test_inside_a_pool_another_one_is_ignored(tmp_path: Path) -> None:
+    with pooled(pool_in(tmp_path)) as outer, pooled(pool_in(tmp_path / "other")) as inner:
+        assert inner is outer
+
+
+def test_a_pool_shares_nothing_between_different_environments(runs: Runs, tmp_path: Path) -> None:
+    for name, version in (("one", "1.0"), ("two", "1.1"), ("three", "1.0")):
+        with pooled(pool_in(tmp_path, environment={"numpy": version})):
+            runs.run(name, 1)
+    assert runs.made == ["one", "two"]
+
+
+@pytest.mark.parametrize("file", ["sub/numbers.txt", "manifest.json"])
+def test_a_damaged_stage_of_a_pool_is_named_and_built_again(file: str, runs: Runs, tmp_path: Path) -> None:
+    with pooled(pool_in(tmp_path)):
+        runs.run("one", 1)
+        (stored,) = runs.stored()
+        content = (stored / file).read_bytes()
+        (stored / file).unlink()  # a hard link: the file of run "one" stays whole
+        (stored / file).write_bytes(content[:-5] + b"9" + content[-4:])
+        runs.run("two", 1)
+        runs.run("three", 1)
+    assert runs.made == ["one", "two"]
+    (warning,) = (event.message for event in runs.events if event.kind == "warning")
+    assert f"{stored / file}: damaged" in warning
+    assert verify(tmp_path) == 4
+
+
+def test_a_large_damaged_file_of_a_pool_is_noticed_as_well(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cramlm.storage.artifacts.SMALL_FILE", 10)
+    test_a_damaged_stage_of_a_pool_is_named_and_built_again("sub/numbers.txt", runs, tmp_path)
+
+
+def test_a_pool_removes_the_stages_that_were_not_used_for_the_longest_time(runs: Runs, tmp_path: Path) -> None:
+    pool = pool_in(tmp_path, most_bytes=3500)  # each stage has 1,000 bytes and a manifest of some hundred
+    with pooled(pool):
+        for name, value in (("one", 1), ("two", 2), ("one again", 1), ("three", 3)):
+            runs.run(name, value)
+        assert runs.made == ["one", "two", "three"]
+        assert len(runs.stored()) == 2
+        runs.run("one, third time", 1)
+        runs.run("two again", 2)
+    assert runs.made == ["one", "two", "three", "two again"]
+    beside = sorted(path.name for path in pool.folder.iterdir() if path.is_file())
+    names = [path.name for path in runs.stored()]
+    assert beside == sorted([*(f"{name}.json" for name in names), *(f".{name}.lock" for name in names)])
+    assert verify(tmp_path) == 8
+
+
+def test_a_pool_keeps_a_stage_that_another_process_uses_at_the_moment(runs: Runs, tmp_path: Path) -> None:
+    with pooled(pool_in(tmp_path, most_bytes=0)):
+        runs.run("one", 1)
+    assert runs.stored() == []  # larger than the pool may be: only the run has it
+    with pooled(pool_in(tmp_path)):
+        runs.run("two", 1)
+    (stored,) = runs.stored()
+    with lock(stored):
+        remove_least_recently_used(tmp_path / "pool", 0)
+        assert runs.stored() == [stored]
+    remove_least_recently_used(tmp_path / "pool", 0)
+    assert list((tmp_path / "pool").iterdir()) == []
+
+
+def test_a_pool_removes_what_killed_builders_left(runs: Runs, tmp_path: Path) -> None:
+    def die_while_building() -> None:
+        with pooled(pool_in(tmp_path)):
+            stage(tmp_path / "killed" / "words", kind="words", key={"value": 9}, write=lambda folder: die(), emit=silent)
+
+    assert in_child(die_while_building) == -signal.SIGKILL
+    assert list((tmp_path / "pool").glob(".*.tmp-*"))
+    with pooled(pool_in(tmp_path)):
+        runs.run("one", 1)
+    assert not list((tmp_path / "pool").glob(".*.tmp-*"))
+    assert len(list((tmp_path / "pool").glob(".*.lock"))) == 1
+
+
+def test_a_lock_that_its_holder_removed_is_not_taken_for_that_of_the_folder(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    with lock(target):
+        handle = os.open(lock_file(target), os.O_RDWR)  # as of a process that waits
+        lock_file(target).unlink()
+    os.close(handle)
+    with lock(target), pytest.raises(LockedError), lock(target):
+        pass

@@ -275,7 +275,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="DIR",
-        help="Corpora and indexes (default: $CRAMLM_STORE or a cache).",
+        help="Corpora, indexes, shared stages (default: $CRAMLM_STORE or a cache).",
         rich_help_panel=FILES,
     ),
 ]

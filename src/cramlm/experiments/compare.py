@@ -2,12 +2,11 @@
 
 OUT/table.md, scores.svg, results.json       results, written again after every run
 OUT/runs/<labels>/<arm>/<seed>/              the run of a cell, as `cramlm fit` writes it
-OUT/shared/                                  stages that several runs use
 OUT/subsamples/                              training files with fewer rows
 
-Linear models, selection, tokenizer, token embeddings and soft labels come from one pool (`artifacts.pooled`). A stage with equal inputs is
-made once, and its time is added to every run that uses it, so that equal budgets stay equal. Corpora and indexes are read before the first
-run starts.
+Linear models, selection, tokenizer, token embeddings and soft labels come from the store (pipeline/sharing.py). A stage with equal inputs
+is made once, and its time is added to every run that uses it, so that equal budgets stay equal. Corpora and indexes are read before the
+first run starts.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from cramlm.io.executors import available_cores, run_tasks
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.storage.artifacts import borrowed_seconds, default_store, lock, pooled, publish_file
+from cramlm.storage.artifacts import borrowed_seconds, default_store, lock, publish_file
 
 TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 
@@ -99,7 +98,6 @@ def compare(
         cells = cells_of(grid, folder)
         finished, failed = run_cells(
             cells,
-            out=folder,
             store=Path(store or default_store()),
             jobs=jobs,
             overwrite=overwrite,
@@ -125,14 +123,12 @@ def _write(experiment: Experiment, folder: Path, title: str) -> None:
         publish_file(folder / PLOT, plot.encode())
 
 
-POOLED: Final = frozenset({"task", "baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher"})
 _RUN: Final = "cramlm.experiments.compare:run_cell"
 
 
 def run_cells(
     cells: Sequence[Cell],
     *,
-    out: Path,
     store: Path,
     jobs: int,
     overwrite: bool,
@@ -156,7 +152,7 @@ def run_cells(
             emit(Event("note", "experiment", f"{cell.name}: runs again, because {reasons[cell.name]}"))
     if waiting:
         _read_corpora(waiting, store, emit)
-    tasks = [_task(cell, out, store, overwrite) for cell in waiting]
+    tasks = [_task(cell, store, overwrite) for cell in waiting]
     failed: dict[str, str] = {}
 
     def finish(cell: Cell, failure: str | None) -> None:
@@ -194,12 +190,13 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     """
     from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run
+    from cramlm.pipeline.sharing import shared_stages
     from cramlm.training.loop import never
 
     folder = Path(task["folder"])
     try:
         config = load_config(task["config"])
-        with measure_usage(folder, config) as usage, pooled(Path(task["pool"]), POOLED):
+        with measure_usage(folder, config) as usage, shared_stages(Path(task["store"]), config, emit=emit):
             try:
                 run(config, out=folder, overwrite=task["overwrite"], store=task["store"], emit=emit, process=Process(stop or never))
             finally:
@@ -229,8 +226,8 @@ def _unfinished(
     return reasons
 
 
-def _task(cell: Cell, out: Path, store: Path, overwrite: bool) -> dict[str, Any]:
-    paths = {"folder": str(cell.folder), "pool": str(out / "shared"), "store": str(store)}
+def _task(cell: Cell, store: Path, overwrite: bool) -> dict[str, Any]:
+    paths = {"folder": str(cell.folder), "store": str(store)}
     return {"config": cell.config.model_dump(mode="json"), "overwrite": overwrite, **paths}
 
 

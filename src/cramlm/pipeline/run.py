@@ -7,7 +7,7 @@ A linear model (`config.model`) skips the stages that only an encoder needs.
 
 Every stage publishes a folder under a key of its inputs and settings (context.py, storage/artifacts.py). The same call again continues an
 interrupted run, keeps what is up to date, and names the setting that makes a stage run again. Corpus and index are in the store, shared
-between runs; everything else is in the run's folder.
+between runs; everything else is in the run's folder, linked from the store if another run has built an equal stage (sharing.py).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
+from cramlm.pipeline.sharing import shared_stages
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_models
 from cramlm.planning.plan import available_cores, schedule
@@ -73,8 +74,8 @@ def run(
     """Build every stage of `config` that is not up to date in `out`.
 
     out: the run's folder; None = runs/TASK-RECIPE-N, the last one with this config and task, else a new one. overwrite: replace a run on
-    another task. track: an experiment tracker (trackers.py). store: folder of corpora and indexes. process: signals, start time, ranks;
-    each rank makes this call, and all return the same. PyTorch's number of threads is restored at the end.
+    another task. track: an experiment tracker (trackers.py). store: folder of corpora, indexes and shared stages. process: signals, start
+    time, ranks; each rank makes this call, and all return the same. PyTorch's number of threads is restored at the end.
 
     Raises:
         UsageError: if `out` holds a run on another task. CramError: one of its kinds (errors.py); published stages stay, and the same call
@@ -104,7 +105,7 @@ def run(
             emit(Event("note", "machine", describe_machine()))
             clock = Clock(began, Budget() if config.budget is None else parse_budget(config.budget))
             context = RunContext(config, task, folder, _store(store), clock, emit, stop, ranks, pretrained)
-            with confirming(recorder.confirm):
+            with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
     trim()

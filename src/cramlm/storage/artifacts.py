@@ -28,8 +28,17 @@ from typing import Any, Final
 
 from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
 from cramlm.records import Emit, Event
+from cramlm.storage.locks import (
+    LOCK_SUFFIX,
+    fsync,
+    leftovers,
+    lock_file,
+    make_folder,
+    remove_abandoned_files,
+    temporary_file,
+    temporary_name,
+)
 from cramlm.storage.locks import environment_faults as environment_faults
-from cramlm.storage.locks import fsync, leftovers, make_folder, remove_abandoned_files, temporary_file, temporary_name
 from cramlm.storage.locks import lock as lock
 from cramlm.storage.locks import raise_if_refused as raise_if_refused
 from cramlm.storage.locks import remove_leftovers as remove_leftovers
@@ -259,50 +268,115 @@ def shared_stage(
 
 @dataclass(slots=True)
 class StagePool:
-    """Stages shared by several runs: the first run that needs a stage builds it here, the others link its files.
+    """Stages that runs share: the first run that needs a stage builds it here, the others link its files (or copy them, to another disk).
 
-    borrowed_seconds: the build time of the stages that were linked. A run with a budget of time counts it as its own.
+    folder: NAME/ of every stage, NAME.json with its build time. kinds: of the stages that are shared. environment: what results depend on
+    besides the key, such as versions of libraries. most_bytes: size of the folder; stages that were not used for the longest time are
+    removed. borrowed_seconds: the build time of the stages that were linked; a run with a budget of time counts it as its own.
     """
 
     folder: Path
     kinds: frozenset[str]
+    environment: Mapping[str, Any]
+    most_bytes: int
     borrowed_seconds: float = 0.0
 
     def obtain(self, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
-        """Return a `write` that links the files of the pool's folder for this key; build that folder first if it is missing."""
-        shared = self.folder / f"{kind}-{hash_json(key)[:16]}"
-        cost = shared.with_name(f"{shared.name}.json")
+        """Return a `write` that links the files of the pool's folder for this key; it builds that folder first if it is missing."""
+        entry = self.folder / f"{kind}-{hash_json({'key': key, 'environment': self.environment})[:24]}"
 
-        def build() -> bool:
-            with lock(shared):
-                if (shared / MANIFEST).exists():
-                    return False
-                began = time.monotonic()
-                publish(shared, kind=kind, key=key, write=write)
-                publish_file(cost, json.dumps({"seconds": time.monotonic() - began}).encode())
-                return True
+        def build(folder: Path) -> None:
+            began = time.monotonic()
+            write(folder)
+            publish_file(_cost_of(entry), json.dumps({"seconds": time.monotonic() - began}).encode())
 
-        if not wait_while_locked(build, stage=name, emit=emit):
-            seconds = float(json.loads(cost.read_bytes())["seconds"]) if cost.is_file() else 0.0
-            self.borrowed_seconds += seconds
-            emit(Event("note", name, f"reused from another run; its {seconds:.1f} s count towards this budget"))
-        files = open_artifact(shared, kind=kind).files
+        def link_or_build(folder: Path) -> bool:
+            with lock(entry):
+                if built := not self._link(entry, folder, name, kind, emit):
+                    _link_files(publish(entry, kind=kind, key=key, write=build), folder)
+                os.utime(entry / MANIFEST)  # when it was used
+            return built
 
-        def link(folder: Path) -> None:
-            for file in files:
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    os.link(shared / file, folder / file)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(shared / file, folder / file)
+        def obtained(folder: Path) -> None:
+            if wait_while_locked(lambda: link_or_build(folder), stage=name, emit=emit):
+                remove_least_recently_used(self.folder, self.most_bytes)
 
-        return link
+        return obtained
+
+    def _link(self, entry: Path, folder: Path, name: str, kind: str, emit: Emit) -> bool:
+        """Link the files of a stage that is there and undamaged; return False if there is none."""
+        if not (entry / MANIFEST).exists():
+            return False
+        try:
+            artifact = open_artifact(entry, kind=kind)
+            for file, expected in artifact.files.items():
+                _check_file(entry / file, expected, whole=True)
+            seconds = float(json.loads(_cost_of(entry).read_bytes())["seconds"])
+        except (ArtifactError, OSError, ValueError, KeyError, TypeError) as error:
+            raise_if_refused(error, entry)
+            emit(Event("warning", name, f"{error if isinstance(error, ArtifactError) else f'{_cost_of(entry)}: damaged'}: built again"))
+            return False
+        _link_files(artifact, folder)
+        self.borrowed_seconds += seconds
+        emit(Event("note", name, f"reused from another run with equal inputs ({seconds:.1f} s, which count towards a budget of time)"))
+        return True
+
+
+def remove_least_recently_used(folder: Path, most_bytes: int) -> None:
+    """Remove stages of a pool, those that were used least recently first, until all have at most `most_bytes` together; also what killed
+    processes left. Stages that another process builds or links at the moment stay.
+    """
+    present = {path.parent.name: path for path in folder.glob(f"*/{MANIFEST}")}
+    used: dict[str, tuple[int, int]] = {}
+    for name, manifest in present.items():
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            used[name] = (manifest.stat().st_mtime_ns, sum(file.stat().st_size for file in manifest.parent.rglob("*") if file.is_file()))
+    obsolete = [path.name[1 : -len(LOCK_SUFFIX)] for path in folder.glob(f".*{LOCK_SUFFIX}")]
+    obsolete = [name for name in obsolete if name not in present]
+    total = sum(size for _, size in used.values())
+    for name, (_, size) in sorted(used.items(), key=lambda item: (item[1], item[0])):
+        if total <= most_bytes:
+            break
+        total -= size
+        obsolete.append(name)
+    for name in obsolete:
+        _remove_from_pool(folder / name, since=used.get(name))
+
+
+def _remove_from_pool(entry: Path, *, since: tuple[int, int] | None) -> None:
+    """Remove a stage, its build time and its lock, unless it is locked or was used after `since` (None: unless it exists by now)."""
+    manifest = entry / MANIFEST
+    with contextlib.suppress(LockedError), lock(entry):
+        stamp = manifest.stat().st_mtime_ns if manifest.exists() else None
+        if stamp != (None if since is None else since[0]):
+            return
+        if entry.exists():
+            moved = temporary_name(entry)
+            entry.rename(moved)  # at once: nothing opens a part of it
+            shutil.rmtree(moved, ignore_errors=True)
+        _cost_of(entry).unlink(missing_ok=True)
+        lock_file(entry).unlink(missing_ok=True)
+
+
+def _cost_of(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.json")
+
+
+def _link_files(artifact: Artifact, folder: Path) -> None:
+    for file in artifact.files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(artifact.path / file, folder / file)
+        except OSError:  # another disk, or a file system without hard links
+            shutil.copyfile(artifact.path / file, folder / file)
 
 
 @contextlib.contextmanager
-def pooled(folder: Path, kinds: frozenset[str]) -> Iterator[StagePool]:
-    """Inside the block, share stages of these kinds with all runs that use the same folder (this thread's context)."""
-    pool = StagePool(folder, kinds)
+def pooled(pool: StagePool) -> Iterator[StagePool]:
+    """Inside the block, share the stages of a pool (this thread's context); a pool that is already shared stays."""
+    if (outer := _POOL.get()) is not None:
+        yield outer
+        return
     token = _POOL.set(pool)
     try:
         yield pool

@@ -22,6 +22,7 @@ from cramlm.records import Emit, Event
 
 WAIT_VARIABLE: Final = "CRAMLM_WAIT"
 DEFAULT_WAIT: Final = 3600.0  # seconds
+LOCK_SUFFIX: Final = ".lock"
 _POLL_SECONDS: Final = 0.2
 _Result = TypeVar("_Result")
 
@@ -33,9 +34,9 @@ def lock(target: Path) -> Iterator[None]:
     Raises:
         LockedError: immediately if another process holds it, naming its pid and host.
     """
+    path = lock_file(target)
     with environment_faults(target):
         make_folder(target.parent)
-        path = target.parent / f".{target.name}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -45,6 +46,8 @@ def lock(target: Path) -> Iterator[None]:
                 raise EnvironmentFault(f"{path}: cannot lock: {error.strerror}; use a file system with flock") from error
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
             raise LockedError(f"{target}: being built by another process ({holder}); wait for it or stop it") from error
+        if not os.fstat(handle).st_nlink:  # removed by its holder after it was opened here
+            raise LockedError(f"{target}: was removed by another process; try again")
         with environment_faults(target):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -52,6 +55,11 @@ def lock(target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def lock_file(target: Path) -> Path:
+    """Return the file whose lock is that of `target`. Only a process that holds the lock may remove it."""
+    return target.parent / f".{target.name}{LOCK_SUFFIX}"
 
 
 def wait_while_locked(build: Callable[[], _Result], *, stage: str, emit: Emit) -> _Result:

@@ -27,7 +27,7 @@ from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedP
 from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import save_array
-from cramlm.storage.artifacts import Artifact
+from cramlm.storage.artifacts import Artifact, hash_json
 
 
 def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
@@ -116,12 +116,17 @@ def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Ar
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
         _save(fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit), target)
 
-    inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else baseline.fingerprint}
+    inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else model_fingerprint(baseline)}
     return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric}
+
+
+def model_fingerprint(model: Artifact) -> str:
+    """Return a hash of a fitted model without its report, whose seconds differ between equal fits."""
+    return hash_json({name: file for name, file in model.files.items() if name != FIT_FILE})
 
 
 def search_space(config: RunConfig) -> SearchSpace:

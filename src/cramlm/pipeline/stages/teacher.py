@@ -17,6 +17,7 @@ from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
+from cramlm.pipeline.stages.linear import model_fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact
@@ -87,7 +88,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
 
     inputs: dict[str, Any] = {
-        "models": {name: model.fingerprint for name, model in models.items()},
+        "models": {name: model_fingerprint(model) for name, model in models.items()},
         "selection": fingerprint(text.selection),
         "tokenizer": text.tokenizer.fingerprint,
         "task": {split: content for split, content in task_fingerprint(run.task).items() if split != "test"},

@@ -1,0 +1,136 @@
+"""Runs share stages through the store: equal inputs give linked files, changed ones a new stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramlm.config.run import load_config
+from cramlm.errors import UsageError
+from cramlm.pipeline.run import run
+from cramlm.pipeline.sharing import SHARED, stages_limit
+from cramlm.records import Event
+from cramlm.storage.artifacts import hash_file, verify
+from tiny_task import tiny_config, write_task
+
+ALL = set(SHARED)
+
+
+def short_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Return a config with phases of two steps: only what surrounds training matters."""
+    config = tiny_config(paths, tokens_per_second=1e6, baseline={"c": [3.0]})
+    for phase in config["phases"]:
+        phase["steps"] = 2
+    return config | changes
+
+
+@dataclass
+class Store:
+    """A store and runs that use it, each in its own folder."""
+
+    folder: Path
+    paths: dict[str, str]
+    runs: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def fit(self, **changes: Any) -> Path:
+        """Run a config in a new folder."""
+        self.runs += 1
+        self.events = []
+        config = load_config(short_config(self.paths, **changes))
+        return run(config, out=self.folder / f"run-{self.runs}", store=self.folder / "store", emit=self.events.append).path
+
+    def reused(self) -> set[str]:
+        """Return the stages that the last run took from the store."""
+        return {event.stage for event in self.events if event.message.startswith("reused from another run")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, write_task(tmp_path / "data", documents=60))
+
+
+def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_the_same_weights(store: Store) -> None:
+    first = store.fit()
+    assert store.reused() == set()
+    second = store.fit()
+    assert store.reused() == ALL
+    for stage in SHARED:
+        manifests = [json.loads((folder / stage / "manifest.json").read_bytes()) for folder in (first, second)]
+        assert manifests[0] == manifests[1]
+        file = next(iter(manifests[0]["files"]))
+        assert (first / stage / file).samefile(second / stage / file)
+    assert hash_file(first / "export/model.safetensors") == hash_file(second / "export/model.safetensors")
+    assert not any(event.kind in ("stale", "warning") and event.stage in SHARED for event in store.events)
+    verify(store.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"seed": 4}, {"selection", "tokenizer", "tokens"}),
+        ({"threads": 2}, set()),
+        ({"retriever": {"kind": "bm25", "top_k": 20, "k1": 0.5}}, {"baseline", "static"}),
+        ({"tokenizer": {"vocab_size": 150}}, ALL - {"tokenizer", "tokens", "embedding", "teacher"}),
+        ({"teacher": {"passage_share": 0.25}}, ALL - {"teacher"}),
+        ({"budget": "1e13flops"}, ALL - {"selection"}),  # another bound, the same passages
+    ],
+)
+def test_a_changed_setting_builds_the_stages_that_depend_on_it(changes: dict[str, Any], same: set[str], store: Store) -> None:
+    store.fit()
+    store.fit(**changes)
+    assert store.reused() == same
+
+
+@pytest.mark.parametrize(
+    ("split", "same"), [("train", set()), ("dev", {"tokenizer", "embedding"}), ("test", ALL - {"selection", "tokens"})]
+)
+def test_a_changed_text_of_the_task_builds_the_stages_that_read_it(split: str, same: set[str], store: Store) -> None:
+    store.fit()
+    file = Path(store.paths[split])
+    file.write_text(file.read_text("utf-8").replace("wave", "billow", 1), "utf-8")
+    store.fit()
+    assert store.reused() == same
+
+
+def test_a_changed_corpus_builds_all_but_the_baseline(store: Store) -> None:
+    store.fit()
+    with Path(store.paths["corpus"]).open("a", encoding="utf-8") as file:
+        file.write('{"text": "the gull and the anchor near the reef on the island of the captain"}\n')
+    store.fit()
+    assert store.reused() == {"baseline"}
+
+
+def test_another_recipe_on_the_same_texts_shares_the_linear_models_and_the_text(store: Store) -> None:
+    store.fit()
+    phases = short_config(store.paths)["phases"]
+    store.fit(name="other", phases=[phases[0] | {"external": 1, "steps": 3}])
+    assert store.reused() == ALL
+
+
+def test_no_stage_is_shared_with_a_limit_of_zero(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAMLM_STAGES_GB", "0")
+    store.fit()
+    store.fit()
+    assert store.reused() == set()
+    assert not (store.folder / "store/stages").exists()
+
+
+@pytest.mark.parametrize("value", ["much", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_size_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAMLM_STAGES_GB", value)
+    with pytest.raises(UsageError, match="CRAMLM_STAGES_GB"):
+        stages_limit()
+
+
+def test_a_store_that_cannot_be_written_is_named_and_the_run_goes_on(store: Store) -> None:
+    (store.folder / "store").mkdir()
+    (store.folder / "store/stages").write_text("in the way", "utf-8")
+    store.fit()
+    (note,) = (event.message for event in store.events if "not shared" in event.message)
+    assert f"{store.folder / 'store/stages'}: " in note
+    assert (store.folder / "run-1/export").is_dir()
