@@ -94,6 +94,7 @@ FEW = "a linear teacher, distribution alignment, co-occurrence embeddings, label
             0,
             [
                 "Training also used a linear teacher, co-occurrence embeddings and logit adjustment.",
+                "fitted on the training texts and on the words of the labels' names. The encoder",
                 "for the raw text (phase joint, weight 1) and for the training texts, each held out of its fit (phase finetune, weight 1)",
             ],
             ["smoothing", "lignment"],

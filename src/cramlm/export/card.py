@@ -231,7 +231,8 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         models = config.get("teacher", {}).get("models") or ("static",)
         known = ", ".join(_LINEAR[name] for name in models)
         parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
-        text = f"Linear teacher: {known}, fitted on the training labels. The encoder uses its probabilities"
+        named = " and on the words of the labels' names" if config.get("task", {}).get("label_names") else ""
+        text = f"Linear teacher: {known}, fitted on the training texts{named}. The encoder uses its probabilities"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"

@@ -101,7 +101,7 @@ _CONFIG: Final[dict[str, Rule]] = {
     **_unchanged("model", "tokenizer", "encoder", "head", "phases", "baseline", "teacher", "distributed"),
     "init": file_name,
     "task": {
-        **_unchanged("kind", "dev_fraction", "max_record_bytes", "on_bad_row", "unseen_labels"),
+        **_unchanged("kind", "dev_fraction", "max_record_bytes", "on_bad_row", "unseen_labels", "label_names"),
         **dict.fromkeys(("train", "dev", "test", "unlabelled"), file_name),
     },
     "corpus": {"files": file_name, **_unchanged("passage_words", "duplicates", "max_record_bytes", "on_bad_row")},
