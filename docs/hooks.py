@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 import cramlm
 from cramlm import recipes
 from cramlm.cli.app import PANELS, app
-from cramlm.cli.help import split_help
+from cramlm.cli.help import argument_name, split_help
 from cramlm.config import retriever as retriever_config
 from cramlm.config import run as config
 
@@ -93,7 +93,7 @@ def _commands() -> str:
 
 def _parameter(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
-    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{argument_name(parameter)}`"
     default = "" if parameter.default in (None, False) or callable(parameter.default) or parameter.required else f"`{parameter.default}`"
     return f"| {names} | {_cell(getattr(parameter, 'help', None) or '')} | {default} |"
 

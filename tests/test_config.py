@@ -278,3 +278,8 @@ NOT_BUDGETS = ("", "soon", "0", "0m", "-5m", "5 m", "5d", "1e3s", "nan", "0flops
 def test_any_other_budget_is_a_usage_error_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="3e15flops"):
         parse_budget(text)
+
+
+def test_a_name_that_is_no_setting_is_refused_with_where_the_settings_are() -> None:
+    with pytest.raises(UsageError, match=r"^config: phases\[0\]\.stpes is no setting; `cramlm config` prints every setting$"):
+        load_config(minimal(phases=[PHASE | {"name": "finetune", "steps": 10, "stpes": 3}]))

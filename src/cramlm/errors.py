@@ -81,3 +81,8 @@ def brief(value: object, limit: int = 60) -> str:
     """Return the repr of a value for a one-line message, shortened to `limit` characters."""
     text = ascii(value) if isinstance(value, bytes) else repr(value)
     return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """Return a number with its noun, like "1 thread" and "2,000 threads". plural: where it is not the singular with an s."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

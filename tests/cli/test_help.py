@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shlex
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -43,6 +46,35 @@ def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str
             GROUP.commands[command].make_context(command, arguments, resilient_parsing=command == "recipes").close()
 
 
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("predict", "cramlm predict [OPTIONS] MODEL FILE"),
+        ("plan", "cramlm plan [OPTIONS] [BUDGETS...]"),
+        ("search", "cramlm search [OPTIONS] INDEX [QUERY]"),
+        ("report", "cramlm report [OPTIONS] RUNS..."),
+        ("fit", "cramlm fit [OPTIONS]"),
+    ],
+)
+def test_the_usage_of_a_command_names_its_arguments_without_python_types(name: str, usage: str) -> None:
+    printed = cramlm(name, "--help").stdout
+    assert printed.splitlines()[0] == f"Usage: {usage}"
+    assert "<" not in printed.partition("Options:")[0]
+
+
+def test_every_option_that_a_message_names_exists() -> None:
+    """Checked are all strings of the package: messages, remedies, help."""
+    known = {name for command in GROUP.commands.values() for parameter in command.params for name in parameter.opts}
+    known |= {"--help", "--debug", "--version", *RENAMED_OPTIONS}
+    known |= {"--abstain", "--head", "--long"}  # the --abstain options; of ray start and of zstd
+    named: dict[str, str] = {}
+    for path in (Path(__file__).parents[2] / "src" / "cramlm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", node.value), str(path))
+    assert {name: path for name, path in named.items() if name not in known} == {}
+
+
 def test_the_help_of_cramlm_is_a_screen_with_a_line_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = printed("--help").splitlines()
@@ -62,11 +94,12 @@ def test_the_help_of_cramlm_lists_every_command_in_a_panel_with_its_whole_senten
 
 def test_an_old_spelling_is_replaced_with_one_line_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     names = {"--task-type", "--base-model", "--top-k"}
-    replaced = replace_old_spellings(["--kind=regression", "--init", "folder", "--track", "wandb", "--", "--kind"], names)
-    assert replaced == ["--task-type=regression", "--base-model", "folder", "--track", "wandb", "--", "--kind"]
+    replaced = replace_old_spellings(["--kind=regression", "--init", "folder", "--limit", "3", "--track", "wandb", "--", "--kind"], names)
+    assert replaced == ["--task-type=regression", "--base-model", "folder", "--top-k", "3", "--track", "wandb", "--", "--kind"]
     assert capsys.readouterr().err.splitlines() == [
         "cramlm: --kind is now --task-type; the next version does not accept --kind",
         "cramlm: --init is now --base-model; the next version does not accept --init",
+        "cramlm: --limit is now --top-k; the next version does not accept --limit",
     ]
     assert replace_old_spellings(["--init", "folder"], {"--init", "--base-model"}) == ["--init", "folder"]
 

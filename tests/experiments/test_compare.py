@@ -122,7 +122,7 @@ def test_results_of_other_settings_are_not_reported_after_an_interrupted_run(cop
     longer = replace(few, settings=(*few.settings, "phases[0].steps=40", "phases[0].evaluate_every=10"))
     out, store, seen = copied / "out", copied / "store", list[Event]()
     before = compare(few, out=out, store=store, emit=seen.append)
-    assert [event.message for event in seen if event.kind == "note"] == ["1 runs, 1 finished"], "also in another folder"
+    assert [event.message for event in seen if event.kind == "note"] == ["1 run, 1 finished"], "also in another folder"
     with pytest.raises(Stopped):
         compare(longer, out=out, store=store, emit=seen.append, stop=stop_at(5, seen))
     run = out / "runs/all/alone/1"
@@ -134,7 +134,7 @@ def test_results_of_other_settings_are_not_reported_after_an_interrupted_run(cop
     assert json.loads((out / "results.json").read_bytes())["grid"]["settings"] == list(few.settings)
     seen.clear()
     after = compare(longer, out=out, store=store, emit=seen.append)
-    assert "1 runs, 0 finished" in [event.message for event in seen]
+    assert "1 run, 0 finished" in [event.message for event in seen]
     flops = [experiment.results[0].flops["executed"] for experiment in (before, after)]
     assert flops[1] > 10 * flops[0]
     results = json.loads((out / "results.json").read_bytes())

@@ -133,7 +133,7 @@ def _csv_rows() -> Iterator[Case]:
         yield Case(3, "no label column", name, good.replace(header, b"text" + tab + b"class", 1), 3, ("--label-column",), LABELLED)
         yield Case(4, "a column twice", name, good.replace(header, b"text" + tab + b"text", 1), 3, ("1 and 2",))
         long = replaced(good, b"x" * 17_000_000 + tab + b"sea")
-        yield Case(19, "a long line", name, long, 3, (where, "--max-record-bytes"), (TASK, CORPUS))
+        yield Case(19, "a long line", name, long, 3, (where, "max_record_bytes"), (TASK, CORPUS))
     yield Case(3, "semicolons", "a.csv", csv(";"), 3, ("--text-column", "semicolons"))
 
 
@@ -194,8 +194,8 @@ def _compressed() -> Iterator[Case]:
             flipped = content[:offset] + bytes([content[offset] ^ 8]) + content[offset + 1 :]
             yield Case(21, f"a bit flipped at {sixteenth}/16", name, flipped, 3, (name,), (TASK, CORPUS))
     bomb = zstandard.ZstdCompressor(level=19).compress(b"x" * 100_000_000)
-    yield Case(22, "a bomb", "a.jsonl.zst", bomb, 3, ("a.jsonl.zst:1", "--max-record-bytes"), (CORPUS,))
-    yield Case(22, "a bomb", "a.txt.gz", gzip.compress(b"x" * 100_000_000), 3, ("a.txt.gz:1", "--max-record-bytes"), (CORPUS,))
+    yield Case(22, "a bomb", "a.jsonl.zst", bomb, 3, ("a.jsonl.zst:1", "max_record_bytes"), (CORPUS,))
+    yield Case(22, "a bomb", "a.txt.gz", gzip.compress(b"x" * 100_000_000), 3, ("a.txt.gz:1", "max_record_bytes"), (CORPUS,))
 
 
 def _parquet() -> Iterator[Case]:

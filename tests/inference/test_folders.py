@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import cramlm, succeed
+from commands import cramlm, error_line, succeed
 from cramlm.errors import UsageError
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import Predictor
@@ -64,7 +64,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "language model of the run": NO_CLASSIFIER,
     "selection of the run": {name: "pass the run " for name in COMMANDS if name not in ON_A_RUN},
     "unfinished run": {name: "finish it: cramlm fit --config " for name in COMMANDS if name not in ON_A_RUN},
-    "folder of runs": dict.fromkeys(COMMANDS, "but runs: pass one of them, like "),
+    "folder of runs": dict.fromkeys(COMMANDS, "is a folder of runs; pass one of them, like "),
     "empty folder": dict.fromkeys(COMMANDS, "; pass the "),
     "file": dict.fromkeys(COMMANDS, "is a file; pass a run, or the folder of a model"),
     "nothing": dict.fromkeys(COMMANDS, "no such folder; pass a run, or the folder of a model"),
@@ -126,6 +126,16 @@ def test_every_command_uses_a_folder_or_says_in_one_line_what_to_pass(
             assert ANY_HOST in last[0] or "owner/name" in last[0], (name, last)
         else:
             assert result.returncode == 0, (name, last)
+
+
+def test_of_a_folder_of_runs_a_finished_one_is_named(tmp_path: Path) -> None:
+    for name in ("a-stopped", "b-finished"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.toml").touch()
+    (tmp_path / "runs" / "b-finished" / "export").mkdir()
+    for command in (("predict", tmp_path / "runs", "-"), ("report", tmp_path / "runs")):
+        line = error_line(cramlm(*command), 5)
+        assert line.endswith(f"runs: is a folder of runs; pass one of them, like {tmp_path / 'runs' / 'b-finished'}")
 
 
 def test_the_line_about_an_unfinished_run_is_a_command_that_finishes_it(tiny_run: Path, tmp_path: Path) -> None:

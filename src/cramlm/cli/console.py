@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
+from cramlm.errors import counted
 from cramlm.records import Emit, Event
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
@@ -166,9 +167,8 @@ def show_findings(
         ends = ", ".join(f"{printable(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
         ends = ends or ", ".join(f"{number:g}" for number in file.get("numbers", ()))
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
-        print(
-            f"{file['name']}: {file['rows']:,} rows, {f'{len(labels)} labels' if labels else 'numbers'} ({ends}), words {words}, {scripts}"
-        )
+        targets = counted(len(labels), "label") if labels else "numbers"
+        print(f"{file['name']}: {counted(file['rows'], 'row')}, {targets} ({ends}), words {words}, {scripts}")
     ends = "numbers: minimum, median and maximum" if files[0].get("numbers") else "labels: the largest and the smallest"
     print(f"{ends}; words per row: 5th, 50th and 95th percentile and maximum")
     shown: dict[str, int] = {}
@@ -181,7 +181,7 @@ def show_findings(
         if count > limits[rule]:
             print(f"... and {count - limits[rule]:,} more of {rule}; --all shows them")
     problems = sum(finding.severity == "problem" for finding in findings)
-    print(f"{problems:,} problems, {len(findings) - problems:,} notices in {len(files)} file{'s' if len(files) > 1 else ''}")
+    print(f"{counted(problems, 'problem')}, {counted(len(findings) - problems, 'notice')} in {counted(len(files), 'file')}")
 
 
 def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
@@ -224,7 +224,8 @@ def show_selection(report: Mapping[str, Any]) -> None:
     documents, likeness = report["documents"], report["task_likeness"]
     total, tokens = documents["selected"], report["tokens"]["estimated"]
     header = ("source", "passages", "words", "share", "in the corpus", "ratio")
-    show_table(f"{total:,} passages, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens", header, _source_rows(report, total))
+    title = f"{counted(total, 'passage')}, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens"
+    show_table(title, header, _source_rows(report, total))
     lines = [["passages", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
     others = report["other_sources"]
     if others["sources"]:

@@ -35,7 +35,7 @@ from cramlm.cli.options import (
     resolve_retriever,
     top_k_option,
 )
-from cramlm.errors import UsageError
+from cramlm.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from cramlm.retrieval.index import ExplainedHit, Hits
@@ -46,7 +46,7 @@ _SUSPICIOUS = 20  # the same for suspicious labels
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILES...", help="The training file, then dev, test or any other held-out files.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILES", help="The training file, then dev, test or any other held-out files.")],
     corpus: Annotated[
         list[str] | None, typer.Option(metavar="FILES", help="Raw text for retrieval; it stays in the store for `fit`.")
     ] = None,
@@ -131,7 +131,7 @@ def sample_data(
 
 
 def index(
-    corpus: Annotated[list[str], typer.Argument(metavar="FILES...", help="Files, folders or quoted globs of raw text.")],
+    corpus: Annotated[list[str], typer.Argument(metavar="FILES", help="Files, folders or quoted globs of raw text.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for the corpus and its index.")],
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes (default: one per core); the result is the same.")
@@ -248,7 +248,7 @@ def select(
         context = RetrievalContext(index, seed, opened.bm25, threads, used, open_encoder)
         chosen = select_documents(retriever_config, opened.corpus, task, out=out, context=context, emit=emit)
     show_selection(json.loads((out / "report.json").read_bytes()))
-    print(f"{len(chosen)} passages: {out / SELECTION_FILE}")
+    print(f"{counted(len(chosen), 'passage')}: {out / SELECTION_FILE}")
     if jsonl is not None:
         passages(out, jsonl)
 
@@ -281,12 +281,12 @@ def passages(
     if (out.parent / MANIFEST).exists():
         raise UsageError(f"{out}: is inside a folder whose files cramlm verifies; write the file outside of it")
     publish_file(out, "".join(table.json_lines()).encode())
-    print(f"{len(table)} passages: {out}")
+    print(f"{counted(len(table), 'passage')}: {out}")
 
 
 def search(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="Output folder of `cramlm index`.")],
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="Any text; its hits are shown with the words that match.")] = None,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="Any text; its hits are shown with the words that match.")] = None,
     queries: Annotated[
         str | None, typer.Option(metavar="FILE", help="File of queries: jsonl, csv, tsv, parquet, or a query per line.")
     ] = None,
@@ -342,7 +342,7 @@ def search(
     if run is not None:
         publish_file(run, "".join(run_lines(hits, ids)).encode())
         if not as_json:
-            print(f"{sum(map(len, hits.ids)):,} hits of {len(ids):,} queries: {run}")
+            print(f"{counted(sum(map(len, hits.ids)), 'hit')} of {counted(len(ids), 'query', 'queries')}: {run}")
     if judgements is not None:
         _show_measures(hits, ids, judgements, as_json=as_json)
     elif as_json:

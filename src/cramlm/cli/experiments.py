@@ -153,7 +153,7 @@ def attention(
         Path, typer.Argument(metavar="MODEL", help="A run, an exported model, its mlm folder, or a Hugging Face model folder.")
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads.")],
-    others: Annotated[list[Path] | None, typer.Argument(metavar="[MODELS]...", help="More models, shown side by side.")] = None,
+    others: Annotated[list[Path] | None, typer.Argument(metavar="MODELS", help="More models, shown side by side.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder for heads.md, heads.svg and heads.json.")] = Path(
         "attention"
     ),

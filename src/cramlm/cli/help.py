@@ -25,6 +25,7 @@ RENAMED_OPTIONS: Final = {
     "--track": "--report-to",
     "--answer": "--model-part",
     "--k": "--top-k",
+    "--limit": "--top-k",
 }
 """Spellings that work until the next version."""
 MAX_WIDTH: Final = 100
@@ -50,6 +51,14 @@ class _Sections:
 
 class Command(_Sections, TyperCommand):
     """A command whose help has panels and examples, and that accepts old spellings of its options."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = []
+        for argument in self.get_params(ctx):
+            if argument.param_type_name == "argument":
+                name = argument_name(argument)
+                pieces.append(name if argument.required else f"[{name}]")
+        return ["[OPTIONS]", *pieces]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
@@ -100,14 +109,20 @@ def split_help(text: str | None) -> tuple[str, list[str]]:
     return description.strip(), [line.strip() for line in examples.splitlines() if line.strip()] if found else []
 
 
+def argument_name(argument: Any) -> str:
+    """Return the name of an argument as usage lines and tables show it, like FILES... for one that may be repeated."""
+    name = argument.metavar or argument.name.upper()
+    return name if argument.nargs == 1 else f"{name}..."
+
+
 def write_panels(command: Any, ctx: Any, formatter: Any) -> None:
     """Write arguments and options, a section for each panel; --help is in the first section of options."""
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        if parameter.param_type_name == "argument":
+            panels["Arguments"].append((argument_name(parameter), parameter.help or ""))
+        elif (record := parameter.get_help_record(ctx)) is not None:
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
     for panel, rows in panels.items():
         if rows:
             with formatter.section(panel):

@@ -31,7 +31,7 @@ from cramlm.cli.options import (
     abstain_threshold,
 )
 from cramlm.cli.process import check_address_space_of_model
-from cramlm.errors import UsageError
+from cramlm.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from cramlm.records import AnyPrediction, SelectivePrediction
@@ -80,7 +80,7 @@ def evaluate(
         for name, row in scores.per_class.items()
     ]
     if rows:
-        show_table(f"{len(examples)} texts", ("label", "precision", "recall", "F1", "texts"), rows)
+        show_table(counted(len(examples), "text"), ("label", "precision", "recall", "F1", "texts"), rows)
     metrics = KINDS[predictor.kind].table_metrics
     print("  ".join(f"{METRIC_NAMES[metric]} {format_metric(metric, scores.metrics[metric], places=2)}" for metric in metrics))
 
@@ -135,7 +135,7 @@ def predict(
         sys.stdout.writelines(lines)
     else:
         publish_file(out, "".join(lines).encode())
-        print(f"{len(examples)} predictions: {out}")
+        print(f"{counted(len(examples), 'prediction')}: {out}")
 
 
 def serve(
@@ -315,7 +315,7 @@ def embed(
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     vectors = predictor.embeddings([example.text for example in examples], pairs)
     publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
-    print(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers: {out}")
+    print(f"{counted(len(vectors), 'vector')} of {vectors.shape[1]} numbers: {out}")
 
 
 def label_next(
@@ -382,7 +382,7 @@ def label_next(
         sys.stdout.write(content)
     else:
         publish_file(out, content.encode())
-        print(f"{len(rows)} texts: {out}")
+        print(f"{counted(len(rows), 'text')}: {out}")
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -38,6 +38,7 @@ from cramlm.cli.options import (
     complete_recipe,
     resolve_run,
 )
+from cramlm.errors import counted
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {
@@ -53,7 +54,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numb
 
 def plan(
     budgets: Annotated[
-        list[str] | None, typer.Argument(metavar="[BUDGETS]...", help="Budgets in time or operations, like 20m 4h 3e15flops.")
+        list[str] | None, typer.Argument(metavar="BUDGETS", help="Budgets in time or operations, like 20m 4h 3e15flops.")
     ] = None,
     train: Annotated[
         str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 50 tokens are assumed).")
@@ -190,7 +191,7 @@ def show(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS...", help="A run, finished or not, or a folder in it; several are shown side by side.")
+        list[Path], typer.Argument(metavar="RUNS", help="A run, finished or not, or a folder in it; several are shown side by side.")
     ],
     out: Annotated[
         Path | None,
@@ -246,7 +247,7 @@ def verify(
     folders = verify_artifacts(path)
     verify_corpora(path)
     verify_indexes(path)
-    print(f"{folders} folders verified: {path}")
+    print(f"{counted(folders, 'folder')} verified: {path}")
 
 
 def doctor() -> None:

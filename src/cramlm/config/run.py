@@ -408,9 +408,11 @@ def explain_validation_error(error: ValidationError) -> str:
     parts = first["loc"]
     location = [part for i, part in enumerate(parts) if not (i and isinstance(parts[i - 1], int) and part in _TERMS)]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    more = f"; and {len(others)} more" if others else ""
+    if first["type"] == "extra_forbidden":
+        return f"{where} is no setting; `cramlm config` prints every setting{more}"
     got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
     message = first["msg"].removeprefix("Value error, ")
-    more = f"; and {len(others)} more" if others else ""
     return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every setting{more}"
 
 

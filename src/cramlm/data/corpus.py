@@ -52,7 +52,7 @@ from cramlm.data.parts import (
     read_statistics,
     save_sources,
 )
-from cramlm.errors import ArtifactError, DataError
+from cramlm.errors import ArtifactError, DataError, counted
 from cramlm.io.executors import Executor, Processes, available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
@@ -297,9 +297,9 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit
     missing = _missing(plans, store)
     files, all_files = (sum(len(plan.stamps) for plan in group) for group in (missing, plans))
     total = sum(plan.bytes for plan in missing)
-    what = f"reading {files:,} files" if files == all_files else f"reading {files:,} of {all_files:,} files, the others are read already"
+    what = counted(files, "file") if files == all_files else f"{files:,} of {all_files:,} files, the others are read already"
     data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
-    emit(Event("start", KIND, what, total=total / 1e6, unit="MB", data=data))
+    emit(Event("start", KIND, f"reading {what}", total=total / 1e6, unit="MB", data=data))
     tasks = [{"plan": plan.as_dict(), "store": str(store)} for plan in missing]
     progress = _TotalProgress(total / 1e6, emit)
     for plan, done in zip(missing, executor.map(_READ, tasks, on_event=progress), strict=True):
@@ -329,11 +329,12 @@ class _TotalProgress:
 
 def _summary(statistics: dict[str, Any]) -> str:
     rows, passages = statistics["rows"], statistics["passages"]
-    duplicates = f"{passages['duplicates']:,} duplicates"
+    duplicates = counted(passages["duplicates"], "duplicate")
     if passages["near_duplicates"]:
-        duplicates += f" and {passages['near_duplicates']:,} near-duplicates"
+        duplicates += f" and {counted(passages['near_duplicates'], 'near-duplicate')}"
     return (
-        f"{passages['kept']:,} passages, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB from {rows['read']:,} rows "
+        f"{counted(passages['kept'], 'passage')}, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB "
+        f"from {counted(rows['read'], 'row')} "
         f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} split, {duplicates} dropped)"
         + (f"; {repeated:,} ids repeat in other files: every id is FILE/ID" if (repeated := statistics.get("repeated_ids")) else "")
     )

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cramlm.errors import DataError, brief
+from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import ColumnKind
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
@@ -105,7 +105,7 @@ class SingleLabel:
         return np.array([ids[label] for label in labels], dtype=np.int64), np.zeros((len(labels), 0), dtype=np.float32)
 
     def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
-        return f"{len(names)} labels"
+        return counted(len(names), "label")
 
 
 class MultiLabel:
@@ -166,7 +166,7 @@ class MultiLabel:
 
     def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
         mean = sum(len(_parse_labels(label)) for label in labels) / len(labels)
-        return f"{len(names)} labels, {mean:.1f} a text"
+        return f"{counted(len(names), 'label')}, {mean:.1f} a text"
 
 
 class NumberLabel:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from cramlm.config.retriever import Bm25Config, members_of
 from cramlm.config.run import load_config
 from cramlm.data.corpus import build_corpus
-from cramlm.errors import CramError, Stopped
+from cramlm.errors import CramError, Stopped, counted
 from cramlm.experiments.grid import Cell, Grid, cells_of
 from cramlm.experiments.results import (
     CellResult,
@@ -146,7 +146,7 @@ def run_cells(
     """
     reasons = _unfinished(cells, store, overwrite=overwrite, emit=emit, stop=stop)
     waiting = [cell for cell in cells if reasons[cell.name] is not None]
-    emit(Event("note", "experiment", f"{len(cells)} runs, {len(cells) - len(waiting)} finished"))
+    emit(Event("note", "experiment", f"{counted(len(cells), 'run')}, {len(cells) - len(waiting)} finished"))
     for cell in waiting:
         if (record := read_record(cell.folder)) is not None and record.finished:
             emit(Event("note", "experiment", f"{cell.name}: runs again, because {reasons[cell.name]}"))

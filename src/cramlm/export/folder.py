@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, counted
 from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
@@ -104,7 +104,8 @@ def publish_encoder(
         _write_card(folder, {**facts, "versions": _versions(_ENCODER_PACKAGES), **provenance})
         probes = [*probe_texts[:MOST_PROBES], *labels[:MOST_PROBES]]
         difference = _check(folder, out, loaded, mlm=mlm, probes=probes)
-        emit(Event("done", KIND, f"{out}: {_megabytes(folder):.1f} MB, logits within {difference:.0e} on {len(probes)} texts when loaded"))
+        message = f"{_megabytes(folder):.1f} MB, logits within {difference:.0e} on {counted(len(probes), 'text')} when loaded"
+        emit(Event("done", KIND, f"{out}: {message}"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cramlm.errors import UsageError
+from cramlm.errors import UsageError, counted
 from cramlm.export.card import file_name, model_card
 from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import SETTINGS_FILE
@@ -67,7 +67,7 @@ def push_model(
         contents[_CARD] = card.encode()
         contents[_PROVENANCE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
     size = sum(file["bytes"] for file in artifact.files.values())
-    emit(Event("start", STAGE, f"{len(contents)} files, {size / 1e6:.1f} MB to {repository}"))
+    emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {size / 1e6:.1f} MB to {repository}"))
     with remote_faults(f"hf://{repository}", instead=""):
         from huggingface_hub import CommitOperationAdd, HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -77,7 +77,7 @@ def push_model(
         api.create_repo(repository, private=not public, exist_ok=True)
         operations = [CommitOperationAdd(name, content) for name, content in sorted(contents.items())]
         commit = api.create_commit(repository, operations, commit_message=f"Upload a {artifact.kind} made with cramlm")
-    emit(Event("done", STAGE, f"{repository}: {len(contents)} files"))
+    emit(Event("done", STAGE, f"{repository}: {counted(len(contents), 'file')}"))
     return str(commit.commit_url)
 
 

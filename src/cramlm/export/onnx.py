@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
+from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
@@ -122,7 +122,7 @@ def export_onnx(
                 "nothing was published, please report this"
             )
         facts["largest_difference"] = difference
-        message = f"logits within {difference:.0e} on {len(probes)} texts"
+        message = f"logits within {difference:.0e} on {counted(len(probes), 'text')}"
         if int8:
             quantize(temporary / GRAPH_FILE)
             facts["weights"] = "int8"

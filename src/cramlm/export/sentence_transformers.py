@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors.torch import load
 
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError, UsageError, counted
 from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import GRAPH_FILE
 from cramlm.inference.predictor import Predictor, folder_of_form, texts_for_check
@@ -74,8 +74,8 @@ def export_sentence_encoder(
                 f"{target}: its vectors differ by {difference:.1e} from the model's (at most {LARGEST_DIFFERENCE:.0e} allowed); "
                 "nothing was published, please report this"
             )
-        message = f"{expected.shape[1]} dimensions, pooling {predictor.pooling}, vectors within {difference:.0e} on {len(probes)} texts"
-        emit(Event("done", KIND, f"{target}: {message}"))
+        message = f"{expected.shape[1]} dimensions, pooling {predictor.pooling}"
+        emit(Event("done", KIND, f"{target}: {message}, vectors within {difference:.0e} on {counted(len(probes), 'text')}"))
 
     refuse_foreign(target, kind=KIND)
     files = {name: hash_file(folder / name) for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)}

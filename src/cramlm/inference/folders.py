@@ -84,7 +84,7 @@ def run_at(path: Path, command: str) -> Path:
         raise ArtifactError(f"{path}: is a model without its run, and {command} needs the folder that `cramlm fit` wrote; pass that folder")
     if not path.is_dir():
         raise ArtifactError(f"{path}: {_missing(path)}")
-    raise ArtifactError(f"{path}: not a run (no {CONFIG}){_runs_below(path) or '; pass the output folder of `cramlm fit`'}")
+    raise ArtifactError(f"{path}: {_runs_below(path) or f'not a run (no {CONFIG}); pass the output folder of `cramlm fit`'}")
 
 
 def _unsuitable(kind: FolderKind, folder: Path) -> str:
@@ -112,13 +112,13 @@ def _missing(path: Path) -> str:
         run = run_of(path)
         remedy = "pass the folder of a finished run, or of a model" if run is None else f"pass the run {run}"
         return f"is a folder of the kind {kind_of_artifact(path)!r} and holds no exported model; {remedy}"
-    return f"holds no exported model{_runs_below(path) or '; pass the folder of a finished run, or of a model'}"
+    return _runs_below(path) or "holds no exported model; pass the folder of a finished run, or of a model"
 
 
-def _runs_below(path: Path) -> str:
-    """Name a run in a folder of runs; empty if there is none."""
-    runs = sorted(each.parent for each in path.glob(f"*/{CONFIG}"))
-    return f", but runs: pass one of them, like {runs[0]}" if runs else ""
+def _runs_below(path: Path) -> str | None:
+    """Name a run in a folder of runs, a finished one if there is one; None if there is no run."""
+    runs = sorted((each.parent for each in path.glob(f"*/{CONFIG}")), key=lambda run: (not (run / EXPORT).is_dir(), run))
+    return f"is a folder of runs; pass one of them, like {runs[0]}" if runs else None
 
 
 def _quoted(path: Path) -> str:

@@ -47,7 +47,7 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
         if raw is None:
             if opened:
                 raise _never_closed(counts, opened)
-            yield number, [], f"the line is longer than {limit:,} bytes (--max-record-bytes)"
+            yield number, [], f"the line is longer than {limit:,} bytes (max_record_bytes)"
             continue
         carriage_return = raw.endswith(b"\r")
         if newline is None:

@@ -48,7 +48,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
     requested = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
         if line is None:
-            counts.refuse(number, f"the line is longer than {limit:,} bytes (--max-record-bytes)")
+            counts.refuse(number, f"the line is longer than {limit:,} bytes (max_record_bytes)")
             continue
         try:
             if line.count(b"{") + line.count(b"[") > MAX_DEPTH:

@@ -61,7 +61,7 @@ class ParquetFile:
                         if isinstance(row, str):
                             counts.refuse(first + index + 1, row)
                         elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
-                            counts.refuse(row.line, f"the row is longer than {limit:,} bytes (--max-record-bytes)")
+                            counts.refuse(row.line, f"the row is longer than {limit:,} bytes (max_record_bytes)")
                         else:
                             counts.rows_read += 1
                             yield row

@@ -145,7 +145,7 @@ class Reader:
             begun, size = begun if held else line, size + len(text) + 1
             held.append(text)
             if size > self._limit:
-                self._counts.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (--max-record-bytes)")
+                self._counts.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (max_record_bytes)")
                 held, size = [], 0
         if held:
             yield begun, "\n".join(held)
@@ -153,7 +153,7 @@ class Reader:
     def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
         for number, offset, line in lines:
             if line is None:
-                self._counts.refuse(number, f"the line is longer than {self._limit:,} bytes (--max-record-bytes)")
+                self._counts.refuse(number, f"the line is longer than {self._limit:,} bytes (max_record_bytes)")
             elif b"\0" in line:
                 self._counts.refuse(number, f"NUL byte at offset {offset + line.index(0)} of the file")
             else:

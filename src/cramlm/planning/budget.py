@@ -20,7 +20,7 @@ import numpy as np
 
 from cramlm.config.retriever import RetrieverConfig, unbounded
 from cramlm.config.run import PhaseConfig
-from cramlm.errors import UsageError
+from cramlm.errors import UsageError, counted
 from cramlm.records import IntArray
 
 PASSES_OVER_SELECTION = 1.5  # of the whole budget; more text beats more passes (docs/log.md)
@@ -183,8 +183,9 @@ def drift(planned: float, took: float) -> float:
 
 def describe(phase: PhaseConfig, sizes: Sizes, *, seconds: float) -> str:
     """A planned phase in one line: steps, tokens, passes over what it reads, and the time it is planned to take."""
+    assert phase.steps is not None
     over = ", ".join(f"{count:.1f} passes over the {text}" for text, count in passes(phase, sizes).items())
-    shape = f"{phase.steps:,} steps in rows of {phase.max_length}"
+    shape = f"{counted(phase.steps, 'step')} in rows of {phase.max_length}"
     return f"{phase.name}: {shape}, {phase_tokens(phase, sizes) / 1e6:.2f}M tokens ({over}), about {seconds / 60:.1f} min"
 
 

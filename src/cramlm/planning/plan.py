@@ -23,7 +23,7 @@ from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
-from cramlm.errors import UsageError
+from cramlm.errors import UsageError, counted
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
@@ -77,7 +77,7 @@ def plan(run: RunContext) -> RunPlan:
         rates = (
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
         )
-        run.emit(Event("done", "plan", f"{rates}, {precision}, {machine.joint.threads} threads, {describe_device(device)}"))
+        run.emit(Event("done", "plan", f"{rates}, {precision}, {counted(machine.joint.threads, 'thread')}, {describe_device(device)}"))
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
@@ -175,7 +175,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             machines[size] = machine = measure_machine(
                 config, Budget(seconds=_NOMINAL_SECONDS), resolve_precision(config.precision, resolve_device(config.device))
             )
-            emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {machine.joint.threads} threads"))
+            emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
                 emit(Event("warning", "plan", _starved(starved)))
         texts = TYPICAL_TEXTS
@@ -239,8 +239,9 @@ def _corpus_bytes(config: RunConfig) -> int:
 
 
 def _starved(measured: Measurement) -> str:
+    threads = counted(measured.threads, "thread")
     return (
-        f"this machine is busy: training got {measured.cpu_share:.0%} of the CPU time of its {measured.threads} threads while it was "
+        f"this machine is busy: training got {measured.cpu_share:.0%} of the CPU time of its {threads} while it was "
         "measured, so the plan may be too small; close other programs, or pass --set tokens_per_second=N"
     )
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.errors import counted
 from cramlm.model.model import CPU, ModelSpec, Precision, build_model
 from cramlm.records import IntArray
 from cramlm.training import memory
@@ -223,7 +224,7 @@ def random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: I
 
 def describe_machine() -> str:
     """Describe this machine in one line of a log: processor, cores, memory, accelerator, system; unknown parts are left out."""
-    parts = [_processor(), f"{os.cpu_count()} cores", _installed_memory()]
+    parts = [_processor(), counted(os.cpu_count() or 1, "core"), _installed_memory()]
     if torch.cuda.is_available():
         parts.append(torch.cuda.get_device_name(0))
     parts.append(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")

@@ -9,6 +9,7 @@ from typing import Final
 from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig, linear_teachers
 from cramlm.config.run import RetrieverConfig, RunConfig, TaskConfig
 from cramlm.config.terms import MaskingConfig, TermConfig
+from cramlm.errors import counted
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES
 from cramlm.recipes.recipe import labelled_size
 
@@ -61,7 +62,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "raw text", f"{', '.join(config.corpus.files)}: {_retrieval(config.retriever)}"
     if config.model == "encoder":
         encoder = config.encoder
-        size = f"{encoder.shape}, {encoder.layers} layers of width {encoder.hidden}"
+        size = f"{encoder.shape}, {counted(encoder.layers, 'layer')} of width {encoder.hidden}"
         if config.init is not None:
             yield "encoder", f"{size}, from the weights in {config.init}"
         else:
@@ -86,8 +87,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _task(task: TaskConfig, seed: int) -> str:
     size = labelled_size(task, seed=seed)
-    labels = "" if task.kind == "regression" else f", {size.labels} labels"
-    count = f"{size.texts:,} training texts{labels}"
+    labels = "" if task.kind == "regression" else f", {counted(size.labels, 'label')}"
+    count = f"{counted(size.texts, 'training text')}{labels}"
     shown = f"{task.train}: {count}" if task.train else f"no file given, {count} assumed"
     dev = task.dev or f"{task.dev_fraction:.0%} split off from train"
     return f"{shown} ({task.kind}); dev: {dev}; test: {task.test or 'none'}"
@@ -131,7 +132,7 @@ def _training_of(phase: PhaseConfig) -> Iterator[str]:
         yield _masks(phase.masking)
     length = f"{phase.passes:g} passes" if phase.passes else "steps set by the planner from the budget"
     most = f", at most {phase.max_passes:g} passes" if phase.max_passes and phase.steps is None else ""
-    yield f"{length if phase.steps is None else f'{phase.steps:,} steps'}{most}; batches of {phase.batch_size:,} {phase.batch_unit}"
+    yield f"{length if phase.steps is None else counted(phase.steps, 'step')}{most}; batches of {phase.batch_size:,} {phase.batch_unit}"
     yield f"{_optimizer(phase.optimizer)}; {_schedule(phase.schedule)}"
     if phase.dropout:
         yield f"dropout {phase.dropout:g}, of attention probabilities {phase.attention_dropout:g}"

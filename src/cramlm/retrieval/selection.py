@@ -28,7 +28,7 @@ import numpy.typing as npt
 from cramlm.config.retriever import RetrieverConfig, members_of
 from cramlm.data.corpus import Corpus, largest_sources
 from cramlm.data.task import task_fingerprint
-from cramlm.errors import DataError
+from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, filter_ranking
@@ -317,12 +317,13 @@ class _Writer:
     def _emit_summary(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
         reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
+        selected, answered = counted(documents["selected"], "passage"), counted(queries["answered"], "query", "queries")
         summary = (
-            f"{documents['selected']:,} passages, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
+            f"{selected}, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
             f"{documents['dropped']} dropped ({reasons or 'no overlap with dev or test'})"
         )
         if queries["texts"]:
-            summary += f"; {queries['answered']:,} queries answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
+            summary += f"; {answered} answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
             summary += f"{queries['failed']} failed"
         summary += f"; KL(task || selection) {report['task_likeness']['kl_reduction']:.3f} below that of random text"
         figures = {name: report[name] for name in ("queries", "documents", "words", "tokens", "task_likeness")}

@@ -28,7 +28,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import refuse_other_kinds
 from cramlm.serving.app import build_app
@@ -57,7 +57,7 @@ def run_server(
     started = time.monotonic()
 
     def loaded(model: ServedModel) -> None:
-        announce(f"ready after {time.monotonic() - started:.1f} s: {len(model.labels)} labels, {model.limit}")
+        announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)

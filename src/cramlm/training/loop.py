@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from cramlm.config.run import PhaseConfig
-from cramlm.errors import DivergedError, Stopped
+from cramlm.errors import DivergedError, Stopped, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
 from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
@@ -285,7 +285,7 @@ class _PhaseRun:
         if self.best:
             restore_weights(self.weights, self.best, origin=self.job.stage)
         progress, stage = self.progress, self.job.stage
-        message = f"{progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s"
+        message = f"{counted(progress.step, 'step')}, {progress.tokens:,} tokens in {progress.seconds:.0f} s"
         if progress.best_score is not None and self.job.dev is not None:
             metric = self.job.dev.metric
             message += f", best dev {METRIC_NAMES[metric]} {format_metric(metric, progress.best_score)} at step {progress.best_step}"

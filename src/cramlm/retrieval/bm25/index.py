@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from cramlm.data.corpus import Corpus
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError, UsageError, counted
 from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
@@ -174,7 +174,7 @@ def build_index(
     def write(folder: Path) -> None:
         started = time.monotonic()
         plans = plan_segments(corpus, _latest_segments(store), analyzer=analyzer)
-        emit(Event("start", KIND, f"indexing {len(corpus):,} passages", total=len(corpus), unit="passages"))
+        emit(Event("start", KIND, f"indexing {counted(len(corpus), 'passage')}", total=len(corpus), unit="passages"))
         missing = _missing_segments(plans, store)
         if executor is None and workers == 1:
             on_event = _summed(corpus, emit)
@@ -185,7 +185,8 @@ def build_index(
         listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans], analyzer)
         (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
-        summary = f"{len(corpus):,} passages, {listing['sums']['postings']:,} postings in {len(plans)} segments, {rate:,.0f} passages/s"
+        size = f"{counted(len(corpus), 'passage')}, {listing['sums']['postings']:,} postings in {counted(len(plans), 'segment')}"
+        summary = f"{size}, {rate:,.0f} passages/s"
         emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
     return Bm25Index.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
