@@ -178,7 +178,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
     for name, stage in (("static", "static"), ("bayes", "bayes"), ("tfidf", "baseline")):
         fit = json.loads((reported / stage / "fit.json").read_bytes())
-        uses = fit["variant"].replace("union", "tokens and characters") + (" and token vectors" if name == "static" else "")
+        uses = fit["variant"].replace("union", "tokens and characters") + (" and word vectors" if name == "static" else "")
         assert f"{name} {uses} {read_setting(fit)} {fit['tau']:g} {fit['features']:,}" in page.words
         assert f"{name}: the best {min(20, len(fit['tried']))} of {len(fit['tried'])} settings tried" in page.words
     assert "F1 of combined F1 of static F1 of bayes F1 of tfidf" in page.words
