@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import safetensors.numpy
 from linear_fixtures import TOPICS, number_task, several_labels_task, topic_task, word_vectors
 
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.features import VARIANTS, TextMatrices
 from cramlm.linear.fit import SearchSpace, fit_linear
@@ -158,3 +160,20 @@ def test_every_damaged_file_is_named_by_an_error(damage: str, copied: Path) -> N
         LinearModel.load(copied)
     assert file in str(error.value)
     assert str(copied) in str(error.value)
+    assert str(error.value).endswith("; delete the folder and build it again") or "missing; pass the folder of a linear model" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("file", [MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE])
+def test_a_file_that_the_disk_refuses_is_an_environment_fault(file: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.name == file:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(EnvironmentFault, match=re.escape(file)):
+        LinearModel.load(copied)

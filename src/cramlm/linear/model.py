@@ -18,16 +18,15 @@ from typing import Any, Final
 import numpy as np
 import safetensors.numpy
 import scipy.sparse
-from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
+from cramlm.linear.files import REBUILD, read_file
 from cramlm.linear.settings import NAIVE_BAYES, BayesSetting, Setting, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import FloatArray, LinearName, TaskKind
-from cramlm.storage.artifacts import environment_faults, raise_if_refused
 
 FORMAT: Final = 2
 _BATCH: Final = 4096
@@ -117,7 +116,7 @@ class LinearModel:
         Raises:
             ArtifactError: if a file is missing or damaged, or the files do not fit together. EnvironmentFault: if the disk fails.
         """
-        stored, tensors = _read_description(folder / MODEL_FILE), _read_weights(folder / WEIGHTS_FILE)
+        stored, tensors = _read_description(folder / MODEL_FILE), read_file(folder / WEIGHTS_FILE, safetensors.numpy.load)
         try:
             parts = tuple(
                 Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms))) for kind, terms in stored["terms"].items()
@@ -143,9 +142,7 @@ class LinearModel:
                 float(stored["tau"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ArtifactError(
-                f"{folder}: {MODEL_FILE} and {WEIGHTS_FILE} do not fit together ({error}); export the model again"
-            ) from error
+            raise ArtifactError(f"{folder}: {MODEL_FILE} and {WEIGHTS_FILE} do not fit together ({error}); {REBUILD}") from error
 
 
 def beside(rows: Any, vectors: FloatArray, weight: float) -> Any:
@@ -164,36 +161,23 @@ def kind_of_linear(folder: Path) -> TaskKind:
 
 
 def _read_description(path: Path) -> Mapping[str, Any]:
+    description: Mapping[str, Any] = read_file(path, json.loads)
     try:
-        description: Mapping[str, Any] = json.loads(path.read_bytes())
         labels, terms, kinds = description["labels"], description["terms"], tuple(SOLVERS)
         strings = len(labels) > 0 and all(_are_distinct_strings(each) for each in (labels, *terms.values()))
         known = description["kind"] in kinds and description["variant"] in PARTS and description["scheme"] in _SCHEMES[description["kind"]]
         fits = tuple(terms) == PARTS[description["variant"]] and isinstance(description["vectors"], bool)
-    except OSError as error:
-        raise_if_refused(error, path)
-        raise ArtifactError(f"{path}: {error.strerror}; pass a folder that holds a linear model") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtifactError(f"{path}: damaged, not the description of a linear model; export it again") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: damaged, not the description of a linear model; {REBUILD}") from error
     if description.get("format") != FORMAT:
-        raise ArtifactError(f"{path}: format {description.get('format')!r}, this version reads {FORMAT}; export the model again")
+        raise ArtifactError(f"{path}: format {description.get('format')!r}, this version reads {FORMAT}; {REBUILD}")
     if not (strings and known and fits):
-        raise ArtifactError(f"{path}: labels, terms, kind, variant or scheme have values that are not allowed; export the model again")
+        raise ArtifactError(f"{path}: labels, terms, kind, variant or scheme have values that are not allowed; {REBUILD}")
     return description
 
 
 def _are_distinct_strings(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values) and len(set(values)) == len(values)
-
-
-def _read_weights(path: Path) -> dict[str, FloatArray]:
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing; pass a folder that holds a linear model")
-    try:
-        with environment_faults(path):
-            return safetensors.numpy.load(path.read_bytes())
-    except SafetensorError as error:
-        raise ArtifactError(f"{path}: damaged, not a whole safetensors file ({error}); export the model again") from error
 
 
 def _vector(tensors: Mapping[str, FloatArray], name: str, length: int) -> FloatArray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 import scipy.sparse
-from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
 from cramlm.linear.features import count_terms
+from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
-from cramlm.storage.artifacts import environment_faults
 
 FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
@@ -90,28 +89,18 @@ class WordVectors:
         Raises:
             ArtifactError: if a file is missing or damaged. EnvironmentFault: if the disk fails.
         """
-        words = _read(folder / WORDS_FILE, json.loads)
-        tensors = _read(folder / TENSORS_FILE, safetensors.numpy.load)
+        words = read_file(folder / WORDS_FILE, json.loads)
+        tensors = read_file(folder / TENSORS_FILE, safetensors.numpy.load)
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words) and len(set(words)) == len(words)):
-            raise ArtifactError(f"{folder / WORDS_FILE}: damaged, not a list of distinct words; export the model again")
+            raise ArtifactError(f"{folder / WORDS_FILE}: damaged, not a list of distinct words; {REBUILD}")
         width = tensors["shared"].shape[-1] if "shared" in tensors else 0
         shapes = {"directions": (len(words), width), "weights": (len(words),), "shared": (width,)}
         expected = {name: (shape, "float16" if name == "directions" else "float32") for name, shape in shapes.items()}
         if {name: (values.shape, str(values.dtype)) for name, values in tensors.items()} != expected:
-            raise ArtifactError(f"{folder / TENSORS_FILE}: does not fit {WORDS_FILE}; export the model again")
+            raise ArtifactError(f"{folder / TENSORS_FILE}: does not fit {WORDS_FILE}; {REBUILD}")
         if not all(np.isfinite(values).all() for values in tensors.values()):
-            raise ArtifactError(f"{folder / TENSORS_FILE}: holds numbers that are not finite; export the model again")
+            raise ArtifactError(f"{folder / TENSORS_FILE}: holds numbers that are not finite; {REBUILD}")
         return cls(tuple(words), tensors["directions"], tensors["weights"], tensors["shared"])
-
-
-def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
-    if not path.is_file():
-        raise ArtifactError(f"{path}: missing; export the model again")
-    try:
-        with environment_faults(path):
-            return parse(path.read_bytes())
-    except (ValueError, RecursionError, SafetensorError) as error:
-        raise ArtifactError(f"{path}: damaged ({error}); export the model again") from error
 
 
 def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], width: int) -> Any:
