@@ -27,6 +27,7 @@ from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
 from cramlm.planning.plan import plan
+from cramlm.recipes.describe import stages_of
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
@@ -174,6 +175,12 @@ def without_teacher(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [phase | {"terms": [term for term in phase["terms"] if term["kind"] != "distil"]} for phase in config["phases"]]
 
 
+def ran_stages(run: Path) -> list[str]:
+    """The stages of a run in its log, without those that a dry run leaves out."""
+    stages = dict.fromkeys(event["stage"] for event in read_jsonl(run / "events.jsonl"))
+    return [stage for stage in stages if stage != "machine" and not stage.startswith("schedule-")]
+
+
 @pytest.mark.parametrize("teachers", [(), ("static",), ("bayes", "tfidf")])
 def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_and_none_is_scored(
     teachers: tuple[str, ...], finished: Finished, tmp_path: Path
@@ -181,7 +188,9 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
     out, config = tmp_path / "run", finished.config
     changed = {**config, "phases": config["phases"] if teachers else without_teacher(config), "baseline": {"enabled": False}}
     changed |= {"teacher": {"models": list(teachers)}} if teachers else {}
-    run(load_config(shortened(changed)), out=out, store=finished.store)
+    made = load_config(shortened(changed))
+    run(made, out=out, store=finished.store)
+    assert stages_of(made) == ran_stages(out), "those of a dry run"
     fitted = {
         name: (out / stage / "fit.json").is_file() for name, stage in (("tfidf", "baseline"), ("bayes", "bayes"), ("static", "static"))
     }

@@ -269,6 +269,11 @@ class RunConfig(FrozenModel):
         """`dev_metric`, or the default of the kind of task."""
         return self.dev_metric or DEV_METRICS[self.task.kind][0]
 
+    @property
+    def teaching(self) -> tuple[LinearName, ...]:
+        """The linear models that teach the encoder: `teacher.models` if a phase learns from them."""
+        return self.teacher.models if any(linear_teachers(phase) for phase in self.phases) else ()
+
     @model_validator(mode="after")
     def _check_model(self) -> RunConfig:
         if self.name in LINEAR_NAMES and self.name != self.model:
@@ -326,7 +331,7 @@ class RunConfig(FrozenModel):
                 f"encoder.shape {self.encoder.shape!r} supports [CLS] pooling only, as its native class; set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
-        if self.teacher.models == ("bayes",) and any(linear_teachers(phase) for phase in self.phases):
+        if self.teaching == ("bayes",):
             raise ValueError("teacher.models: naive Bayes has no probabilities out of fold for training texts; add static or tfidf")
         check_order(self.phases)
         for term in (term for phase in self.phases for term in phase.terms):

@@ -35,11 +35,11 @@ from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
 from cramlm.pipeline.sharing import shared_stages
 from cramlm.pipeline.stages import evaluate, linear, text, train
-from cramlm.pipeline.stages.teacher import needs_linear_teacher, teach_by_linear_models
+from cramlm.pipeline.stages.teacher import teach_by_linear_models
 from cramlm.planning.plan import available_cores, schedule
 from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.speed import describe_machine
-from cramlm.records import Emit, Event, LinearName, silent
+from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, lock
 from cramlm.storage.artifacts import default_store as default_store
@@ -149,7 +149,7 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     text.report_task(run)
     config = run.config
     scored = config.baseline.enabled
-    baseline = linear.fit_baseline(run) if scored or "tfidf" in _teaching(config) else None
+    baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
     return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 
 
@@ -162,7 +162,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     selection = text.selection(run, plan, corpus)
     texts = text.tokens(run, selection, text.tokenizer(run, selection))
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
-    scored, teaching = config.baseline.enabled, _teaching(config)
+    scored, teaching = config.baseline.enabled, config.teaching
     embedding = linear.embedding(run, texts) if config.encoder.embedding_init == "cooccurrence" else None
     static = linear.fit_static(run, corpus, baseline) if corpus is not None and (scored or "static" in teaching) else None
     bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
@@ -193,11 +193,6 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     evaluation = evaluate.evaluate_linear(run, linear_models)
     evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
     return evaluation
-
-
-def _teaching(config: RunConfig) -> tuple[LinearName, ...]:
-    """The linear models that teach the encoder."""
-    return config.teacher.models if needs_linear_teacher(config.phases) else ()
 
 
 def _present(**models: Artifact | None) -> dict[str, Artifact]:

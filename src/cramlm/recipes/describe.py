@@ -38,22 +38,21 @@ def describe_run(config: RunConfig, *, summary: str = "") -> str:
 
 def stages_of(config: RunConfig) -> list[str]:
     """Return the names of the stages that `pipeline.run` builds, in its order, without those of optional prompts and token importance."""
-    retrieves = config.retriever is not None and config.corpus is not None
-    text = ["corpus", "index", "selection"] if retrieves else []
-    first = ["task", *(["baseline"] if config.baseline.enabled else [])]
+    retrieves, scored, teaching = config.retriever is not None and config.corpus is not None, config.baseline.enabled, config.teaching
+    text = ["corpus", "index", "selection"] if retrieves and config.model != "tfidf" else []
+    first = ["task", *(["baseline"] if scored or "tfidf" in teaching else [])]
+    has_bayes = text and config.task.kind == "classification" and (scored or "bayes" in teaching)
+    bayes = ["bayes"] if has_bayes else []
     if config.model != "encoder":
-        text = [] if config.model == "tfidf" else text
-        bayes = ["bayes"] if text else []
         static = ["word-vectors", "static"] if config.model == "static" else []
         return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
-    has_teacher = any(linear_teachers(phase) for phase in config.phases)
-    embeds = config.encoder.embedding_init == "cooccurrence"
-    static = ["word-vectors", "static"] if retrieves and (config.baseline.enabled or has_teacher) else []
-    linear = ["embedding"] * embeds + static + ["bayes"] * retrieves
+    embedding = ["embedding"] if config.encoder.embedding_init == "cooccurrence" else []
+    static = ["word-vectors", "static"] if text and (scored or "static" in teaching) else []
+    teacher = ["teacher"] if teaching else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    middle = ["tokenizer", "tokens", *linear, "schedule", *(["teacher"] if has_teacher else []), *phases, *adjusts]
-    return [*first, "plan", *text, *middle, "evaluation", "export", "report"]
+    trained = ["tokenizer", "tokens", *embedding, *static, *bayes, "schedule", *teacher, *phases, *adjusts]
+    return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 
 def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -26,11 +26,6 @@ TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 
 
-def needs_linear_teacher(phases: Sequence[PhaseConfig]) -> bool:
-    """Return True if a phase uses soft labels of the linear model."""
-    return any(linear_teachers(phase) for phase in phases)
-
-
 PASSAGES_FILE: Final = "passages.npy"
 """Soft labels of whole passages, by a model with a prompt."""
 

@@ -23,7 +23,6 @@ from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json,
 from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
-from cramlm.pipeline.stages.teacher import needs_linear_teacher
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.elasticsearch import server_corpus
@@ -96,7 +95,7 @@ def tokens(run: RunContext, selection: SelectedPassages | None, tokenizer: Token
     Files: passages-ids.npy, passages-offsets.npy; passages-spans.npy (character spans) if a linear teacher needs the text of each piece;
     task-ids.npy, task-offsets.npy: the distinct texts of the task (`task_texts`)."""
     texts = task_texts(run.task)
-    has_spans = selection is not None and needs_linear_teacher(run.config.phases)
+    has_spans = selection is not None and run.config.teaching != ()
 
     def write(target: Path) -> None:
         run.emit(Event("start", "tokens"))
