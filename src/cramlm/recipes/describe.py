@@ -48,7 +48,8 @@ def stages_of(config: RunConfig) -> list[str]:
         return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
     embedding = ["embedding"] if config.encoder.embedding_init == "cooccurrence" else []
     static = ["word-vectors", "static"] if text and (scored or "static" in teaching) else []
-    teacher = ["teacher"] if teaching else []
+    fitted = {"tfidf", *static, *bayes}  # static and bayes are left out without a corpus
+    teacher = ["teacher"] if fitted & set(teaching) else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
     trained = ["tokenizer", "tokens", *embedding, *static, *bayes, "schedule", *teacher, *phases, *adjusts]
