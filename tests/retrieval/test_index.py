@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import shutil
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from cramlm.retrieval.bm25 import analysis as analysis_module
 from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
-from cramlm.storage.artifacts import verify
+from cramlm.storage.artifacts import MANIFEST, verify
 from damaging import cut, flip
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
@@ -29,6 +31,14 @@ def test_an_index_is_built_once_and_elsewhere_with_the_same_bytes(tmp_path: Path
     assert [event.kind for event in events] == ["up_to_date"]
     again = build_index(corpus, tmp_path / "elsewhere")
     assert (again.fingerprint, again.path.name) == (first.fingerprint, first.path.name)
+
+
+def test_the_keys_of_an_index_and_its_segments_hold_the_version_of_unicode(tmp_path: Path) -> None:
+    build_index(TextCorpus(TEXTS), tmp_path)
+    manifests = sorted(tmp_path.rglob(MANIFEST))
+    assert len(manifests) == 2, "the index and a segment"
+    for manifest in manifests:
+        assert unicodedata.unidata_version in json.dumps(json.loads(manifest.read_bytes())["key"]), manifest
 
 
 def test_statistics_count_documents_terms_postings_and_tokens_and_a_corpus_may_be_without_a_term(tmp_path: Path) -> None:
