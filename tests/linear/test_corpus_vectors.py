@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.linear import corpus_vectors, word_vectors
-from cramlm.linear.corpus_vectors import build_word_vectors, count_word_vectors
+from cramlm.linear.corpus_vectors import build_word_vectors, count_word_vectors, forecast_word_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.storage.artifacts import verify
 
@@ -80,6 +81,23 @@ def test_a_large_corpus_is_counted_at_equal_distances(corpus: Corpus, monkeypatc
     messages: list[str] = []
     count_word_vectors(corpus, emit=lambda event: messages.append(event.message))
     assert any("of 100 passages" in message for message in messages)
+
+
+def test_the_forecast_of_memory_covers_the_arrays_of_counting_and_is_that_of_a_measured_corpus(tmp_path: Path) -> None:
+    words, rng = [f"word{number}" for number in range(4000)], np.random.default_rng(1)
+    texts = [" ".join(rng.choice(words, 200).tolist()) for _ in range(280)]  # half a megabyte with 4,000 words, as forecast
+    corpus = corpus_of(texts, tmp_path / "many")
+    size = sum(map(len, texts))
+    tracemalloc.start()
+    try:
+        count_word_vectors(corpus)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.4 < peak / forecast_word_vectors(size)[1] < 1
+    resident = 2_237e6  # peak less what was resident before: 482 MB of general text, one thread (docs/log.md)
+    assert forecast_word_vectors(482_138_429)[1] == pytest.approx(resident, rel=0.1)
+    assert forecast_word_vectors(0) == (0, 0)
 
 
 def test_the_vectors_of_a_corpus_are_counted_once_and_verified(corpus: Corpus, vectors: WordVectors, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.data.corpus import Corpus
+from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
 from cramlm.linear.cooccurrence import ppmi, singular_vectors
 from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns, unit_vectors
 from cramlm.model.tokenizer import Tokens
@@ -40,16 +40,21 @@ _BLOCK: Final = 20_000  # passages that are read at a time
 _FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
 _COUNTING: Final = 1.2e-8  # seconds per byte
 _BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
+_FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
+_OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
 
 
 def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
-    """The seconds of one core and the bytes of memory that `count_word_vectors` takes for this much text, roughly.
+    """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
 
-    A text of n bytes has about 5.6 sqrt(n) words that are frequent enough for a vector, up to `MAX_WORDS`.
+    A text of n bytes has about 5.6 sqrt(n) words that are frequent enough for a vector, up to `MAX_WORDS`. The mapped text is resident,
+    too, unless the corpus is so large that it releases it.
     """
     counted, words = min(corpus_bytes, MAX_BYTES), min(MAX_WORDS, int(5.6 * corpus_bytes**0.5))
     elements = words * min(words, CONTEXTS)
-    return _FACTORIZING * elements + _COUNTING * counted, round(4 * elements + 4 * counted / _BYTES_PER_WORD)
+    mapped = corpus_bytes if corpus_bytes <= MAX_RESIDENT_BYTES else 0
+    memory = 4 * elements + 4 * counted / _BYTES_PER_WORD + _FACTORS * words + mapped + (_OVERHEAD if corpus_bytes else 0)
+    return _FACTORIZING * elements + _COUNTING * counted, round(memory)
 
 
 def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> Artifact:
@@ -98,8 +103,8 @@ def _read_words(corpus: Corpus, emit: Emit) -> tuple[Vocabulary, list[tuple[Int3
     vocabulary, texts = Vocabulary(), []
     for first in range(0, len(positions), _BLOCK):
         texts.append(vocabulary.tokenize(*corpus.gather(positions[first : first + _BLOCK])))
+        corpus.release()
         emit(Event("progress", KIND, done=min(first + _BLOCK, len(positions)), **progress))
-    corpus.release()
     return vocabulary, texts
 
 
