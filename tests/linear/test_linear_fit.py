@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_fixtures import example, number_task, several_labels_task, topic_task, topics
+from linear_fixtures import TOPICS, example, number_task, several_labels_task, topic_task, topics, word_vectors
 
 from cramlm.config.run import BaselineConfig, TaskConfig
 from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
-from cramlm.linear.fit import LinearFit, SearchSpace, fit_linear
+from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear
+from cramlm.linear.solvers import inner_products
 from cramlm.records import Event, Example, Task, TaskKind
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
@@ -104,6 +105,41 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
         assert [each.setting.c for each in walked] == sorted(each.setting.c for each in walked)
         scores = [each.score for each in walked]
         assert all(one < other for one, other in itertools.pairwise(scores[:-1]))
+
+
+VECTORS = word_vectors({word: axis for axis, words in enumerate(TOPICS.values()) for word in words})
+
+
+@pytest.mark.parametrize("few", [1500, 30])
+@pytest.mark.parametrize("task", [topic_task(sea=60, hill=20, war=20), number_task()], ids=["labels", "numbers"])
+def test_every_weight_of_text_vectors_is_tried_and_the_model_has_the_score_of_the_best(
+    task: Task, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
+    products = []
+
+    def counted(one: Any, other: Any) -> Any:
+        products.append(one.shape)
+        return inner_products(one, other)
+
+    monkeypatch.setattr(fit_module, "inner_products", counted)
+    fitted = fit(task, vectors=VECTORS, variants=("words", "union"))
+    assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
+    if len(task.train) <= few:
+        assert {each.setting.vector_weight for each in fitted.tried} == set(VECTOR_WEIGHTS)
+        assert len(products) == 4, "of training and dev texts, once for all weights of a variant"
+
+
+@pytest.mark.parametrize("weight", VECTOR_WEIGHTS)
+def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight: float) -> None:
+    rows = TaskFeatures(topic_task(), VECTORS, seed=0).rows("words")
+    span = _Spans(rows).of(weight)
+    train, dev = rows.matrices(weight)
+    assert train.shape[1] == rows.tfidf.width + VECTORS.directions.shape[1]
+    np.testing.assert_allclose(span.coordinates.rows @ span.coordinates.rows.T, (train @ train.T).toarray(), atol=1e-4)
+    np.testing.assert_allclose(span.dev @ span.coordinates.rows.T, (dev @ train.T).toarray(), atol=1e-4)
+    part, other = rows.train_parts(weight)
+    np.testing.assert_array_equal(np.hstack([part.toarray(), other]), train.toarray())
 
 
 def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:

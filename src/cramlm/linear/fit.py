@@ -79,17 +79,28 @@ class LinearFit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeatureRows:
-    """Matrices (CSR) of the training and dev texts under one variant of TF-IDF, with text vectors of length `vector_weight` beside them.
+class VariantRows:
+    """The training and dev texts under one variant of TF-IDF.
 
-    kept: the training texts that `train` holds.
+    train, dev: CSR (n, terms) and (m, terms), rows of length 1. vectors: of the same texts, (n, width) and (m, width); None without text
+    vectors. kept: the training texts that `train` holds.
     """
 
     tfidf: Tfidf
-    vector_weight: float
     train: Any
     dev: Any
+    vectors: tuple[FloatArray, FloatArray] | None
     kept: IntArray
+
+    def matrices(self, vector_weight: float) -> tuple[Any, Any]:
+        """(train, dev) with text vectors of this length beside them, if there are any."""
+        if self.vectors is None:
+            return self.train, self.dev
+        return beside(self.train, self.vectors[0], vector_weight), beside(self.dev, self.vectors[1], vector_weight)
+
+    def train_parts(self, vector_weight: float) -> tuple[Any, ...]:
+        """The parts of the matrix of the training texts: TF-IDF, and text vectors of this length if there are any."""
+        return (self.train,) if self.vectors is None else (self.train, np.float32(vector_weight) * self.vectors[0])
 
 
 class TaskFeatures:
@@ -108,19 +119,19 @@ class TaskFeatures:
         """The weights of text vectors to try; 0 if there are none."""
         return (0.0,) if self._vectors is None else VECTOR_WEIGHTS
 
-    def rows(self, variant: Variant, vector_weight: float) -> FeatureRows:
-        """The matrices under one variant, with text vectors of this length beside them if there are any."""
+    def rows(self, variant: Variant) -> VariantRows:
+        """The matrices under one variant."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
         parts = [self._part(kind, kept) for kind in PARTS[variant]]
-        train, dev = join([part[1] for part in parts]), join([part[2] for part in parts])
-        if self._vectors is not None:
-            train, dev = beside(train, self._vectors[0][kept], vector_weight), beside(dev, self._vectors[1], vector_weight)
-        return FeatureRows(Tfidf(variant, tuple(part[0] for part in parts)), vector_weight, train, dev, kept)
+        vectors = None if self._vectors is None else (self._vectors[0][kept], self._vectors[1])
+        tfidf = Tfidf(variant, tuple(part[0] for part in parts))
+        return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
 
-    def sample(self, rows: FeatureRows, count: int) -> FeatureRows:
+    def sample(self, rows: VariantRows, count: int) -> VariantRows:
         """About `count` of the training rows, the same share of every label."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
-        return replace(rows, train=rows.train[chosen], kept=rows.kept[chosen])
+        vectors = None if rows.vectors is None else (rows.vectors[0][chosen], rows.vectors[1])
+        return replace(rows, train=rows.train[chosen], vectors=vectors, kept=rows.kept[chosen])
 
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         key = kind, kept.tobytes()
@@ -153,12 +164,11 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     emit(Event("start", stage, **progress))
     few = len(learned.train) <= FEW_TEXTS
     search = _Search(task, space)
-    rows: dict[tuple[Variant, float], FeatureRows] = {}
+    rows: dict[Variant, VariantRows] = {}
     for done, variant in enumerate(space.variants):
         emit(Event("progress", stage, variant, done=done, **progress))
-        for weight in features.vector_weights:
-            rows[variant, weight] = tried = features.rows(variant, weight)
-            search.try_all(tried if few else features.sample(tried, FEW_TEXTS), grid)
+        rows[variant] = tried = features.rows(variant)
+        search.try_all(tried if few else features.sample(tried, FEW_TEXTS), features.vector_weights, grid)
         if len(tried.kept) < len(learned.train):
             shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
@@ -166,8 +176,7 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
         finalists, search = search.best_schemes(FINALISTS), _Search(task, space)
         for finalist in finalists:
             emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
-            of_finalist = rows[finalist.variant, finalist.setting.vector_weight]
-            search.try_growing(of_finalist, finalist.setting, [c for c in grid if c >= finalist.setting.c])
+            search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
     rows_of_best, coefficients = search.best
     dev = search.dev
     best = dev.best
@@ -216,13 +225,14 @@ class DevCandidates(Generic[AnySetting]):
 
 
 class _Search:
-    """The regressions that were fitted so far on one task. best: the features and coefficients of the best on dev."""
+    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best on dev."""
 
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
+        self._spans: _Spans | None = None
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
-        self.best: tuple[FeatureRows, Coefficients]
+        self.best: tuple[VariantRows, Coefficients]
 
     def best_schemes(self, count: int) -> list[Candidate[Setting]]:
         """The best candidate of each variant and setting with any C, best first, `count` of them."""
@@ -231,21 +241,23 @@ class _Search:
             best.setdefault((tried.variant, replace(tried.setting, c=0.0)), tried)
         return list(best.values())[:count]
 
-    def try_all(self, rows: FeatureRows, grid: Sequence[float]) -> None:
-        """Every scheme with every C, on the few rows of one variant."""
-        coordinates = Coordinates.of(inner_products(rows.train, rows.train))
-        dev = coordinates.transform(inner_products(rows.dev, rows.train))
-        for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
-            fitter = self._fitter(coordinates.rows, rows, scheme, class_weights)
-            for c in grid:
-                self._try(rows, Setting(scheme, class_weights, c, rows.vector_weight), fitter(c), dev, coordinates)
+    def try_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
+        """Every weight of text vectors and scheme with every C, on the few rows of one variant."""
+        for weight in vector_weights:
+            span = self._span(rows, weight)
+            for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
+                fitter = self._fitter(span.coordinates.rows, rows, scheme, class_weights)
+                for c in grid:
+                    self._try(rows, Setting(scheme, class_weights, c, weight), fitter(c), span.dev, span.coordinates)
 
-    def try_growing(self, rows: FeatureRows, setting: Setting, grid: Sequence[float]) -> None:
+    def try_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
-        coordinates, train, dev = None, rows.train, rows.dev
+        coordinates = None
         if setting.scheme == "multinomial" and len(rows.kept) <= MAX_MULTINOMIAL_TEXTS:
-            coordinates = Coordinates.of(inner_products(rows.train, rows.train))
-            train, dev = coordinates.rows, coordinates.transform(inner_products(rows.dev, rows.train))
+            span = self._span(rows, setting.vector_weight)
+            coordinates, train, dev = span.coordinates, span.coordinates.rows, span.dev
+        else:
+            train, dev = rows.matrices(setting.vector_weight)
         fitter = self._fitter(train, rows, setting.scheme, setting.class_weights)
         last = -math.inf
         for c in grid:
@@ -254,14 +266,67 @@ class _Search:
                 break
             last = score
 
-    def _fitter(self, train: Any, rows: FeatureRows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
+    def _span(self, rows: VariantRows, vector_weight: float) -> _Span:
+        """The training rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
+        if self._spans is None or self._spans.rows is not rows:
+            self._spans = None  # frees its matrices first
+            self._spans = _Spans(rows)
+        return self._spans.of(vector_weight)
+
+    def _fitter(self, train: Any, rows: VariantRows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
         return self._solver.fitter(train, self._targets[rows.kept], scheme, class_weights, outputs=self._outputs, seed=self._seed)
 
-    def _try(self, rows: FeatureRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
+    def _try(self, rows: VariantRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
         candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, fitted.scores(dev)))
         if candidate is self.dev.best:
-            self.best = rows, fitted if coordinates is None else coordinates.restore(fitted, rows.train)
+            parts = rows.train_parts(setting.vector_weight)
+            self.best = rows, fitted if coordinates is None else coordinates.restore(fitted, *parts)
         return candidate.score
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """Training rows in coordinates of the space that they span, and the dev rows in these coordinates, (m, n)."""
+
+    coordinates: Coordinates
+    dev: FloatArray
+
+
+class _Spans:
+    """`_Span` of the rows of one variant for any weight of text vectors; the last one is kept.
+
+    The inner products of rows with text vectors of weight w beside them are those of the TF-IDF rows, which are computed once, and w^2
+    times those of the vectors.
+    """
+
+    def __init__(self, rows: VariantRows) -> None:
+        self.rows = rows
+        self._products: tuple[FloatArray, FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
+        self._last: tuple[float, _Span] | None = None
+
+    def of(self, vector_weight: float) -> _Span:
+        if self._last is not None and self._last[0] == vector_weight:
+            return self._last[1]
+        self._last = None  # frees its matrices first
+        train, dev = self._inner_products(vector_weight)
+        coordinates = Coordinates.of(train)
+        span = _Span(coordinates, coordinates.transform(dev))
+        self._last = vector_weight, span
+        return span
+
+    def _inner_products(self, vector_weight: float) -> tuple[FloatArray, FloatArray]:
+        """Of the training rows, (n, n), and of the dev rows with them, (m, n); new arrays."""
+        rows = self.rows
+        if rows.vectors is None:
+            return inner_products(rows.train, rows.train), inner_products(rows.dev, rows.train)
+        if self._products is None:
+            self._products = inner_products(rows.train, rows.train), inner_products(rows.dev, rows.train)
+        train, dev = rows.vectors
+        result = train @ train.T, dev @ train.T
+        for of_vectors, of_terms in zip(result, self._products, strict=True):
+            of_vectors *= np.float32(vector_weight) ** 2
+            of_vectors += of_terms
+        return result
 
 
 def _sampled(texts: Sequence[str], strata: IntArray, limit: int, seed: int) -> IntArray:

@@ -215,10 +215,14 @@ class Coordinates:
         coordinates: FloatArray = np.ascontiguousarray(solved.T)
         return coordinates
 
-    def restore(self, fitted: Coefficients, train: Any) -> Coefficients:
-        """Convert a model fitted on `rows` to one of the features of `train`, CSR (n, features)."""
+    def restore(self, fitted: Coefficients, *train: Any) -> Coefficients:
+        """Convert a model fitted on `rows` to one of the features of the training rows.
+
+        train: their matrices (n, features), CSR or dense, which are side by side.
+        """
         combined = scipy.linalg.solve_triangular(self.rows, fitted.weights, lower=True, trans="T", check_finite=False)
-        return Coefficients(np.asarray(train.T @ combined, dtype=np.float32), fitted.bias)
+        weights = np.concatenate([np.asarray(part.T @ combined, dtype=np.float32) for part in train])
+        return Coefficients(weights, fitted.bias)
 
 
 def inner_products(one: Any, other: Any) -> FloatArray:

@@ -79,6 +79,7 @@ FIT_FACTS: Final = (
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
 _VERSION: Final = 3
+_STATIC_VERSION: Final = 4
 
 
 def fit_baseline(run: RunContext) -> Artifact:
@@ -117,7 +118,7 @@ def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Ar
         _save(fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit), target)
 
     inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else model_fingerprint(baseline)}
-    return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write))
+    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
