@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from jsonl import read_jsonl
+from server_process import PATIENCE
 from tiny_task import write_task
 
 ROOT = Path(__file__).parents[1]
@@ -127,23 +129,29 @@ def server(place: Place, fitted: Path) -> Iterator[str]:
         yield found[0]
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         process.stderr.close()
 
 
 def test_the_model_is_served_with_its_page(server: str) -> None:
     body = json.dumps({"texts": ["wave ship harbour sailor tide"]}).encode()
-    for _ in range(100):
-        try:
-            with urllib.request.urlopen(f"{server}/readyz", timeout=10):
-                break
-        except OSError:
-            time.sleep(0.2)
+    hung = time.monotonic() + PATIENCE
+    while not is_ready(server):
+        assert time.monotonic() < hung, "the model was not loaded"
+        time.sleep(0.2)
     request = urllib.request.Request(f"{server}/v1/predict", data=body, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         assert "sea" in response.read().decode()
-    with urllib.request.urlopen(server, timeout=30) as response:
+    with urllib.request.urlopen(server, timeout=PATIENCE) as response:
         assert b"<html" in response.read()
+
+
+def is_ready(server: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server}/readyz", timeout=PATIENCE):
+            return True
+    except urllib.error.HTTPError:  # while the model is loading
+        return False
 
 
 def test_the_readme_runs_from_top_to_bottom_as_it_stands(place: Place) -> None:
