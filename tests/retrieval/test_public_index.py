@@ -135,8 +135,17 @@ def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> N
     edit_json(index.bm25.path / "manifest.json", format=99)
     assert "manifest.json" in error_line(command("search", tmp_path, "word"), 5)
     (tmp_path / "catalog.json").write_text('{"corpus": 5}', "utf-8")
-    with pytest.raises(ArtifactError, match="not an index folder"):
+    with pytest.raises(ArtifactError, match=r"not an index folder .*; build it with `cramlm index FILES --out "):
         cramlm.Index.open(tmp_path)
+
+
+def test_a_folder_of_another_kind_is_not_proposed_as_the_output_of_index(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    line = error_line(command("search", tmp_path, "word"), 5)
+    assert line.endswith("; pass the output folder of `cramlm index`")
+    assert error_line(command("search", tmp_path / "new", "word"), 5).endswith(
+        f"; build it with `cramlm index FILES --out {tmp_path / 'new'}`"
+    )
 
 
 def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:

@@ -181,9 +181,9 @@ class Index:
             corpus, index = folder / catalog["corpus"], folder / catalog["index"]
             scoring = Scoring(**catalog.get("scoring", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{folder}: not an index folder (no readable {CATALOG}); build it with `cramlm index FILES --out {folder}`"
-            ) from error
+            other = folder.exists() and not (folder / CATALOG).is_file()
+            remedy = "pass the output folder of `cramlm index`" if other else f"build it with `cramlm index FILES --out {folder}`"
+            raise ArtifactError(f"{folder}: not an index folder (no readable {CATALOG}); {remedy}") from error
         return Index(folder, Corpus.open(corpus), Bm25Index.open(index), scoring)
 
     def __len__(self) -> int:
