@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePath
@@ -17,11 +18,11 @@ import pytest
 import typer
 import zstandard
 
-from commands import printed
+from commands import cramlm, printed
 from cramlm.cli.app import app
 from cramlm.cli.help import RENAMED_OPTIONS
 from cramlm.config.run import RunConfig
-from jsonl import read_jsonl
+from jsonl import read_jsonl, write_jsonl
 from tiny_task import write_task
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,6 +30,9 @@ README = DOCS.parent / "README.md"
 TUTORIALS = [*(DOCS / f"guides/{name}.md" for name in ("low-resource", "own-data", "pretraining-study", "tiny-cpu"))]
 TUTORIALS += [DOCS / "get-started/quick-start.md"]
 NOTEBOOK = DOCS / "notebooks/pandas.ipynb"
+GUIDES = [*(DOCS / f"guides/{name}.md" for name in ("corpus", "uneven-labels", "unlabelled", "using"))]
+GUIDES += [DOCS / "concepts/retrieval.md", DOCS / "concepts/reproducibility.md"]
+PLACEHOLDER = re.compile(r"OWNER|CHECKPOINT|FOLDER|INDEX|entity_1|://|--report-to|^track")  # a name to fill in, another machine, a service
 PARTIAL = ("reproduction.md", "log.md")  # their commands leave out the files
 PAGES = sorted([README, *(page for page in DOCS.rglob("*.md") if page.name not in PARTIAL)])
 SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
@@ -144,6 +148,40 @@ def prepare(folder: Path) -> None:
     (folder / "web.jsonl").write_bytes(paths["corpus"].read_bytes())
 
 
+def prepare_guides(folder: Path) -> None:
+    """Write the input files that the guides name."""
+    paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=120).items()}
+    rows = {name: read_jsonl(path) for name, path in paths.items()}
+    for split in ("train", "dev", "test"):
+        write_csv(folder / f"{split}.csv", rows[split])
+    texts = [{"text": row["text"]} for row in rows["corpus"]]
+    write_csv(folder / "new.csv", texts[:8])
+    for name in ("new", "more", "unlabelled"):
+        write_jsonl(folder / f"{name}.jsonl", texts[:80])
+    for name in ("corpus", "raw"):
+        (folder / name).mkdir()
+        (folder / name / "web.jsonl.zst").write_bytes(zstandard.compress(paths["corpus"].read_bytes()))
+    shutil.copy(paths["corpus"], folder / "corpus" / "web.jsonl")
+    write_jsonl(paths["corpus"], [row | {"_id": f"d{number}"} for number, row in enumerate(rows["corpus"])])
+    write_jsonl(folder / "queries.jsonl", [{"_id": f"q{number}", "text": row["text"]} for number, row in enumerate(rows["test"])])
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n", "utf-8")
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def shortened(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command, for `fit` with a budget for tiny data."""
+    if arguments[0] != "fit":
+        return arguments
+    quick = f"{SMALL} --set tokens_per_second=1e6 --set threads=1"
+    return shlex.split(re.sub(r"--budget \d+m", "", shlex.join(arguments)) + f" {quick}")
+
+
 def run_block(kind: str, text: str, folder: Path) -> None:
     """Run the code of a page in a folder with the tutorials' data, with a budget for tiny data and a store of its own."""
     script = re.sub(r"--budget \d+m", SMALL, text)
@@ -171,6 +209,19 @@ def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     assert code
     for kind, text in code:
         run_block(kind, text, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_the_commands_of_a_guide_run(page: Path, tiny_run: Path, tmp_path: Path) -> None:
+    prepare_guides(tmp_path)
+    shutil.copytree(tiny_run / "run", tmp_path / "runs" / "mine")
+    typed = [arguments for arguments in commands(page) if not PLACEHOLDER.search(" ".join(arguments))]
+    assert typed
+    for arguments in typed:
+        result = cramlm(*shortened(arguments), cwd=tmp_path, environment={"CRAMLM_STORE": str(tmp_path / "store")})
+        found_problems = arguments[0] == "check" and result.returncode == 3  # the texts of the task are made from few words
+        assert result.returncode == 0 or found_problems, f"{arguments}\n{result.stderr}"
 
 
 @pytest.mark.slow
