@@ -182,7 +182,7 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     best = dev.best
     model = LinearModel(task.kind, task.labels, rows_of_best.tfidf, vectors, coefficients, best.setting, dev.adjustment(best), best.tau)
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
-    texts, seconds = len(rows_of_best.kept), time.perf_counter() - began
+    texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
     return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
 
 
