@@ -95,7 +95,8 @@ def test_the_reference_names_every_command_and_every_setting() -> None:
     for name, command in group.commands.items():
         assert f"## cramlm {name}\n" in pages["reference/commands.md"]
         for parameter in (each for each in command.params if not each.hidden):
-            assert parameter.opts[0].lstrip("-") in pages["reference/commands.md"].lower()
+            name_shown = parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0]
+            assert (name_shown or parameter.opts[0]).lower().lstrip("-") in pages["reference/commands.md"].lower()
     for name in RunConfig.model_fields:
         assert f"| `{name}` |" in pages["reference/config.md"]
     assert "## cramlm.CramClassifier" in pages["reference/python.md"]
