@@ -10,7 +10,10 @@ A parameter without gradient in a step (of a head that had no work) is unchanged
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ from cramlm.config.run import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model
 
 MUON_MOMENTUM = 0.95
+_EXCLUDED: Final = "__dynamo_disable"
+"""Attribute of a function of torch: its form that torch.compile does not compile."""
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
@@ -63,13 +68,14 @@ class JointOptimizer:
         """All parameters that are updated."""
         return [parameter for _, named in self._parts.values() for parameter in named.values()]
 
+    @torch.no_grad()
     def step(self) -> None:
         for optimizer, _ in self._parts.values():
-            optimizer.step()
+            inspect.unwrap(type(optimizer).step)(optimizer)  # its wrapper imports torch.compile's compiler
 
     def zero_grad(self) -> None:
-        for optimizer, _ in self._parts.values():
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments and counters as 'adamw/<parameter>/exp_avg'; the tensors themselves, not copies."""
@@ -97,33 +103,52 @@ class JointOptimizer:
                 optimizer.state[parameter] = {field: value.to(parameter.device, copy=True) for field, value in fields.items()}
 
 
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Inside the block, construct optimizers without importing torch.compile's compiler (1.3 CPU seconds), which nothing here uses.
+
+    `Optimizer.add_param_group` imports it to exclude itself from compilation, unless its function has the excluded form already. A version
+    of PyTorch without that attribute imports the compiler as before.
+    """
+    function: Any = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    if hasattr(function, _EXCLUDED):
+        yield
+        return
+    setattr(function, _EXCLUDED, function)
+    try:
+        yield
+    finally:
+        delattr(function, _EXCLUDED)
+
+
 def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
     """The optimizer of every trained parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
     groups = model.parameter_groups()
     matrix, decayed, undecayed = (_trained(named) for named in (groups.matrix, groups.decayed, groups.undecayed))
     parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}
-    match config.kind:
-        case "adamw":
-            decayed = {**matrix, **decayed}
-        case "muon" if matrix:
-            muon = torch.optim.Muon(
-                list(matrix.values()),
-                lr=config.muon_learning_rate,
-                weight_decay=config.weight_decay,
-                momentum=MUON_MOMENTUM,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            parts["muon"] = (muon, matrix)
-    adamw = torch.optim.AdamW(
-        [
-            {"params": list(decayed.values()), "weight_decay": config.weight_decay},
-            {"params": list(undecayed.values()), "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=model.device.type != "meta",  # tensors without data, in tests
-    )
+    with _without_compiler():
+        match config.kind:
+            case "adamw":
+                decayed = {**matrix, **decayed}
+            case "muon" if matrix:
+                muon = torch.optim.Muon(
+                    list(matrix.values()),
+                    lr=config.muon_learning_rate,
+                    weight_decay=config.weight_decay,
+                    momentum=MUON_MOMENTUM,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+                parts["muon"] = (muon, matrix)
+        adamw = torch.optim.AdamW(
+            [
+                {"params": list(decayed.values()), "weight_decay": config.weight_decay},
+                {"params": list(undecayed.values()), "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=model.device.type != "meta",  # tensors without data, in tests
+        )
     parts["adamw"] = (adamw, {**decayed, **undecayed})
     return JointOptimizer(parts)
 
