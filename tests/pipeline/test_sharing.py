@@ -13,11 +13,12 @@ from cramlm.config.run import load_config
 from cramlm.errors import UsageError
 from cramlm.pipeline.run import run
 from cramlm.pipeline.sharing import SHARED, stages_limit
+from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file, verify
 from tiny_task import tiny_config, write_task
 
-ALL = set(SHARED)
+ALL = set(SHARED) - {SOFT_LABELS} | {"teacher"}  # names of stages: events have that of the whole stage
 
 
 def short_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
@@ -59,20 +60,20 @@ def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_
     assert store.reused() == set()
     second = store.fit()
     assert store.reused() == ALL
-    for stage in SHARED:
+    for stage in ALL - {"teacher"}:
         manifests = [json.loads((folder / stage / "manifest.json").read_bytes()) for folder in (first, second)]
         assert manifests[0] == manifests[1]
         file = next(iter(manifests[0]["files"]))
         assert (first / stage / file).samefile(second / stage / file)
     assert hash_file(first / "export/model.safetensors") == hash_file(second / "export/model.safetensors")
-    assert not any(event.kind in ("stale", "warning") and event.stage in SHARED for event in store.events)
+    assert not any(event.kind in ("stale", "warning") and event.stage in ALL for event in store.events)
     verify(store.folder)
 
 
 @pytest.mark.parametrize(
     ("changes", "same"),
     [
-        ({"seed": 4}, {"selection", "tokenizer", "tokens"}),
+        ({"seed": 4}, ALL - {"embedding"}),
         ({"threads": 2}, set()),
         ({"retriever": {"kind": "bm25", "top_k": 20, "k1": 0.5}}, {"baseline", "static"}),
         ({"tokenizer": {"vocab_size": 150}}, ALL - {"tokenizer", "tokens", "embedding", "teacher"}),
@@ -95,6 +96,27 @@ def test_a_changed_text_of_the_task_builds_the_stages_that_read_it(split: str, s
     file.write_text(file.read_text("utf-8").replace("wave", "billow", 1), "utf-8")
     store.fit()
     assert store.reused() == same
+
+
+def test_the_stages_of_another_seed_are_those_that_it_would_build_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.fit()
+    shared = store.fit(seed=4)
+    monkeypatch.setenv("CRAMLM_STAGES_GB", "0")
+    alone = store.fit(seed=4)
+    for stage in ALL:
+        hashes = [{path.name: hash_file(path) for path in (folder / stage).iterdir()} for folder in (shared, alone)]
+        for name in ("manifest.json", "fit.json"):  # with seconds
+            hashes = [{**each, name: ""} for each in hashes]
+        assert hashes[0] == hashes[1], stage
+    assert hash_file(shared / "export/model.safetensors") == hash_file(alone / "export/model.safetensors")
+
+
+def test_a_seed_that_samples_texts_is_part_of_what_is_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cramlm.linear.fit.FEW_TEXTS", 30)
+    monkeypatch.setattr("cramlm.linear.bayes.MAX_PASSAGES", 20)
+    store.fit()
+    store.fit(seed=4)
+    assert store.reused() == {"selection", "tokenizer", "tokens"}
 
 
 def test_a_changed_corpus_builds_all_but_the_baseline(store: Store) -> None:

@@ -110,6 +110,11 @@ class _Data:
         return Coefficients((setting.scale * log_words).astype(np.float32), log_prior.astype(np.float32))
 
 
+def bayes_reads_seed(passages: int, unlabelled: int) -> bool:
+    """Return True if `fit_bayes` samples so many texts."""
+    return passages + unlabelled > MAX_PASSAGES
+
+
 def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
     """At most `MAX_PASSAGES` of both together, in their order."""
     room = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))

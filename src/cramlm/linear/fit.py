@@ -151,6 +151,12 @@ class SearchSpace:
     variants: tuple[Variant, ...] = VARIANTS
 
 
+def fit_reads_seed(task: Task) -> bool:
+    """Return True if `fit_linear` reads the seed: to sample texts, or in liblinear, which fits more than `FEW_TEXTS`."""
+    texts = [example.whole_text for example in task.with_label_texts.train]
+    return len(texts) > FEW_TEXTS or sum(len(normalize(text)) for text in texts) > min(MAX_CHARACTERS.values())
+
+
 def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
 

@@ -138,7 +138,8 @@ class Stage:
     """A step of a run: the folder `name`, filled by `write` and identified by `key`.
 
     version: raise it when equal settings and inputs would give another folder. settings: the part of the config that is read. inputs:
-    fingerprints of the data that is read. kind: of the artifact; None = `name`.
+    fingerprints of the data that is read. kind: of the artifact; None = `name`. unused: settings without an effect on these inputs, which
+    runs that share the stage may differ in.
     """
 
     name: str
@@ -147,12 +148,18 @@ class Stage:
     inputs: Mapping[str, Any]
     write: Callable[[Path], None]
     kind: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def key(self) -> dict[str, Any]:
         """Everything that the content of the folder depends on, as plain JSON."""
         assert not self.settings.keys() & self.inputs.keys(), "a name is a setting or an input"
         return {"format": self.version, **self.settings, **self.inputs}
+
+    @property
+    def shared_key(self) -> dict[str, Any]:
+        """The key without unused settings."""
+        return {name: value for name, value in self.key.items() if name not in self.unused}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +181,8 @@ class RunContext:
     def build(self, stage: Stage) -> Artifact:
         """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""
         folder, kind = self.folder / stage.name, stage.kind or stage.name
-        return artifacts.stage(folder, kind=kind, key=stage.key, write=stage.write, emit=self.emit, name=stage.name)
+        keys = {"key": stage.key, "shared_key": stage.shared_key}
+        return artifacts.stage(folder, kind=kind, write=stage.write, emit=self.emit, name=stage.name, **keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from typing import Final
 from cramlm.config.run import RunConfig
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.io.executors import available_cores
+from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event
 from cramlm.storage.artifacts import StagePool, pooled
 from cramlm.storage.locks import environment_faults, make_folder
 
-SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher"})
-"""Kinds of stages that runs share."""
+SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", SOFT_LABELS})
+"""Kinds of stages and of parts of stages that runs share."""
 LIMIT_VARIABLE: Final = "CRAMLM_STAGES_GB"
 DEFAULT_LIMIT: Final = 4.0  # GB
 _LIBRARIES: Final = ("cramlm", "numpy", "scipy", "scikit-learn", "numba", "tokenizers")  # that compute these stages

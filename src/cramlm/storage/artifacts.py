@@ -218,8 +218,11 @@ def stage(
     write: Callable[[Path], None],
     emit: Emit,
     name: str | None = None,
+    shared_key: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """Return the published folder of a stage. If it is missing or has another key, build it first, under the folder's lock.
+
+    shared_key: the part of the key that the content depends on, by which runs share it (`pooled`); None = the whole key.
 
     Emits that the stage is up to date, or why it runs again; `write` emits its own start, progress and done. No other function decides
     whether a stage is up to date. Inside `checking` nothing is built; inside `confirming` a callback receives every stage.
@@ -230,6 +233,7 @@ def stage(
         StaleStage: inside `checking`, if the stage is not up to date.
     """
     key = json.loads(json.dumps(key))  # as read back from the manifest: tuples become lists
+    write = _shared(name or kind, kind=kind, key=key if shared_key is None else shared_key, write=write, emit=emit)
     artifact = _open_or_build(target, name or kind, kind=kind, key=key, write=write, emit=emit)
     if (confirm := _CONFIRM.get()) is not None:
         confirm(artifact)
@@ -253,10 +257,18 @@ def _open_or_build(target: Path, name: str, *, kind: str, key: Mapping[str, Any]
             if not reasons:
                 return artifact  # another process built it before this one had the lock
             emit(Event("stale", name, "runs again: " + "; ".join(reasons[:6])))
-        pool = _POOL.get()
-        if pool is not None and kind in pool.kinds:
-            write = pool.obtain(name, kind=kind, key=key, write=write, emit=emit)
         return publish(target, kind=kind, key=key, write=write)
+
+
+def write_shared_part(folder: Path, stage: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> None:
+    """Write a part of a stage to its folder, from the pool if another run has written it with an equal key. kind: of the part."""
+    _shared(stage, kind=kind, key=key, write=write, emit=emit)(folder)
+
+
+def _shared(name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
+    """Return a `write` that takes the files from the pool, if there is one for this kind."""
+    pool = _POOL.get()
+    return write if pool is None or kind not in pool.kinds else pool.obtain(name, kind=kind, key=key, write=write, emit=emit)
 
 
 def shared_stage(

@@ -16,10 +16,10 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.executors import available_cores
-from cramlm.linear.bayes import fit_bayes
+from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
-from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear
+from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
@@ -88,7 +88,8 @@ def fit_baseline(run: RunContext) -> Artifact:
     def write(target: Path) -> None:
         _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
 
-    return run.build(Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write))
+    stage = Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
+    return run.build(stage)
 
 
 def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | None:
@@ -101,7 +102,9 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
         _save(fit_bayes(run.task, passages, selection.unlabelled, metric=run.config.metric, seed=run.config.seed, emit=run.emit), target)
 
     settings = {"seed": run.config.seed, "metric": run.config.metric}
-    return run.build(Stage("bayes", 1, settings, {"task": _task(run.task), "selection": fingerprint(selection)}, write))
+    inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
+    unused = () if bayes_reads_seed(len(selection.table), len(selection.unlabelled)) else ("seed",)
+    return run.build(Stage("bayes", 1, settings, inputs, write, unused=unused))
 
 
 def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Artifact:
@@ -118,7 +121,11 @@ def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Ar
         _save(fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit), target)
 
     inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else model_fingerprint(baseline)}
-    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write))
+    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write, unused=_unused(run.task)))
+
+
+def _unused(task: Task) -> tuple[str, ...]:
+    return () if fit_reads_seed(task) else ("seed",)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

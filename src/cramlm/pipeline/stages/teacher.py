@@ -20,8 +20,11 @@ from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedP
 from cramlm.pipeline.stages.linear import model_fingerprint
 from cramlm.records import Event
 from cramlm.storage.arrays import save_array
-from cramlm.storage.artifacts import Artifact
+from cramlm.storage.artifacts import Artifact, write_shared_part
 
+SOFT_LABELS: Final = "soft-labels"
+"""Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
+_VERSION: Final = 9
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 
@@ -59,28 +62,34 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
 
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
 
-    def write(target: Path) -> None:
+    def write_passages(target: Path) -> None:
         run.emit(Event("start", "teacher"))
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
+        assert selection is not None
+        whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 else None
+        for name, length in files.items():
+            tokens, pieces = _pieces(selection, tokenizer, length)
+            labels = teacher.soft_labels(pieces)
+            if whole is not None:
+                labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
+            if config.align_distribution:
+                labels = aligned(labels, teacher.label_counts)
+            save_array(target / name, labels)
+            messages.append(_message(len(pieces), "pieces of passages", labels))
+        weights = teacher.combination.weights
+        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
+
+    def write(target: Path) -> None:
         if files and selection is not None:
-            whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 else None
-            for name, length in files.items():
-                tokens, pieces = _pieces(selection, tokenizer, length)
-                labels = teacher.soft_labels(pieces)
-                if whole is not None:
-                    labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
-                if config.align_distribution:
-                    labels = aligned(labels, teacher.label_counts)
-                save_array(target / name, labels)
-                messages.append(_message(len(pieces), "pieces of passages", labels))
-        regression = loaded["static"] if "static" in loaded else loaded["tfidf"]
+            key = {"format": _VERSION, **settings, **inputs}
+            write_shared_part(target, "teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)
+        run.emit(Event("start", "teacher"))
+        regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
         held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
         predicted = held_out[held_out.sum(axis=1) > 0]
-        messages.append(_message(len(predicted), "training texts out of fold", predicted))
-        weights = teacher.combination.weights
-        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
+        run.emit(Event("done", "teacher", f"soft labels of {_message(len(predicted), 'training texts out of fold', predicted)}"))
 
     inputs: dict[str, Any] = {
         "models": {name: model_fingerprint(model) for name, model in models.items()},
@@ -89,8 +98,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         "task": {split: content for split, content in task_fingerprint(run.task).items() if split != "test"},
     }
     settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
-    settings |= {"seed": run.config.seed, "metric": run.config.metric}
-    return run.build(Stage("teacher", 9, settings, inputs, write))
+    settings |= {"metric": run.config.metric}
+    return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
 
 
 def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
