@@ -3,9 +3,10 @@
     python benchmarks/bench_fit.py                                  # citation_intent, 100 labels, 2e13 operations, one thread
     python benchmarks/bench_fit.py --task sciie --budget 1e14flops
 
-Before, the corpus is read and indexed, and a fit with a small budget counts its words for `static` and compiles the kernels. After, the
-same command with another budget (`--second`) runs up to its first training step. CPU seconds are user + system time of the process and its
-children. The phases are training, everything else is outside: imports, linear models, plan, selection, soft labels, evaluation, export,
+Before, the corpus is read and indexed, and a fit with a small budget counts its words for `static` and compiles the kernels; the store has
+no stages of other runs. After, second fits run up to their first training step, each in a new folder: with the same settings, another
+learning rate (an arm of an ablation), another seed, and another budget (`--second`). CPU seconds are user + system time of the process and
+its children. The phases are training, everything else is outside: imports, linear models, plan, selection, soft labels, evaluation, export,
 report. `other` is what no stage has.
 
 Prints tables and, as the last line, one JSON object; writes benchmarks/results/fit.json for the default task and budget.
@@ -35,6 +36,7 @@ from cramlm.storage.artifacts import default_store
 RESULTS = Path(__file__).parent / "results" / "fit.json"
 DEFAULTS = ("citation_intent", 100, "2e13flops")
 SMALL_BUDGET = "1e12flops"
+ARM = "phases[0].optimizer.learning_rate=0.002"
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 
@@ -43,7 +45,8 @@ def main() -> None:
     arguments = parse_arguments()
     build_index(build_corpus(CorpusConfig(files=(corpus_of(arguments),)), default_store()), default_store())
     out = arguments.out / f"{arguments.task}-{arguments.labels}"
-    shutil.rmtree(out, ignore_errors=True)
+    for folder in (out, default_store() / "stages"):
+        shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(command(arguments, out.with_name("warm"), SMALL_BUDGET), check=True, stdout=subprocess.DEVNULL, env=ONE_THREAD)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     subprocess.run(command(arguments, out, arguments.budget), check=True, stdout=subprocess.DEVNULL, env=ONE_THREAD)
@@ -52,21 +55,28 @@ def main() -> None:
     phases = sum(run.cpu_seconds[name] for name in run.phases)
     stages = {name: round(seconds, 2) for name, seconds in run.cpu_seconds.items()}
     stages["other"] = round(total - sum(stages.values()), 2)
-    first, second = first_step(out, 0, began), start_again(arguments, out)
+    first = first_step(out, began)
+    second_fits = {
+        "same settings, new folder": start_again(arguments, out, arguments.budget),
+        f"another arm: {ARM}": start_again(arguments, out, arguments.budget, "--set", ARM),
+        "another seed": start_again(arguments, out, arguments.budget, "--seed", "2"),
+        f"budget {arguments.second}": start_again(arguments, out, arguments.second),
+    }
 
     print(f"{arguments.task}, {arguments.labels} labels, {arguments.budget}\n\n| stage | CPU s | share |\n|---|---|---|")
     for stage, seconds in stages.items():
         print(f"| {stage} | {seconds:.1f} | {seconds / total:.1%} |")
     print(f"| all | {total:.1f} | {1 - phases / total:.1%} outside of training |")
-    for name, start in (("first", first), ("second", second)):
-        print(f"\n{name} fit: first training step after {start['cpu_seconds']:.1f} CPU s, {start['seconds']:.1f} s")
+    print("\n| up to the first training step | CPU s | s |\n|---|---|---|")
+    for name, start in {"first fit": first, **second_fits}.items():
+        print(f"| {name} | {start['cpu_seconds']:.1f} | {start['seconds']:.1f} |")
     measured = {"benchmark": "fit", "task": arguments.task, "labels": arguments.labels, "budget": arguments.budget}
     measured |= {
         "cpu_seconds": round(total, 2),
         "outside": round(1 - phases / total, 4),
         "stages": stages,
         "first_step": first,
-        "second_fit": second,
+        "second_fits": second_fits,
     }
     if (arguments.task, arguments.labels, arguments.budget) == DEFAULTS:
         RESULTS.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
@@ -91,24 +101,24 @@ def command(arguments: argparse.Namespace, out: Path, budget: str) -> list[str]:
     return [sys.executable, "-m", "cramlm", "fit", "--set", "threads=1", *(part for option in options.items() for part in option)]
 
 
-def start_again(arguments: argparse.Namespace, out: Path) -> dict[str, float]:
-    """Run the command with the other budget up to its first training step."""
-    done, began = len((out / EVENTS).read_text("utf-8").splitlines()), time.time()
-    process = subprocess.Popen(command(arguments, out, arguments.second), stdout=subprocess.DEVNULL, env=ONE_THREAD)
+def start_again(arguments: argparse.Namespace, first: Path, budget: str, *options: str) -> dict[str, float]:
+    """Run the command with other options in a new folder up to its first training step."""
+    out, began = first.with_name("second"), time.time()
+    shutil.rmtree(out, ignore_errors=True)
+    process = subprocess.Popen([*command(arguments, out, budget), *options], stdout=subprocess.DEVNULL, env=ONE_THREAD)
     while process.poll() is None:
         time.sleep(0.2)
-        with suppress(StopIteration):
-            found = first_step(out, done, began)
+        with suppress(StopIteration, FileNotFoundError):
+            found = first_step(out, began)
             process.terminate()
             process.wait()
             return found
     raise SystemExit(f"bench_fit.py: error: the second fit ended with {process.returncode} before its first training step")
 
 
-def first_step(out: Path, done: int, began: float) -> dict[str, float]:
-    """Return the CPU seconds and the seconds of a call before its first training step. done: events of earlier calls."""
-    lines = (out / EVENTS).read_text("utf-8").splitlines()[done:]
-    events = [json.loads(line) for line in lines]
+def first_step(out: Path, began: float) -> dict[str, float]:
+    """Return the CPU seconds and the seconds of a call before its first training step."""
+    events = [json.loads(line) for line in (out / EVENTS).read_text("utf-8").splitlines()]
     step = next(event for event in events if event["kind"] == "start" and event["stage"].startswith("phase-"))
     return {"cpu_seconds": step["cpu"], "seconds": round(step["time"] - began, 2)}
 
@@ -121,7 +131,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--task", default=DEFAULTS[0])
     parser.add_argument("--labels", type=int, default=DEFAULTS[1])
     parser.add_argument("--budget", default=DEFAULTS[2])
-    parser.add_argument("--second", default="2.5e13flops", help="budget of the second fit")
+    parser.add_argument("--second", default="2.5e13flops", help="another budget of a second fit")
     return parser.parse_args()
 
 
