@@ -3,11 +3,11 @@
     python benchmarks/bench_fit.py                                  # citation_intent, 100 labels, 2e13 operations, one thread
     python benchmarks/bench_fit.py --task sciie --budget 1e14flops
 
-Before, the corpus is read and indexed, and a fit with a small budget counts its words for `static` and compiles the kernels; the store has
-no stages of other runs. After, second fits run up to their first training step, each in a new folder: with the same settings, another
-learning rate (an arm of an ablation), another seed, and another budget (`--second`). CPU seconds are user + system time of the process and
-its children. The phases are training, everything else is outside: imports, linear models, plan, selection, soft labels, evaluation, export,
-report. `other` is what no stage has.
+Before, the corpus is read and indexed in a store of its own, and a fit with a small budget counts its words for `static` and compiles the
+kernels; its other stages are removed from the store. After, second fits run up to their first training step, each in a new folder: with
+the same settings, another learning rate (an arm of an ablation), another seed, and another budget (`--second`). CPU seconds are user +
+system time of the process and its children. The phases are training, everything else is outside: imports, linear models, plan, selection,
+soft labels, evaluation, export, report. `other` is what no stage has.
 
 Prints tables and, as the last line, one JSON object; writes benchmarks/results/fit.json for the default task and budget.
 """
@@ -31,7 +31,6 @@ from cramlm.experiments.grid import subsample
 from cramlm.pipeline.run_folder import EVENTS
 from cramlm.reporting.record import read_run
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.storage.artifacts import default_store
 
 RESULTS = Path(__file__).parent / "results" / "fit.json"
 DEFAULTS = ("citation_intent", 100, "2e13flops")
@@ -43,11 +42,12 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 def main() -> None:
     """Run both fits, print and write the results."""
     arguments = parse_arguments()
-    build_index(build_corpus(CorpusConfig(files=(corpus_of(arguments),)), default_store()), default_store())
+    store = arguments.out / "store"
+    build_index(build_corpus(CorpusConfig(files=(corpus_of(arguments),)), store), store)
     out = arguments.out / f"{arguments.task}-{arguments.labels}"
-    for folder in (out, default_store() / "stages"):
-        shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(command(arguments, out.with_name("warm"), SMALL_BUDGET), check=True, stdout=subprocess.DEVNULL, env=ONE_THREAD)
+    for folder in (out, store / "stages"):
+        shutil.rmtree(folder, ignore_errors=True)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     subprocess.run(command(arguments, out, arguments.budget), check=True, stdout=subprocess.DEVNULL, env=ONE_THREAD)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -96,6 +96,7 @@ def command(arguments: argparse.Namespace, out: Path, budget: str) -> list[str]:
     options = {f"--{split}": path for split, path in files.items()} | {
         "--corpus": corpus_of(arguments),
         "--budget": budget,
+        "--store": str(arguments.out / "store"),
         "--out": str(out),
     }
     return [sys.executable, "-m", "cramlm", "fit", "--set", "threads=1", *(part for option in options.items() for part in option)]
