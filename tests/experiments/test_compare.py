@@ -282,7 +282,7 @@ def test_linear_models_are_the_last_rows_with_the_time_of_their_fit() -> None:
     table = markdown(rows, pairs_of(results), totals_of(results), {})
     assert "| tfidf | 1 | 90.0 | 90.0 | -10.0" in table
     assert "Their settings are chosen on dev" in table
-    assert "All 1 runs together" in table
+    assert "1 run in all, the cost" in table
     assert "tfidf" not in markdown(rows_of(results[:1]), [], totals_of(results[:1]), {})
 
 
@@ -321,7 +321,7 @@ def test_the_table_shows_mean_deviation_costs_and_paired_tests() -> None:
     assert "| 2 | 95.0 ± 7.1 | 95.0 ± 7.1 |" in lines["fair"]
     assert "| 1.5 | 0.8 | 1.0e+15 | 2.0e+15 | 10 passages, 2.0M tokens | 5.0M | 0.5000 |" in lines["good"]
     assert "-100.0 (-100.0 to -100.0), p < 0.001" in lines["bad"]
-    assert "All 5 runs together" in table
+    assert "5 runs in all, the cost" in table
     assert "5.00e+15 FLOPs by the paper's formula, 1.00e+16 executed" in table
     assert "2.500 kWh" in table
     assert "Failed: ugly, seed 1: diverged" in table

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
+from cramlm.errors import counted
 from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
@@ -388,7 +389,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
     if totals.get("runs"):
         energy = f", {totals['kwh']:.3f} kWh" if "kwh" in totals else ""
         notes.append(
-            f"All {totals['runs']:.0f} runs together, the cost of choosing among them: {totals['minutes']:.1f} minutes, "
+            f"{counted(round(totals['runs']), 'run')} in all, the cost of choosing among them: {totals['minutes']:.1f} minutes, "
             f"{totals['cpu_minutes']:.1f} CPU minutes{energy}, {totals['paper_flops']:.2e} FLOPs by the paper's formula, "
             f"{totals['executed_flops']:.2e} executed."
         )
