@@ -89,6 +89,10 @@ class Disk:
                 to.entries[to_name] = moved
                 if step.what == "exchange" and replaced is not None:
                     entries[name] = replaced
+            case "link":
+                to, to_name = self._find(step.other)
+                assert to.entries is not None
+                to.entries[to_name] = entries[name]
             case "remove":
                 del entries[name]
 
@@ -149,6 +153,8 @@ def _steps(call: Call) -> list[Step]:
             return [Step("remove", call.path)] if os.path.lexists(call.path) else []
         case "rename" | "renameat" | "renameat2":
             return [Step("exchange" if call.exchange else "rename", call.path, call.other)]
+        case "link":
+            return [Step("link", call.path, call.other)]
     raise AssertionError(f"{call.name} is not recorded")
 
 
