@@ -7,7 +7,6 @@ another folder, with another recipe or seed) links their files from `stages/` in
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from cramlm.config.run import RunConfig
-from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.errors import EnvironmentFault
 from cramlm.io.executors import available_cores
 from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event
 from cramlm.storage.artifacts import StagePool, pooled
-from cramlm.storage.locks import environment_faults, make_folder
+from cramlm.storage.locks import environment_faults, limit_in_environment, make_folder
 
 SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", SOFT_LABELS})
 """Kinds of stages and of parts of stages that runs share."""
@@ -56,14 +55,7 @@ def stages_limit() -> float:
     Raises:
         UsageError: if the variable holds no such number.
     """
-    text = os.environ.get(LIMIT_VARIABLE, "")
-    try:
-        limit = float(text) if text else DEFAULT_LIMIT
-    except ValueError:
-        limit = math.nan
-    if not 0 <= limit < math.inf:
-        raise UsageError(f"{LIMIT_VARIABLE}={text!r} is not a size in GB, like 4; 0 shares no stages")
-    return limit
+    return limit_in_environment(LIMIT_VARIABLE, DEFAULT_LIMIT, "a size in GB, like 4; 0 shares no stages", finite=True)
 
 
 def _is_writable(folder: Path, emit: Emit) -> bool:

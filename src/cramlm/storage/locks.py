@@ -91,14 +91,23 @@ def wait_limit() -> float:
     Raises:
         UsageError: if the variable holds no such number.
     """
-    text = os.environ.get(WAIT_VARIABLE, "")
+    return limit_in_environment(WAIT_VARIABLE, DEFAULT_WAIT, "a number of seconds, like 600; 0 does not wait")
+
+
+def limit_in_environment(variable: str, default: float, meaning: str, *, finite: bool = False) -> float:
+    """Return the number >= 0 in an environment variable, `default` if it is not set or empty. meaning: what the value is, for the error.
+
+    Raises:
+        UsageError: if the variable holds no such number; with `finite`, also if it is infinite.
+    """
+    text = os.environ.get(variable, "")
     try:
-        seconds = float(text) if text else DEFAULT_WAIT
+        limit = float(text) if text else default
     except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise UsageError(f"{WAIT_VARIABLE}={text!r} is not a number of seconds, like 600; 0 does not wait")
-    return seconds
+        limit = math.nan
+    if not limit >= 0 or (finite and limit == math.inf):
+        raise UsageError(f"{variable}={text!r} is not {meaning}")
+    return limit
 
 
 def remove_leftovers(target: Path) -> None:
