@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path, write_task(tmp_path / "data", documents=60))
+
+
+def test_a_stage_starts_once_and_ends_once(store: Store) -> None:
+    store.fit()
+    for kind in ("start", "done"):
+        counts = Counter(event.stage for event in store.events if event.kind == kind)
+        assert set(counts.values()) == {1}, counts
 
 
 def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_the_same_weights(store: Store) -> None:

@@ -63,7 +63,6 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
 
     def write_passages(target: Path) -> None:
-        run.emit(Event("start", "teacher"))
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         assert selection is not None
@@ -78,13 +77,13 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             save_array(target / name, labels)
             messages.append(_message(len(pieces), "pieces of passages", labels))
         weights = teacher.combination.weights
-        run.emit(Event("done", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
+        run.emit(Event("note", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
 
     def write(target: Path) -> None:
+        run.emit(Event("start", "teacher"))
         if files and selection is not None:
             key = {"format": _VERSION, **settings, **inputs}
             write_shared_part(target, "teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)
-        run.emit(Event("start", "teacher"))
         regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
         held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
