@@ -132,8 +132,13 @@ def test_weights_and_biases_works_offline(run: Path) -> None:
 
 def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what the import system itself does for a module that is not to be found
-    with pytest.raises(EnvironmentFault, match=r"pip install wandb$"):
-        open_tracker("wandb", run, config)
+    with pytest.raises(EnvironmentFault, match=r"^wandb: .*; pip install wandb$"):
+        replay("wandb", run, silent)
+    with (
+        pytest.raises(EnvironmentFault, match=r"^--report-to wandb: .*; pip install wandb, or drop --report-to$"),
+        follow("wandb", run, config, silent),
+    ):
+        pass
     with pytest.raises(UsageError, match="tensorboard, wandb, mlflow, trackio"):
         open_tracker("visdom", run, config)
     with pytest.raises(UsageError, match="holds no events"):

@@ -45,7 +45,11 @@ def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterat
     if name is None:
         yield emit
         return
-    guarded = _Guarded(name, open_tracker(name, run, config), emit)
+    try:
+        tracker = open_tracker(name, run, config)
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"--report-to {fault}, or drop --report-to") from fault
+    guarded = _Guarded(name, tracker, emit)
 
     def both(event: Event) -> None:
         emit(event)
@@ -115,16 +119,14 @@ def final_scores(run: Path) -> dict[str, float]:
 def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
     """Raises UsageError or EnvironmentFault like `follow`."""
     if name not in PACKAGES:
-        raise UsageError(f"--report-to {name!r} is not one of {', '.join(PACKAGES)}")
+        raise UsageError(f"tracker {name!r}: is not one of {', '.join(PACKAGES)}; choose one of them")
     opened = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[name]
     try:
         return opened(run, config.model_dump(mode="json"))
     except ImportError as error:
-        raise EnvironmentFault(f"--report-to {name}: {_first_line(error)}; pip install {PACKAGES[name]}") from error
+        raise EnvironmentFault(f"{name}: {_first_line(error)}; pip install {PACKAGES[name]}") from error
     except Exception as error:
-        raise EnvironmentFault(
-            f"--report-to {name}: cannot start ({_first_line(error)}); see its own documentation, or drop --report-to"
-        ) from error
+        raise EnvironmentFault(f"{name}: cannot start ({_first_line(error)}); see its own documentation") from error
 
 
 class _Guarded:
