@@ -23,6 +23,7 @@ shares = st.floats(0.001, 0.999)
 UNION = {"kind": "union", "retrievers": [{"kind": "bm25", "top_k": 7}, {"kind": "random", "max_tokens": "1M"}], "shares": [3, 1]}
 CLASSIFY = [{"kind": "classify"}]
 PHASE = {"name": "a", "terms": CLASSIFY}
+TAUGHT = {"phases": [{"name": "a", "terms": [*CLASSIFY, {"kind": "distil", "on": "task"}]}]}
 
 
 def minimal(**changes: Any) -> dict[str, Any]:
@@ -143,6 +144,8 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         ({"phases": [{"name": "a", "terms": [{"kind": "classify", "weight": -1}]}]}, "phases[0].terms[0].weight"),
         ({"phases": [{"name": "a", "terms": [{"kind": "magic"}]}]}, "phases[0].terms[0]"),
         ({"corpus": {"files": ["a"]}}, "corpus and retriever must be set together"),
+        (TAUGHT | {"teacher": {"models": ["static"]}}, "no corpus, which static would learn from"),
+        (TAUGHT | {"teacher": {"models": ["bayes", "static"]}}, "no corpus, which bayes and static would learn from"),
         (with_corpus(kind="magic"), "retriever"),
         (with_corpus(kind="random", top_k=5), "top_k"),
         (with_corpus(kind="bm25", near_duplicates=1.2), "near_duplicates"),

@@ -32,7 +32,7 @@ SETTINGS = {
     "tokens_per_second": 10_000.0,
     "baseline.enabled": False,
     "baseline.c": [3.0],  # of the teacher
-    "teacher.models": ["static"],
+    "teacher.models": ["tfidf"],
     "tokenizer.vocab_size": 200,
     "encoder.layers": 1,
     "encoder.hidden": 32,

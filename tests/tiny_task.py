@@ -26,7 +26,7 @@ QUICK = (
     "tokens_per_second=1e6",
     "threads=1",
     "baseline.enabled=false",
-    'teacher.models=["static"]',
+    'teacher.models=["tfidf"]',
     "baseline.c=[3.0]",
     "precision=fp32",
 )

@@ -331,6 +331,10 @@ class RunConfig(FrozenModel):
                 f"encoder.shape {self.encoder.shape!r} supports [CLS] pooling only, as its native class; set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
+        if self.teaching and self.corpus is None and "tfidf" not in self.teaching:
+            raise ValueError(
+                f"teacher.models: there is no corpus, which {' and '.join(self.teaching)} would learn from; pass --corpus, or add tfidf"
+            )
         if self.teaching == ("bayes",):
             raise ValueError("teacher.models: naive Bayes has no probabilities out of fold for training texts; add static or tfidf")
         check_order(self.phases)
