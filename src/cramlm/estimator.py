@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from cramlm.errors import DataError, UsageError
 from cramlm.records import FloatArray, silent
-from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign, wait_while_locked
+from cramlm.storage.artifacts import hash_json, lock, open_artifact, publish, publish_file, refuse_foreign, wait_while_locked
 
 if TYPE_CHECKING:
     from cramlm.config.run import RunConfig
@@ -104,9 +104,15 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
         self._config("", [])  # validate the settings before writing files
-        publish_file(train, "".join(rows).encode())
-        if further:
-            publish_file(more, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in further).encode())
+
+        def write_inputs() -> None:
+            with lock(folder / "run"):  # which marks the folder as that of a run
+                publish_file(train, "".join(rows).encode())
+                if further:
+                    publish_file(more, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in further).encode())
+
+        with _events(self.verbose) as emit:
+            wait_while_locked(write_inputs, stage="run", emit=emit)
         config = self._config(str(train), [str(more)] if further else [])
         run = self._run(config, folder)
         self.classes_, self.run_, self._scratch = classes, run, scratch

@@ -182,6 +182,8 @@ def test_a_folder_with_an_experiment_on_another_task_is_refused_before_any_run(c
     with pytest.raises(UsageError, match=r"runs/all/alone/1: holds a run on other training texts .*--overwrite"):
         compare(other, out=copied / "out", store=copied / "store")
     assert (copied / "out/table.md").read_bytes() == table
+    with pytest.raises(UsageError, match=r"other: holds other files \(.*\) and no experiment of cramlm; pass a new"):
+        compare(other, out=copied / "other", store=copied / "store", overwrite=True)
     replaced = compare(other, out=copied / "out", store=copied / "store", overwrite=True)
     assert not replaced.failed
     assert replaced.grid.task == other.task

@@ -15,7 +15,15 @@ from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
 from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run, unfinished
-from cramlm.pipeline.run_folder import Recorder, folder_for, is_up_to_date, name_of_task, read_record, refuse_other_task
+from cramlm.pipeline.run_folder import (
+    Recorder,
+    folder_for,
+    is_up_to_date,
+    name_of_task,
+    read_record,
+    refuse_other_folder,
+    refuse_other_task,
+)
 from cramlm.records import Event, silent
 from cramlm.reporting.record import read_run
 from cramlm.storage.artifacts import hash_file, publish, verify
@@ -248,6 +256,26 @@ def test_the_report_omits_stages_of_other_settings(copied: Path) -> None:
     facts = read_run(Path("run"))
     assert facts.finished
     assert not facts.stale
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_was(place: Path) -> None:
+    before = {path: hash_file(path) for path in Path("sea").rglob("*") if path.is_file()}
+    for overwrite in (False, True):
+        with pytest.raises(
+            UsageError, match=r"^sea: holds other files \(.+ and \d more\) and no run of cramlm; pass a new or empty folder"
+        ):
+            run(config_of(), out="sea", store="store", overwrite=overwrite)
+    assert {path: hash_file(path) for path in Path("sea").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_with_hidden_files_or_of_a_call_that_failed_at_once_is_taken(copied: Path) -> None:
+    Path("new").mkdir()
+    Path("new/.gitignore").write_text("*\n", "utf-8")
+    refuse_other_folder(Path("new"))
+    with pytest.raises(UsageError):
+        run(small_config(), out="new", store="store", track="visdom")
+    assert Path("new/error.log").is_file()
+    refuse_other_folder(Path("new"))
 
 
 def test_a_record_of_another_config_is_ignored(copied: Path) -> None:

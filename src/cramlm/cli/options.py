@@ -279,9 +279,7 @@ StoreOption = Annotated[
         rich_help_panel=FILES,
     ),
 ]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace --out, even if it is a run on another task.", rich_help_panel=FILES)
-]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it is a run on another task.", rich_help_panel=FILES)]
 ModelPartOption = Annotated[
     ModelPart,
     typer.Option("--model-part", metavar="PART", help="combined (all models), or encoder, static, bayes or tfidf alone."),

@@ -39,7 +39,8 @@ from cramlm.io.executors import available_cores, run_tasks
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.storage.artifacts import borrowed_seconds, default_store, lock, publish_file
+from cramlm.storage.artifacts import borrowed_seconds, default_store, lock, publish_file, refuse_other_files
+from cramlm.storage.locks import lock_file
 
 TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 
@@ -88,12 +89,13 @@ def compare(
     A failed run is listed in the table and does not stop the others. overwrite: replace runs on another task in `out`.
 
     Raises:
-        UsageError, DataError: before any run, if an arm does not fit the data, or `out` holds runs on another task.
-        Stopped: if `stop` returns an exit code; the same call continues. LockedError: if another process runs this experiment.
+        UsageError, DataError: before any run, if an arm does not fit the data, or `out` holds runs on another task, or other
+        files. Stopped: if `stop` returns an exit code; the same call continues. LockedError: if another process runs this experiment.
     """
     folder = Path(out)
     if (threads := threads_of(jobs)) is not None:
         grid = replace(grid, settings=(f"threads={threads}", *grid.settings))
+    refuse_other_files(folder, own=(RESULTS, lock_file(folder / "experiment").name), what="experiment of cramlm")
     with lock(folder / "experiment"):
         cells = cells_of(grid, folder)
         finished, failed = run_cells(

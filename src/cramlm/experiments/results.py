@@ -23,11 +23,10 @@ from cramlm.errors import counted
 from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
+from cramlm.pipeline.run_folder import USAGE
 from cramlm.records import LINEAR_NAMES
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
-
-FILE = "usage.json"
 
 
 @dataclass(slots=True)
@@ -79,12 +78,12 @@ def measure_usage(run: Path, config: RunConfig) -> Iterator[Usage]:
 
 def _read(run: Path) -> dict[str, dict[str, Any]]:
     """Return usages by hash of the settings."""
-    path = run / FILE
+    path = run / USAGE
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
 def _write(run: Path, config: RunConfig, usage: Usage) -> None:
-    publish_file(run / FILE, (json.dumps({**_read(run), _settings_of(config): asdict(usage)}) + "\n").encode())
+    publish_file(run / USAGE, (json.dumps({**_read(run), _settings_of(config): asdict(usage)}) + "\n").encode())
 
 
 def _settings_of(config: RunConfig) -> str:

@@ -32,7 +32,7 @@ from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext
-from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_task
+from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
 from cramlm.pipeline.sharing import shared_stages
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import teach_by_linear_models
@@ -78,8 +78,8 @@ def run(
     time, ranks; each rank makes this call, and all return the same. PyTorch's number of threads is restored at the end.
 
     Raises:
-        UsageError: if `out` holds a run on another task. CramError: one of its kinds (errors.py); published stages stay, and the same call
-        continues from there.
+        UsageError: if `out` holds a run on another task, or other files and no run. CramError: one of its kinds (errors.py); published
+        stages stay, and the same call continues from there.
     """
     began = time.monotonic() if process.began is None else process.began
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
@@ -95,6 +95,7 @@ def run(
         resolve_device(config.device)  # refuses a device that is not there before anything is written
     task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
+    refuse_other_folder(folder)
     with lock(folder / "run"), _restored_threads():
         if not overwrite:
             refuse_other_task(folder, config, task)

@@ -3,6 +3,7 @@
     run.toml        the config of the last call
     stages.json     the record of the last call: hashes of the keys of the stages that it built or kept (`StageRecord`)
     events.jsonl    the events of all calls
+    usage.json      the cost of each call, in an experiment
 
 A published stage that is not in the record comes from a call with other settings, or from an interrupted one, and does not belong to
 run.toml. `artifacts.stage` alone decides what is up to date; the record stores its decisions.
@@ -27,10 +28,11 @@ from cramlm.data.task import load_task, task_fingerprint
 from cramlm.errors import ArtifactError, UsageError, brief
 from cramlm.io.paths import is_remote
 from cramlm.records import Emit, Event, Task
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, lock, open_artifact, publish_file, wait_while_locked
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, lock, open_artifact, publish_file, refuse_other_files, wait_while_locked
+from cramlm.storage.locks import lock_file
 
 RUNS: Final = Path("runs")
-CONFIG, RECORD, EVENTS, EXPORT = "run.toml", "stages.json", "events.jsonl", "export"
+CONFIG, RECORD, EVENTS, EXPORT, USAGE = "run.toml", "stages.json", "events.jsonl", "export", "usage.json"
 _KEYED_BY_TASK: Final = (TASK, "evaluation", "baseline")  # stages whose key holds the task's fingerprint
 _NAMELESS: Final = re.compile(r"(train|training|data)(?![a-z]).*", re.IGNORECASE)  # a task with such a file is named after the folder
 _LONGEST_NAME: Final = 60
@@ -170,6 +172,15 @@ def folder_for(config: RunConfig, task: Task, *, root: Path = RUNS, emit: Emit) 
             return folder
 
     return wait_while_locked(choose, stage="run", emit=emit)
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Refuse a folder with files that no run wrote: stages with their names would replace them.
+
+    Raises:
+        UsageError: if it is one.
+    """
+    refuse_other_files(folder, own=(CONFIG, RECORD, USAGE, lock_file(folder / "run").name), what="run of cramlm")
 
 
 def refuse_other_task(folder: Path, config: RunConfig, task: Task) -> None:

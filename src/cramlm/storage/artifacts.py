@@ -145,6 +145,25 @@ def refuse_foreign(target: Path, *, kind: str) -> None:
         raise UsageError(f"{target}: holds {there}, which would be replaced; choose another folder, or remove it")
 
 
+def refuse_other_files(folder: Path, *, own: Iterable[str], what: str) -> None:
+    """Check that a folder that stages are written to holds nothing else. Hidden files do not count.
+
+    own: names one of which is there if the folder is used for this already. what: it is used for, as users read it.
+
+    Raises:
+        UsageError: if it has files but none of `own`, or is a file.
+    """
+    with environment_faults(folder):
+        if not folder.exists() or any((folder / name).exists() for name in own):
+            return
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: is a file; pass a folder as --out")
+        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if present:
+        shown = f"{present[0]} and {len(present) - 1} more" if len(present) > 1 else present[0]
+        raise UsageError(f"{folder}: holds other files ({shown}) and no {what}; pass a new or empty folder as --out")
+
+
 def open_artifact(path: Path, *, kind: str) -> Artifact:
     """Open a published folder; check its manifest, the size of every file, and the hash of every small file.
 
