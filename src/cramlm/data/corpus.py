@@ -47,10 +47,12 @@ from cramlm.data.parts import (
     damage_named,
     decode,
     gather_texts,
+    offsets_of,
     plan_parts,
     read_part,
     read_statistics,
     save_sources,
+    spread,
 )
 from cramlm.errors import ArtifactError, DataError, counted
 from cramlm.io.executors import Executor, Processes, available_cores
@@ -131,20 +133,33 @@ class Corpus:
 
     def ids(self, positions: Iterable[int]) -> list[str]:
         """Return the ids of the documents at these positions, in the given order."""
-        chosen = np.fromiter(positions, np.int64)
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
-            raise IndexError(f"positions {chosen.min()} to {chosen.max()} are not all in a corpus of {len(self)} documents")
-        owner = np.searchsorted(self._firsts, chosen, side="right") - 1
-        result = np.empty(len(chosen), object)
+        data, offsets = self.encoded_ids(np.fromiter(positions, np.int64))
+        own = data.tobytes()
+        return [decode(own[start:end], self.path) for start, end in pairwise(offsets.tolist())]
+
+    def encoded_ids(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """Return the ids of the documents at these positions as `gather` returns their texts; damaged ones may not be UTF-8.
+
+        Raises:
+            IndexError: a position is not in the corpus.
+        """
+        self._check_positions(positions)
+        owner = np.searchsorted(self._firsts, positions, side="right") - 1
+        sizes, found = np.empty(len(positions), np.int64), []
         for number in np.unique(owner).tolist():
             if (ids := self._ids.get(number)) is None:
                 ids = self._ids[number] = PartIds(
                     self.parts[number].columns, self._file_names[number], own_ids_repeat=bool(self.statistics.get("repeated_ids"))
                 )
             part, mine = self.parts[number], np.flatnonzero(owner == number)
-            result[mine] = ids.take(part.index_of(chosen[mine] - part.first))
-        names: list[str] = result.tolist()
-        return names
+            data, ends = ids.take(part.index_of(positions[mine] - part.first))
+            sizes[mine] = np.diff(ends)
+            found.append((mine, data))
+        offsets = offsets_of(sizes)
+        result = np.empty(offsets[-1], np.uint8)
+        for mine, data in found:
+            result[spread(offsets[mine], sizes[mine])] = data
+        return result, offsets
 
     def words(self, positions: IntArray) -> IntArray:
         """Return the number of words of the documents at these positions, int64."""
@@ -178,9 +193,12 @@ class Corpus:
             IndexError: a position is not in the corpus.
         """
         positions = np.asarray(positions, np.int64)
+        self._check_positions(positions)
+        return gather_texts(self.parts, positions)
+
+    def _check_positions(self, positions: IntArray) -> None:
         if len(positions) and not (positions.min() >= 0 and positions.max() < len(self)):
             raise IndexError(f"positions {positions.min()} to {positions.max()} are not all in a corpus of {len(self)} documents")
-        return gather_texts(self.parts, positions)
 
     def __iter__(self) -> Iterator[Document]:
         return (self.document(position) for position in range(len(self)))

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from cramlm.config.retriever import Bm25Config, DenseConfig, RetrieverConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
+from cramlm.data.parts import offsets_of
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray
 from cramlm.retrieval.duplicates import NearDuplicates
@@ -171,11 +172,16 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents."""
+    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents.
+
+    text, offsets: text[offsets[i]:offsets[i + 1]] is the UTF-8 of the i-th kept document.
+    """
 
     kept: IntArray
     tokens: float
     dropped: tuple[Dropped, ...]
+    text: npt.NDArray[np.uint8]
+    offsets: IntArray
 
 
 def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.float64]:
@@ -199,24 +205,17 @@ def filter_ranking(
     while start < len(ranking) and kept != bound.documents:
         size = _CHUNK if bound.documents is None else int(_SPARE * (bound.documents - kept)) + 100
         chunk = range(start, min(start + min(size, _CHUNK), len(ranking)))
-        by_position = np.argsort(ranking.position[chunk.start : chunk.stop])  # the order in which text is read fastest
-        positions = ranking.position[chunk.start : chunk.stop][by_position]
+        positions = ranking.position[chunk.start : chunk.stop]
         text, offsets = corpus.gather(positions)
-        costs = np.empty(len(chunk))
-        costs[by_position] = estimate_tokens(text, offsets)
-        dropped = {
-            int(chunk[int(by_position[int(np.searchsorted(positions, overlap.position))])]): overlap
-            for overlap in held_out_texts.find_in(positions.tolist(), text, offsets)
-        }
+        costs = estimate_tokens(text, offsets)
+        dropped = {start + overlap.position: overlap for overlap in held_out_texts.find_in(range(len(chunk)), text, offsets)}
         part = [
             Dropped(index, overlap.reason, {"match": overlap.match, "example": overlap.split_example_id})
             for index, overlap in dropped.items()
         ]
         if duplicates is not None:
-            place = np.argsort(by_position)
-            for index in chunk:
+            for number, index in enumerate(chunk):
                 if index not in dropped:
-                    number = int(place[index - start])
                     passage = text[offsets[number] : offsets[number + 1]].tobytes().decode()
                     if (twin := duplicates.twin(int(positions[number]), passage)) is not None:
                         part.append(Dropped(index, "near-duplicate", {"twin": twin[0], "similarity": round(twin[1], 4)}))
@@ -227,11 +226,21 @@ def filter_ranking(
         complete = end is None
         stop = chunk.stop if end is None else start + end
         added = float(costs[indices].sum())
-        yield Filtered(indices + start, added, tuple(each for each in part if each.index < stop))
+        dropped_here = tuple(each for each in part if each.index < stop)
+        yield Filtered(indices + start, added, dropped_here, *_take_texts(text, offsets, indices))
         kept, tokens, start = kept + len(indices), tokens + added, chunk.stop
         corpus.release()
         if not complete:
             return
+
+
+def _take_texts(text: npt.NDArray[np.uint8], offsets: IntArray, chosen: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
+    """Return some of the texts, of ascending indices, and their offsets; runs of texts are copied as one block."""
+    if len(chosen) == len(offsets) - 1:
+        return text, offsets
+    runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
+    blocks = [text[offsets[run[0]] : offsets[run[-1] + 1]] for run in runs if len(run)]
+    return np.concatenate([text[:0], *blocks]), offsets_of(np.diff(offsets)[chosen])
 
 
 def _within(indices: IntArray, costs: npt.NDArray[np.float64], kept: int, tokens: float, bound: Bound) -> tuple[IntArray, int | None]:
