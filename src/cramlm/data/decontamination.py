@@ -57,15 +57,19 @@ class HeldOut:
         order = np.argsort(windows[:count], kind="stable")  # equal windows in the order of the examples
         self._windows, self._length, self._whole = windows[order], length[order], whole[order]
         self._text, self._start = text[order], start[order]
-        begins = hashes[offsets[text[:count][whole[:count]]][:, None] + np.arange(SHORTEST)].sum(axis=1, dtype=np.uint64)
+        # A window of n words has a run of `_anchor` words that begins at one of `_stride` successive words.
+        shortest = int(self._length.min(initial=WINDOW))
+        self._anchor = max(SHORTEST, shortest - 7)
+        self._stride = shortest - self._anchor + 1
+        anchors = _runs_within(hashes, offsets, self._anchor)
         self._make_tables(
-            np.concatenate((self._windows, begins)),
-            np.concatenate((np.where(self._whole, self._length, 0), np.full(len(begins), _MOST))),
+            np.concatenate((self._windows, anchors)),
+            np.concatenate((np.where(self._whole, self._length, 0), np.full(len(anchors), _MOST))),
         )
 
     def _make_tables(self, windows: _Hashes, tables: IntArray) -> None:
         """Make a bit table of the windows with each table number: 0 for those of 13 words, n for whole texts of n words, `_MOST` for the
-        first words of whole texts, which are looked up before.
+        anchors, which are looked up before.
         """
         self._first, self._shift = np.full(_MOST + 1, -1, np.int64), np.zeros(_MOST + 1, np.uint64)
         size = 0
@@ -121,7 +125,7 @@ class HeldOut:
     def _candidates(self, text: npt.NDArray[np.uint8], starts: IntArray) -> Iterator[tuple[int, int, int, np.uint64]]:
         """Return (document, first word, words, hash) of every window with the hash of a held-out one: by document, longer windows later."""
         hashes, sizes, offsets = hash_block(text, starts)
-        tables = (_MOST, self._bits, self._first, self._shift)
+        tables = (_MOST, self._anchor, self._stride, self._bits, self._first, self._shift)
         capacity = 1024 + len(hashes) // 8
         while True:
             document, start, length = (np.empty(capacity, np.int64) for _ in range(3))
@@ -143,6 +147,14 @@ class HeldOut:
                 return index
             index += 1
         return None
+
+
+def _runs_within(hashes: _Hashes, offsets: IntArray, words: int) -> _Hashes:
+    """Return the hash of every run of so many words within a text."""
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)))
+    starts = np.arange(max(0, len(hashes) - words + 1))
+    within = starts + words <= np.repeat(offsets[1:], np.diff(offsets))[: len(starts)]
+    return sums[starts[within] + words] - sums[starts[within]]
 
 
 def _joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:

@@ -25,7 +25,6 @@ _BLANK = 0x20
 _LOWER_CASE = np.uint64(0x2020202020202020)  # set in the bytes of letters and digits
 _ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _WORD_QUARTERS = 4
-_FEWEST = 4  # words of a window: the least size in words
 
 _K = np.array(
     [
@@ -365,16 +364,16 @@ def _hash_ascii_words(text, index, end, hashes, count):  # type: ignore[no-untyp
     letters = find_letters(text, index)
     if stop < WIDTH:
         letters &= (np.uint64(1) << np.uint64(stop)) - np.uint64(1)
-    done = 0
-    while done < stop:
-        rest = letters >> np.uint64(done)
-        if rest == 0:
-            return stop, count
-        start = done + trailing_zeros(rest)
-        done = start + trailing_zeros(~(letters >> np.uint64(start)))
-        if done >= stop and index + stop < end:
+    starts = letters & ~(letters << np.uint64(1))
+    ends = ~letters & (letters << np.uint64(1))  # of the byte after a word
+    while starts != 0:
+        start = trailing_zeros(starts)
+        after = min(trailing_zeros(ends), stop)
+        if after >= stop and index + stop < end:
             return start, count
-        place, length, value = index + start, done - start, _FNV_START
+        starts &= starts - np.uint64(1)
+        ends &= ends - np.uint64(1)
+        place, length, value = index + start, after - start, _FNV_START
         while length > 16:
             value = _mix(value, load_word(text, place) | _LOWER_CASE)
             place += 8
@@ -554,63 +553,44 @@ def set_bits(windows, tables, bits, first, shift):  # type: ignore[no-untyped-de
 
 
 @jit
-def find_windows(hashes, sizes, word_offsets, most, bits, first, shift, text, start, length, window):  # type: ignore[no-untyped-def]
-    """Write the windows whose bit is set, text by text; within a text first those of whole small texts, by first word and length, then
-    those of size `most`. Return their number; those that exceed the length of `window` are not written.
+def _has_bit(window, table, bits, first, shift):  # type: ignore[no-untyped-def]
+    """Return True if the bit of a window is set in a table (see `set_bits`); False if there is no such table."""
+    if first[table] < 0:
+        return False
+    slot = window >> shift[table]
+    return (bits[first[table] + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1) != 0
 
-    Tables as in `set_bits`: table 0 has the windows of size `most`, table n < `most` the small texts of n words, and table `most` their
-    first _FEWEST words; first[t] is -1 without a table. A window's hash is the difference of two sums from the first word on, so that
-    windows are independent of one another.
+
+@jit
+def find_windows(hashes, sizes, word_offsets, most, anchor, stride, bits, first, shift, text, start, length, window):  # type: ignore[no-untyped-def]
+    """Write the windows whose bit is set, text by text; of those with the same first word longer ones later. Return their number; those
+    that exceed the length of `window` are not written.
+
+    Tables as in `set_bits`: table 0 has the windows of size `most`, table n < `most` the small texts of n words, and table `most` every run
+    of `anchor` words of both; first[t] is -1 without a table. No window has fewer than `anchor` + `stride` - 1 words, so that it has a run
+    that begins at a multiple of `stride`: only these runs are looked up in all of the text.
     """
     count, limit = 0, len(window)
-    longest = 0
+    anchors, by = first[most], shift[most]
     for number in range(len(word_offsets) - 1):
-        longest = max(longest, word_offsets[number + 1] - word_offsets[number])
-    sums = np.zeros(longest + 1, np.uint64)  # of the first n words
-    ends = np.empty(longest + 1, np.int64)
-    usual = most // _WORD_QUARTERS  # words of a window, where all have the same size
-    for number in range(len(word_offsets) - 1):
-        origin, words = word_offsets[number], word_offsets[number + 1] - word_offsets[number]
-        differing = np.uint8(0)
-        for index in range(words):
-            differing = np.uint8(differing | sizes[origin + index] ^ np.uint8(_WORD_QUARTERS))
-        value = np.uint64(0)
-        for index in range(words):
-            value += hashes[origin + index]
-            sums[index + 1] = value
-        if first[most] >= 0:
-            table, by = first[most], shift[most]
-            for index in range(words - _FEWEST + 1):
-                slot = (sums[index + _FEWEST] - sums[index]) >> by
-                if not (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                    continue
-                for run in range(_FEWEST, min(most - 1, words - index) + 1):
-                    if first[run] < 0:
-                        continue
-                    value = sums[index + run] - sums[index]
-                    slot = value >> shift[run]
-                    if (bits[first[run] + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                        if count < limit:
-                            text[count], start[count], length[count], window[count] = number, index, run, value
-                        count += 1
-        if first[0] < 0:
-            continue
-        table, by = first[0], shift[0]
-        if differing == 0:
-            for index in range(words - usual + 1):
-                value = sums[index + usual] - sums[index]
-                slot = value >> by
-                if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                    if count < limit:
-                        text[count], start[count], length[count], window[count] = number, index, usual, value
-                    count += 1
-            continue
-        for index in range(_window_ends(sizes[origin : origin + words], most, ends)):
-            end = ends[index]
-            value = sums[end] - sums[index]
+        origin, end = word_offsets[number], word_offsets[number + 1]
+        for place in range(origin, end - anchor + 1, stride):
+            value = np.uint64(0)
+            for index in range(place, place + anchor):
+                value += hashes[index]
             slot = value >> by
-            if (bits[table + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
-                if count < limit:
-                    text[count], start[count], length[count], window[count] = number, index, end - index, value
-                count += 1
+            if not (bits[anchors + np.int64(slot >> np.uint64(6))] >> (slot & np.uint64(63))) & np.uint64(1):
+                continue
+            for begin in range(max(origin, place - stride + 1), place + 1):
+                value, size = np.uint64(0), 0
+                for index in range(begin, end):
+                    value += hashes[index]
+                    size += sizes[index]
+                    words = index + 1 - begin
+                    if _has_bit(value, 0 if size >= most else words, bits, first, shift):
+                        if count < limit:
+                            text[count], start[count], length[count], window[count] = number, begin - origin, words, value
+                        count += 1
+                    if size >= most:
+                        break
     return count
