@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
-from cramlm.retrieval.report import PRIOR_WORDS, compare_with_corpus, over_represented, random_batches
+from cramlm.retrieval.report import PRIOR_WORDS, WordCounts, compare_with_corpus, over_represented, random_batches
 from cramlm.text.ngrams import count, divergence, hash_texts
 
 SEA = ["the tide and the harbour and a ship in the reef", "a sailor on the ship saw the reef and the tide", "the harbour of the sailor"]
@@ -26,6 +25,11 @@ def test_a_selection_with_the_task_s_words_is_nearer_to_it_than_random_text(tmp_
     expected = divergence(count(hash_texts(["a ship at the reef", "sailor and tide"])), count(hash_texts(SEA)))
     assert likeness["kl_selection"] == pytest.approx(expected, abs=1e-4)
     assert {"the", "ship", "harbour"} <= {row["word"] for row in report["over_represented"]}
+
+
+def words_of(counts: dict[str, int]) -> WordCounts:
+    text = " ".join(word for word, count in counts.items() for _ in range(count)).encode()
+    return WordCounts.of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
 
 
 def test_the_whole_corpus_is_no_nearer_than_random_text(tmp_path: Path) -> None:
@@ -55,7 +59,7 @@ def test_the_random_sample_needs_8_bytes_per_position() -> None:
 
 
 def test_log_odds_are_the_hand_calculated_ones_with_a_prior_of_pooled_counts() -> None:
-    own, other = Counter({"reef": 30, "the": 70, "7": 9}), Counter({"reef": 5, "the": 95, "7": 0})
+    own, other = (words_of({"reef": 30, "the": 70, "7": 9}), words_of({"reef": 5, "the": 95}))
     (row,) = over_represented(own, other)
     prior = PRIOR_WORDS * 35 / 209
     first, second = 30 + prior, 5 + prior

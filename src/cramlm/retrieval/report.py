@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from cramlm.data.corpus import Corpus
 from cramlm.records import IntArray
 from cramlm.text.ngrams import BUCKETS, count, divergence, hash_texts, hash_utf8
-from cramlm.text.words import segment_utf8
+from cramlm.text.words import WordHashes, hash_block, segment_utf8
 
 MOST_PASSAGES: Final = 2000
 MOST_TEXTS: Final = 5000
@@ -34,50 +36,78 @@ _SAMPLE_BATCH: Final = 512
 
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
     """Return JSON data for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
-    chosen = [corpus.data(position) for position in selected[_evenly(len(selected), MOST_PASSAGES)].tolist()]
-    ngrams = hash_utf8(chosen)
+    chosen = corpus.gather(selected[_evenly(len(selected), MOST_PASSAGES)])
+    ngrams = hash_utf8(_cut(*chosen))
     sample, sample_counts = _sample(corpus, len(ngrams.buckets))
     target = _count_ngrams([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()])
     random, own = divergence(target, sample_counts), divergence(target, count(ngrams))
     likeness = {"kl_random": round(random, 4), "kl_selection": round(own, 4), "kl_reduction": round(random - own, 4)}
-    sizes = {"buckets": BUCKETS, "passages": len(chosen), "random_passages": len(sample)}
-    return {"task_likeness": likeness | sizes, "over_represented": over_represented(_count_words(chosen), _count_words(sample))}
+    sizes = {"buckets": BUCKETS, "passages": len(chosen[1]) - 1, "random_passages": len(sample[1]) - 1}
+    return {"task_likeness": likeness | sizes, "over_represented": over_represented(WordCounts.of(*chosen), WordCounts.of(*sample))}
 
 
-def over_represented(own: Counter[str], other: Counter[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """The words of texts (as of `segment_utf8`), counted by their hashes. keys: distinct hashes, ascending; counts: int64, of each."""
+
+    text: npt.NDArray[np.uint8]
+    offsets: IntArray
+    words: WordHashes
+    keys: npt.NDArray[np.uint64]
+    counts: IntArray
+
+    @staticmethod
+    def of(text: npt.NDArray[np.uint8], offsets: IntArray) -> WordCounts:
+        """Count the words of texts text[offsets[i]:offsets[i + 1]] (UTF-8)."""
+        words = hash_block(text, offsets)
+        return WordCounts(text, offsets, words, *np.unique(words.hashes, return_counts=True))
+
+    def count(self, keys: npt.NDArray[np.uint64]) -> IntArray:
+        """Return how often words with these hashes occur, int64."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int64)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[places] == keys, self.counts[places], 0)
+
+    def word(self, key: np.uint64) -> str:
+        """Return a word that occurs by its hash."""
+        place = int(np.argmax(self.words.hashes == key))
+        number = int(np.searchsorted(self.words.offsets, place, side="right")) - 1
+        text = self.text[self.offsets[number] : self.offsets[number + 1]].tobytes()
+        return segment_utf8(text).split()[place - int(self.words.offsets[number])].decode("utf-8", "surrogatepass")
+
+
+def over_represented(own: WordCounts, other: WordCounts) -> list[dict[str, Any]]:
     """Return the words that are over-represented in `own`: word, log_odds (natural), z, and both counts. Words that are at least twice as
     likely come first, then by z; numbers are left out.
     """
-    totals = (own.total() + PRIOR_WORDS, other.total() + PRIOR_WORDS)
-    share = PRIOR_WORDS / max(own.total() + other.total(), 1)
-    rows = []
-    for word in _promising([word for word in {**own, **other} if not word.isnumeric()], own, other, totals, share):
-        both = own[word] + other[word]
-        counts = (own[word] + share * both, other[word] + share * both)
-        log_odds = _log_odds(counts[0], totals[0]) - _log_odds(counts[1], totals[1])
-        if log_odds > 0:
-            z = log_odds / math.sqrt(1 / counts[0] + 1 / counts[1])
-            rows.append((log_odds < math.log(2), -z, word, log_odds))
+    keys = np.union1d(own.keys, other.keys)
+    counts = own.count(keys), other.count(keys)
+    totals = [int(each.sum()) + PRIOR_WORDS for each in counts]
+    share = PRIOR_WORDS / max(int(counts[0].sum() + counts[1].sum()), 1)
+    prior = share * (counts[0] + counts[1])
+    odds = [np.log((each + prior) / np.maximum(total - each - prior, 1.0)) for each, total in zip(counts, totals, strict=True)]
+    log_odds = odds[0] - odds[1]  # of words in all texts finite, too
+    z = log_odds / np.sqrt(1 / (counts[0] + prior) + 1 / (counts[1] + prior))
+    rows: list[tuple[bool, float, str, int]] = []
+    for is_less_likely in (False, True):
+        group = np.flatnonzero((log_odds > 0) & ((log_odds < math.log(2)) == is_less_likely))
+        for index in group[np.argsort(-z[group], kind="stable")].tolist():
+            if len(rows) >= _SHOWN_WORDS and (is_less_likely, -z[index]) > rows[-1][:2]:
+                break
+            word = (own if counts[0][index] else other).word(keys[index])
+            if not word.isnumeric():
+                rows.append((is_less_likely, -float(z[index]), word, index))
     return [
-        {"word": word, "log_odds": round(log_odds, 3), "z": round(-minus_z, 1), "selection": own[word], "random": other[word]}
-        for _, minus_z, word, log_odds in sorted(rows)[:_SHOWN_WORDS]
+        {
+            "word": word,
+            "log_odds": round(float(log_odds[index]), 3),
+            "z": round(-minus_z, 1),
+            "selection": int(counts[0][index]),
+            "random": int(counts[1][index]),
+        }
+        for _, minus_z, word, index in sorted(rows)[:_SHOWN_WORDS]
     ]
-
-
-def _promising(words: list[str], own: Counter[str], other: Counter[str], totals: tuple[float, float], share: float) -> list[str]:
-    """Return all words that `over_represented` can show, and few others."""
-    margin = 1e-6  # arithmetic in arrays differs from Python's by less
-    counts = [np.fromiter(map(each.get, words, repeat(0)), np.float64, len(words)) for each in (own, other)]
-    both = share * (counts[0] + counts[1])
-    smoothed = [each + both for each in counts]
-    odds = [np.log(each / np.maximum(total - each, 1.0)) for each, total in zip(smoothed, totals, strict=True)]
-    log_odds = odds[0] - odds[1]
-    z = log_odds / np.sqrt(1 / smoothed[0] + 1 / smoothed[1])
-    surely = z[log_odds > math.log(2) + margin]  # shown before all words that are less likely
-    if len(surely) < _SHOWN_WORDS:
-        return words
-    least = np.sort(surely)[-_SHOWN_WORDS] - margin
-    return [words[number] for number in np.flatnonzero((log_odds > math.log(2) - margin) & (z >= least)).tolist()]
 
 
 def _evenly(size: int, most: int) -> IntArray:
@@ -93,25 +123,25 @@ def _count_ngrams(texts: Sequence[str]) -> IntArray:
     return np.bincount(ngrams.buckets, repeats, minlength=BUCKETS).astype(np.int64)
 
 
-def _log_odds(count: float, total: float) -> float:
-    return math.log(count / max(total - count, 1.0))  # finite even if the text has only this word
-
-
-def _sample(corpus: Corpus, size: int) -> tuple[list[bytes], IntArray]:
+def _sample(corpus: Corpus, size: int) -> tuple[tuple[npt.NDArray[np.uint8], IntArray], IntArray]:
     """Return random texts (the same for every call) with `size` n-grams together, or the whole corpus; and their counts per bucket."""
-    texts: list[bytes] = []
+    positions: list[int] = []
     counts = np.zeros(BUCKETS, np.int64)
-    for positions in random_batches(len(corpus)):
-        batch = [corpus.data(position) for position in positions]
+    for batch in random_batches(len(corpus)):
+        ngrams = hash_utf8(_cut(*corpus.gather(np.array(batch))))
         corpus.release()
-        ngrams = hash_utf8(batch)
         enough = int(np.searchsorted(ngrams.offsets, size)) if ngrams.offsets[-1] >= size else len(batch)
-        texts += batch[:enough]
+        positions += batch[:enough]
         counts += np.bincount(ngrams.buckets[: ngrams.offsets[enough]], minlength=BUCKETS)
         size -= int(ngrams.offsets[enough])
         if size <= 0:
             break
-    return texts, counts
+    return corpus.gather(np.array(positions, np.int64)), counts
+
+
+def _cut(text: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
+    data = text.tobytes()
+    return [data[start:end] for start, end in pairwise(offsets.tolist())]
 
 
 def random_batches(size: int) -> Iterator[list[int]]:
@@ -119,10 +149,3 @@ def random_batches(size: int) -> Iterator[list[int]]:
     order = np.random.default_rng(0x424C494E44).permutation(size)
     for start in range(0, size, _SAMPLE_BATCH):
         yield order[start : start + _SAMPLE_BATCH].tolist()
-
-
-def _count_words(texts: Iterable[bytes]) -> Counter[str]:
-    words: Counter[bytes] = Counter()
-    for text in texts:
-        words.update(segment_utf8(text).split())
-    return Counter({word.decode("utf-8", "surrogatepass"): number for word, number in words.items()})
