@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -109,6 +110,31 @@ def test_results_do_not_depend_on_order_threads_or_batches(large: tuple[list[str
     assert results(index, queries + queries, limit=30, threads=3) == one + one
     monkeypatch.setattr(bm25, "CANDIDATE_BYTES", 1)  # the fewest queries per pass
     assert results(index, queries, limit=30, threads=2) == one
+
+
+def test_of_a_large_index_a_block_at_a_time_is_resident(
+    large: tuple[list[str], Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, index = large
+    expected = results(index, texts[:50], limit=30)
+    monkeypatch.setattr(segment_module, "SMALL_FILE", 0)  # map every array
+    mapped = Bm25Index.open(index.path)
+    ((_, segment),) = mapped.segments
+
+    def resident() -> list[int]:
+        """Resident kB of the postings and of their dictionary."""
+        areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+        files = [str(segment.path / f"{name}.npy") for name in ("postings", "dictionary")]
+        return [sum(int(re.search(r"Rss:\s+(\d+)", area)[1]) for area in areas if file in area) for file in files]  # type: ignore[index]
+
+    assert results(mapped, texts[:50], limit=30) == expected
+    assert min(resident()) > 0
+    monkeypatch.setattr(bm25, "MAX_CACHED_BYTES", 0)
+    after_blocks: list[list[int]] = []
+    found = results(mapped, texts[:50], limit=30, emit=lambda event: after_blocks.append(resident()))
+    assert found == expected
+    assert len(after_blocks) >= 6
+    assert after_blocks[-1] == [0, 0]
 
 
 @pytest.mark.parametrize("limit", [50, 250, 5000])

@@ -166,7 +166,7 @@ MAX_SCORE: Final = 2**32 - (MAX_WORDS << MAX_COARSE_SHIFT)  # rounding up to coa
 assert 0 < MAX_SCORE < 2**32
 assert WIDE_UP_TO <= max(FRACTION_BITS) < WIDE_FRACTION_BITS
 
-MAX_CACHED_BYTES: Final = 1 << 30  # the postings of a larger index are released after a search
+MAX_CACHED_BYTES: Final = 1 << 30  # the postings of a larger index are released, each block after its scan
 CANDIDATE_BYTES: Final = 512 << 20  # bounds the queries per scan of the index
 FIRST_SAMPLE: Final = 256  # documents of the first block, for the first estimate of the thresholds
 ESTIMATE_AFTER: Final = (1, 2, 8, 32)  # blocks
@@ -260,9 +260,6 @@ def search_keys(
             results = _search(segments, statistics, queries.take(chosen), limit, scoring, threads, pool, emit)
             for query, (fraction_bits, keys) in zip(chosen.tolist(), results, strict=True):
                 yield query, fraction_bits, keys
-    if sum(segment.mapped_bytes for _, segment in segments) > MAX_CACHED_BYTES:
-        for _, segment in segments:
-            segment.release()
 
 
 def _search(
@@ -382,6 +379,7 @@ class SearchBatch:
         candidates = Candidates(np.empty((len(queries), capacity), np.uint64), np.zeros(len(queries), np.int64), least.copy())
         numbers: dict[int, tuple[Int32Array, Float64Array]] = {}
         buffers = self._allocate(blocks)
+        release = sum(segment.mapped_bytes for _, segment in self._segments) > MAX_CACHED_BYTES
         seen = 0
         for done, (number, block) in enumerate(blocks, 1):
             first, segment = self._segments[number]
@@ -400,6 +398,8 @@ class SearchBatch:
                 kernels.score_block(0, len(queries), self._query_terms, self._shift, self._limit, position, buffers, candidates)
             else:
                 kernels.score_block_wide(self._query_terms, self._drop, self._limit, position, buffers, candidates)
+            if release:
+                segment.release(block)
             seen += len(position)
             if estimate and done in ESTIMATE_AFTER and done < len(blocks):
                 self._estimate(seen, candidates)

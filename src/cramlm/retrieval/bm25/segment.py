@@ -59,6 +59,7 @@ _APPENDED: Final = tuple(TYPES)[:7]  # written block by block, the others at onc
 CODE_FORMAT: Final = 3  # increase when the same passages give other files
 SEGMENT_PASSAGES: Final = 1 << 18  # larger segments save memory for terms, smaller ones give more work to several processes
 _PROGRESS_SECONDS: Final = 0.2
+_FAULT_BYTES: Final = 1 << 16  # Linux maps up to so many bytes around a page fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,16 @@ class Segment:
         """Bytes of the postings and their dictionary."""
         return self.blocks.postings.nbytes + self.blocks.dictionary.nbytes
 
-    def release(self) -> None:
-        """Drop the resident pages of the memory-mapped postings."""
-        for array in (self.blocks.postings, self.blocks.dictionary):
+    def release(self, block: int) -> None:
+        """Drop the resident pages of the memory-mapped postings of a block."""
+        blocks = self.blocks
+        for array, offsets in ((blocks.postings, blocks.posting_offsets), (blocks.dictionary, blocks.dictionary_offsets)):
             mapped = getattr(array.base, "_mmap", array.base)  # small arrays are not mapped
-            if isinstance(mapped, mmap.mmap):
-                mapped.madvise(mmap.MADV_DONTNEED)
+            start, end = (int(offset) * array.itemsize for offset in offsets[block : block + 2])
+            if isinstance(mapped, mmap.mmap) and start < end:
+                header = len(mapped) - array.nbytes
+                start = max(0, (header + start) // mmap.PAGESIZE * mmap.PAGESIZE - _FAULT_BYTES)
+                mapped.madvise(mmap.MADV_DONTNEED, start, header + end + _FAULT_BYTES - start)
 
     def find_terms(self, vocabulary: Vocabulary) -> Int32Array:
         """Return this segment's number of every term of a vocabulary, int32 (terms,); -1 if the term is not in the segment."""
