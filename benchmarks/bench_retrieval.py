@@ -12,12 +12,14 @@ engine runs in its own process, bound to one core, after a warm-up; its figures 
 
 Results are compared up to ties: a document that only one side returned for a query is counted if its exact float64 score differs from that
 of the last returned document by more than 1e-6 (relative). tantivy and Lucene keep document lengths in one byte, so they are compared with
-cramlm under `norm="lucene"`. Prints Markdown tables and, as the last line, one JSON object; writes benchmarks/results/retrieval.json.
+cramlm under `norm="lucene"`. Prints Markdown tables and, as the last line, one JSON object; writes benchmarks/results/retrieval.json, in
+which a corpus that was not measured this time keeps its figures, with their date.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shutil
@@ -68,9 +70,12 @@ def main() -> None:
     target = Path(__file__).parent / "results" / "retrieval.json"
     target.parent.mkdir(exist_ok=True)
     measured: dict[str, Any] = {"benchmark": "retrieval", "task": arguments.task if arguments.data else "invented", "corpora": []}
+    before = json.loads(target.read_bytes())["corpora"] if target.is_file() else []
     for corpus in corpora(arguments):
         measured["corpora"].append(measure(corpus, arguments))
-        target.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+        done = {each["corpus"] for each in measured["corpora"]}
+        kept = [each for each in before if each["corpus"] not in done]
+        target.write_text(json.dumps(measured | {"corpora": kept + measured["corpora"]}, indent=1) + "\n", "utf-8")
     print_tables(measured)
     print(json.dumps(measured))
 
@@ -122,6 +127,7 @@ def measure(files: Files, arguments: argparse.Namespace) -> dict[str, Any]:
     write_queries(work / "sample.json", [part for part, _ in sampled])
     result: dict[str, Any] = {
         "corpus": files.label,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "passages": len(corpus),
         "words": int(terms.starts[-1]),
         "postings": terms.postings,

@@ -2,12 +2,15 @@
 
     python benchmarks/bench_select.py                       # 421,140 passages, ChemProt's training texts, K = 500
     python benchmarks/bench_select.py --shards 1 --repeats 1
+    python benchmarks/bench_select.py --synthetic 10000000  # cramlm alone on synthetic passages; 20 GB of disk
 
 Both sides load their index, tokenize, search for every training text, make the union of the best K and write its texts to disk. cramlm
 also drops passages that overlap the dev set that it splits off, and writes a report. The corpus is read and indexed before, once for each
-side. Seconds are user + system time of the process, the smallest of `--repeats` after a first run, which compiles kernels.
+side. Seconds are user + system time of the process, the smallest of `--repeats` after a first run, which compiles kernels; memory is the
+largest maximum resident set of the runs.
 
-Prints a table and, as the last line, one JSON object; writes benchmarks/results/select.json if the whole corpus was used.
+Prints a table and, as the last line, one JSON object; writes benchmarks/results/select.json if the whole corpus was used, and its entry
+`synthetic` with --synthetic.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cramlm.retrieval.index import Index
+from synthetic import Bootstrap, write_corpus
 
 RESULTS = Path(__file__).parent / "results" / "select.json"
 PEER = Path(__file__).with_name("select_peer.py")
@@ -35,13 +40,18 @@ def main() -> None:
     train = arguments.data / "tasks" / arguments.task / "train.jsonl"
     shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))[: arguments.shards]
     folder = arguments.store / f"select-{len(shards)}"
-    index = Index.build(shards, folder / "index")
+    if arguments.synthetic:
+        source = Bootstrap(shards)
+        shards = write_corpus(source, arguments.synthetic, arguments.store / f"synthetic-{source.settings['kind']}-{arguments.synthetic}")
+        folder = arguments.store / f"select-synthetic-{arguments.synthetic}"
+    build = [sys.executable, "-m", "cramlm", "index", *map(str, shards), "--out", str(folder / "index")]
+    subprocess.run(build, check=True)  # not in this process: the memory of a child includes its parent's at the start
     commands = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
     missing = {}
     if importlib.util.find_spec("bm25s") is None:
         missing["bm25s"] = "pip install 'cramlm[bench]'"
-    else:
-        index_peer(index, folder)
+    elif not arguments.synthetic:
+        index_peer(folder)
         commands["bm25s"] = lambda out: [
             sys.executable,
             str(PEER),
@@ -51,24 +61,48 @@ def main() -> None:
             str(arguments.top_k),
             str(out),
         ]
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    runs: dict[str, list[Usage]] = {name: [] for name in commands}
     for _ in range(arguments.repeats + 1):
         for name, command in commands.items():
             out = folder / f"out-{name}"
             if out.is_dir():
                 shutil.rmtree(out)
             out.unlink(missing_ok=True)
-            seconds[name].append(cpu_seconds(command(out)))
-    rows = {name: {"first": each[0], "cpu_seconds": min(each[1:])} for name, each in seconds.items()}
-    print("| | CPU s, whole process | first run | times cramlm |\n|---|---|---|---|")
+            runs[name].append(run(command(out)))
+    rows = {
+        name: {
+            "first": each[0].cpu_seconds,
+            "cpu_seconds": min(usage.cpu_seconds for usage in each[1:]),
+            "seconds": min(usage.seconds for usage in each[1:]),
+            "peak_megabytes": max(usage.peak_megabytes for usage in each),
+        }
+        for name, each in runs.items()
+    }
+    print("| | CPU s, whole process | first run | times cramlm | s | peak MB |\n|---|---|---|---|---|---|")
     for name, row in rows.items():
         ratio = row["cpu_seconds"] / rows["cramlm"]["cpu_seconds"]
-        print(f"| {name} | {row['cpu_seconds']:.2f} | {row['first']:.2f} | {ratio:.1f} |")
-    measured: dict[str, Any] = {"benchmark": "select", "task": arguments.task, "top_k": arguments.top_k, "passages": len(index)}
+        cells = [
+            f"{row['cpu_seconds']:.2f}",
+            f"{row['first']:.2f}",
+            f"{ratio:.1f}",
+            f"{row['seconds']:.1f}",
+            f"{row['peak_megabytes']:,.0f}",
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+    passages = len(Index.open(folder / "index"))
+    measured: dict[str, Any] = {"benchmark": "select", "task": arguments.task, "top_k": arguments.top_k, "passages": passages}
     measured |= {"processes": rows, "missing": missing}
     if arguments.shards is None:
-        RESULTS.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+        save(measured, synthetic=bool(arguments.synthetic))
     print(json.dumps(measured))
+
+
+def save(measured: dict[str, Any], *, synthetic: bool) -> None:
+    """Write the results; those on synthetic passages are an entry beside the others."""
+    before: dict[str, Any] = json.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
+    kept = {name: value for name, value in before.items() if name == "synthetic"}
+    content = before | {"synthetic": measured} if synthetic else measured | kept
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 def ours(index: Path, train: Path, top_k: int, out: Path) -> list[str]:
@@ -77,10 +111,11 @@ def ours(index: Path, train: Path, top_k: int, out: Path) -> list[str]:
     return [sys.executable, "-m", "cramlm", "select", *(str(each) for pair in options.items() for each in pair)]
 
 
-def index_peer(index: Index, folder: Path) -> None:
+def index_peer(folder: Path) -> None:
     """Index the same passages with bm25s, unless it is done."""
     if (folder / "bm25s").is_dir():
         return
+    index = Index.open(folder / "index")
     passages = folder / "passages.jsonl"
     with passages.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": document.text}) + "\n" for document in index.corpus)
@@ -88,14 +123,26 @@ def index_peer(index: Index, folder: Path) -> None:
     (folder / "unfinished").rename(folder / "bm25s")
 
 
-def cpu_seconds(command: list[str]) -> float:
-    """Return user + system seconds of a process on one core."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process used: user + system seconds, wall-clock seconds, maximum resident set."""
+
+    cpu_seconds: float
+    seconds: float
+    peak_megabytes: float
+
+
+def run(command: list[str]) -> Usage:
+    """Run a process with one thread per library."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages, those of the peer too, have their byte code on disk
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Usage(used.ru_utime + used.ru_stime, time.perf_counter() - began, used.ru_maxrss / 1024)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -106,6 +153,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--task", default="chemprot")
     parser.add_argument("--top-k", type=int, default=500)
     parser.add_argument("--shards", type=int, help="number of corpus files to use (default: all)")
+    parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="so many synthetic passages instead, without the peer")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()
 
