@@ -1,6 +1,7 @@
 """A corpus is what reading its files in order, in one go, would give: however they are grouped, whoever reads them, in any steps."""
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.run import CorpusConfig
+from cramlm.data import parts
 from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
 from cramlm.data.parts import group_files
 from cramlm.errors import ArtifactError, DataError, LockedError
@@ -141,6 +143,22 @@ def test_every_grouping_equals_sequential_reading(
         assert [part.buffer[part.offsets[n] : part.offsets[n + 1]].tobytes().decode() for n in local] == [
             document.text for document in documents[part.first : part.first + len(part)]
         ]
+
+
+def test_scattered_passages_are_read_from_the_files_and_a_truncated_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", invented(name, 900)) for name in ("ann", "bob")]
+    corpus = build_corpus(config(*paths), tmp_path, part_bytes=1)
+    chosen = np.array([1500, 3, 4, 3, 1799, 899, 900])
+    text, offsets = corpus.gather(chosen)
+    monkeypatch.setattr(parts, "_SCATTERED", 10)
+    corpus.release()
+    from_files, ends = corpus.gather(chosen)
+    assert (from_files.tobytes(), ends.tolist()) == (text.tobytes(), offsets.tolist())
+    assert corpus.gather(chosen[:0])[0].size == 0
+    file = corpus.parts[1].path / parts.PART_FILE
+    os.truncate(file, corpus.parts[1].columns.text_start + 100)
+    with pytest.raises(ArtifactError, match=f"{file}: damaged, its text ends after .* bytes"):
+        corpus.gather(chosen)
 
 
 def grouped(sizes: dict[str, int], part_bytes: int) -> list[tuple[str, ...]]:
