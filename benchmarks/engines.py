@@ -155,7 +155,7 @@ class Tantivy:
         builder = tantivy.SchemaBuilder().add_text_field("terms", tokenizer_name="terms", index_option="freq")
         self._schema = builder.add_integer_field("number", fast=True).build()
         self.index.mkdir(parents=True)
-        engine = tantivy.Bm25Index(self._schema, path=str(self.index))
+        engine = tantivy.Index(self._schema, path=str(self.index))
         engine.register_tokenizer("terms", tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build())
         began = time.process_time()
         writer = engine.writer(heap_size=4_000_000_000, num_threads=1)
