@@ -25,7 +25,6 @@ import numpy.typing as npt
 from cramlm.config.retriever import Bm25Config, DenseConfig, RetrieverConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
-from cramlm.data.parts import offsets_of
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray
 from cramlm.retrieval.duplicates import NearDuplicates
@@ -172,16 +171,11 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents.
-
-    text, offsets: text[offsets[i]:offsets[i + 1]] is the UTF-8 of the i-th kept document.
-    """
+    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents."""
 
     kept: IntArray
     tokens: float
     dropped: tuple[Dropped, ...]
-    text: npt.NDArray[np.uint8]
-    offsets: IntArray
 
 
 def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.float64]:
@@ -226,21 +220,11 @@ def filter_ranking(
         complete = end is None
         stop = chunk.stop if end is None else start + end
         added = float(costs[indices].sum())
-        dropped_here = tuple(each for each in part if each.index < stop)
-        yield Filtered(indices + start, added, dropped_here, *_take_texts(text, offsets, indices))
+        yield Filtered(indices + start, added, tuple(each for each in part if each.index < stop))
         kept, tokens, start = kept + len(indices), tokens + added, chunk.stop
         corpus.release()
         if not complete:
             return
-
-
-def _take_texts(text: npt.NDArray[np.uint8], offsets: IntArray, chosen: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    """Return some of the texts, of ascending indices, and their offsets; runs of texts are copied as one block."""
-    if len(chosen) == len(offsets) - 1:
-        return text, offsets
-    runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
-    blocks = [text[offsets[run[0]] : offsets[run[-1] + 1]] for run in runs if len(run)]
-    return np.concatenate([text[:0], *blocks]), offsets_of(np.diff(offsets)[chosen])
 
 
 def _within(indices: IntArray, costs: npt.NDArray[np.float64], kept: int, tokens: float, bound: Bound) -> tuple[IntArray, int | None]:

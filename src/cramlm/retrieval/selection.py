@@ -16,18 +16,17 @@ from __future__ import annotations
 import json
 import shutil
 import unicodedata
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeAlias
+from typing import Any, Final, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.retriever import RetrieverConfig, members_of
 from cramlm.data.corpus import Corpus, largest_sources
-from cramlm.data.parts import offsets_of
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
@@ -42,9 +41,6 @@ KIND: Final = STAGE
 SELECTION_FILE: Final = "selection.arrow"
 _NUMBERS: Final = {"position": np.int64, "rank": np.int32, "score": np.float32, "query": np.int32, "weight": np.float32}
 _ROWS: Final = 4096  # of a record batch: bounds the memory for text while a selection is written
-_HELD_BYTES: Final = 256 << 20  # of text that was read for the filter and is kept to be written; more is read again
-
-_Texts: TypeAlias = tuple[npt.NDArray[np.uint8], IntArray]  # UTF-8 and offsets, as of `Corpus.gather`
 
 
 class SelectionTable:
@@ -114,17 +110,10 @@ class SelectionTable:
 
 
 def save_selection(
-    folder: Path,
-    corpus: Corpus,
-    kept: Ranking,
-    weight: FloatArray,
-    *,
-    sources: Sequence[int],
-    retrievers: Sequence[str],
-    texts: Sequence[_Texts] = (),
+    folder: Path, corpus: Corpus, kept: Ranking, weight: FloatArray, *, sources: Sequence[int], retrievers: Sequence[str]
 ) -> None:
     """Write selection.arrow. sources: numbers of the passages' sources, in the order of the Arrow dictionary. retrievers: names of a
-    union's members. texts: of the first passages; those of the others are read from the corpus.
+    union's members.
 
     Raises:
         ArtifactError: the corpus is damaged.
@@ -138,14 +127,13 @@ def save_selection(
     index[list(sources)] = np.arange(len(sources), dtype=np.int32)
 
     def batches() -> Iterator[Any]:
-        start = 0
-        for text, offsets in _in_batches(corpus, numbers.position, texts):
-            chosen = slice(start, start + len(offsets) - 1)
-            start, positions = chosen.stop, numbers.position[chosen]
+        for start in range(0, len(numbers), _ROWS):
+            chosen = slice(start, start + _ROWS)
+            positions = numbers.position[chosen]
             columns = {name: number_column(getattr(numbers, name)[chosen]) for name in _NUMBERS}
             columns["id"] = _text_column(corpus, *corpus.encoded_ids(positions))
             columns["source"] = pa.DictionaryArray.from_arrays(number_column(index[corpus.source[positions]]), names)
-            columns["text"] = _text_column(corpus, text, offsets)
+            columns["text"] = _text_column(corpus, *corpus.gather(positions))
             if len(retrievers) > 1:
                 retriever_of = number_column(kept.member[chosen].astype(np.int32))
                 columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, string_column(retrievers, kind=pa.string()))
@@ -153,22 +141,6 @@ def save_selection(
             yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
     save_table(folder / SELECTION_FILE, schema, batches())
-
-
-def _in_batches(corpus: Corpus, positions: IntArray, texts: Sequence[_Texts]) -> Iterator[_Texts]:
-    """Yield the texts at these positions, `_ROWS` at a time. texts: of the first positions; those of the others are read."""
-    waiting = deque(texts)
-    for start in range(0, len(positions), _ROWS):
-        stop, blocks = min(start + _ROWS, len(positions)), list[_Texts]()
-        while start < stop:
-            text, offsets = waiting.popleft() if waiting else corpus.gather(positions[start:stop])
-            taken = min(stop - start, len(offsets) - 1)
-            if taken < len(offsets) - 1:
-                waiting.appendleft((text, offsets[taken:]))
-            blocks.append((text[offsets[0] : offsets[taken]], offsets[: taken + 1] - offsets[0]))
-            start += taken
-        sizes = [np.diff(offsets) for _, offsets in blocks]
-        yield blocks[0] if len(blocks) == 1 else (np.concatenate([text for text, _ in blocks]), offsets_of(np.concatenate(sizes)))
 
 
 def _text_column(corpus: Corpus, text: npt.NDArray[np.uint8], offsets: IntArray) -> Any:
@@ -288,16 +260,13 @@ class _Writer:
                 f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {self._corpus.path}; "
                 "use a corpus in the task's language"
             )
-        indices, texts = list[IntArray](), list[_Texts]()
-        tokens, held = 0.0, 0
+        indices: list[IntArray] = []
+        tokens = 0.0
         with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
             held_out = [*self._task.dev, *self._task.test]
             for part in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
                 indices.append(part.kept)
                 tokens += part.tokens
-                held += part.text.nbytes
-                if held <= _HELD_BYTES:
-                    texts.append((part.text, part.offsets))
                 for item in part.dropped:
                     self._drop(item, ranking, dropped)
         chosen = np.concatenate(indices)
@@ -308,7 +277,7 @@ class _Writer:
         kept = ranking.take(chosen)
         weight = rank_weights(kept.rank, self._decay)
         sources = _Sources.of(self._corpus, kept.position)
-        save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds, texts=texts)
+        save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)
         self._emit_summary(self._report(proposal, kept, sources, tokens))
 
     def _drop(self, dropped: Dropped, ranking: Ranking, file: TextIO) -> None:
