@@ -31,6 +31,13 @@ def test_thirteen_shared_words_are_an_overlap_and_twelve_are_not() -> None:
     assert overlaps(documents, LONG) == [Overlap(1, "test:1", " ".join(words[2:15]), "shares 13 words")]
 
 
+@pytest.mark.parametrize("shortest", range(SHORTEST, WINDOW + 1))
+def test_a_shared_text_is_found_wherever_it_begins(shortest: int) -> None:
+    text = " ".join(f"word{number}" for number in range(shortest))
+    for before in range(20):
+        assert [each.match for each in overlaps(["other " * before + text + " other"], text, LONG)] == [text]
+
+
 USA = "ประเทศสหรัฐอเมริกา"  # the Thai name of the United States: 18 code points, 16 grapheme clusters
 THAI = f"เมื่อวานนี้ประธานาธิบดีของ{USA}เดินทางไปเยือนญี่ปุ่นและเกาหลีใต้"
 
