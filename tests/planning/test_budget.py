@@ -100,6 +100,17 @@ def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
         assert planned.max_tokens == int(1_000_000 / passes)
 
 
+def test_a_phase_on_soft_labels_of_passages_is_limited_by_its_share_and_not_by_passes_over_few_labels() -> None:
+    few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=1, test_tokens=0, external_tokens=500_000)
+    terms = (Classify(), Distil(on="external"))
+    soft = finetune_phase().model_copy(update={"terms": terms, "external": 4, "batch_size": 4096, "batch_unit": "tokens"})
+    _, planned = plan_phases([joint_phase(), soft], sizes=few, speed=SPEED, amount=600, rows=128)
+    assert phase_amount(planned, few, SPEED) == pytest.approx(0.3 * 600, rel=0.02)
+    assert planned.dropout == 0.0
+    with pytest.raises(UsageError, match="'finetune' has no steps and there is no budget"):
+        plan_phases([soft], sizes=few, speed=SPEED, amount=None, rows=128)
+
+
 @pytest.mark.parametrize(("examples", "share"), [(4_000, 0.3), (8_000, 0.4), (100_000, 0.6)])
 def test_many_labels_get_a_larger_share_of_the_budget(examples: int, share: float) -> None:
     many = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=1)

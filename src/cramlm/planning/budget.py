@@ -97,9 +97,9 @@ def finetune_passes(examples: int) -> float:
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
     """Set steps, row length, dropout and evaluation interval of every phase that leaves them open.
 
-    Phases on labels alone get `finetune_passes`, within their share of the budget (`_share_beside_text`) if there are phases over text,
-    which share the rest. amount: what training may still take, dev evaluations included; None = no budget, in which case open steps must
-    come from passes.
+    Phases without the vocabulary head get at most their share of the budget (`_share_beside_text`) if there are phases with it, which share
+    the rest; those on labelled texts alone get `finetune_passes` within it. amount: what training may still take, dev evaluations included;
+    None = no budget, in which case open steps must come from passes.
 
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
@@ -108,7 +108,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     open_phases = [phase for phase in phases if is_open(phase)]
     label_phases = [phase for phase in open_phases if not phase.text_terms]
     text_phases = [phase for phase in open_phases if phase.text_terms]
-    boundless = [phase.name for phase in text_phases if phase.max_passes is None]
+    boundless = [phase.name for phase in open_phases if (phase.text_terms or phase.external) and phase.max_passes is None]
     if boundless and amount is None:
         raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
     fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if phase not in open_phases}
@@ -117,12 +117,15 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     )
     planned: dict[str, int] = {}
     for phase in label_phases:
-        planned[phase.name] = _most_steps(phase, sizes) or _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
+        bounds = [_most_steps(phase, sizes)]
+        if bounds == [None] and not phase.external:
+            bounds = [_steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))]
         if left is not None:
             allowed = left / len(label_phases)
             if text_phases:
                 allowed = _share_beside_text(phase, allowed, sizes, speed)
-            planned[phase.name] = min(planned[phase.name], _affordable_steps(phase, allowed, sizes, speed))
+            bounds.append(_affordable_steps(phase, allowed, sizes, speed))
+        planned[phase.name] = min(bound for bound in bounds if bound is not None)
     if left is not None:
         left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
     for phase in text_phases:
@@ -202,7 +205,9 @@ def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
 
 
 def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
-    """How much of `amount` a phase on labels alone may take if there are phases over text."""
+    """How much of `amount` a phase without the vocabulary head may take if there are phases with it."""
+    if phase.external:
+        return FINETUNE_SHARE * amount
     few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
     return min(max(few, FINETUNE_SHARE * amount), MAX_FINETUNE_SHARE * amount)
 
@@ -236,8 +241,8 @@ def _evaluation_cost(sizes: Sizes, speed: Speed) -> float:
 
 
 def _passes_over_labels(phase: PhaseConfig, steps: int, sizes: Sizes) -> float:
-    """Passes of a phase on labels alone over the labelled texts; 0 for phases over text, which need no further regularisation."""
-    return 0.0 if phase.text_terms else steps * _tokens_per_step(phase, sizes) / max(sizes.train_tokens, 1)
+    """Passes of a phase on labels alone over the labelled texts; 0 for phases over passages, which need no further regularisation."""
+    return 0.0 if phase.text_terms or phase.external else steps * _tokens_per_step(phase, sizes) / max(sizes.train_tokens, 1)
 
 
 def _fixed_steps(phase: PhaseConfig, sizes: Sizes) -> int:
