@@ -56,6 +56,14 @@ def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
     assert leak.message == f"the text of {train}:4, label 'sea' here and 'hill' there"
 
 
+def test_labels_that_differ_in_case_or_white_space_only_are_named(tmp_path: Path) -> None:
+    names = ["sea", "sea", "sea ", "Sea", "hill", "hill"] * 5
+    train = write_labelled(tmp_path / "train.jsonl", [(f"text number {number}", name) for number, name in enumerate(names)])
+    findings = [finding for finding in check_files(read_labelled(train, RowFormat()), []) if finding.rule == "similar-labels"]
+    assert [finding.location.removeprefix(f"{tmp_path}/") for finding in findings] == ["train.jsonl:3", "train.jsonl:4"]
+    assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case or white space only")
+
+
 def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp_path: Path) -> None:
     train, test = (
         read_labelled(write_labelled(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))

@@ -9,8 +9,9 @@ Two texts are the same if their `task.text_key` is equal; near-repetitions are t
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -206,6 +207,19 @@ def _near_repetitions(train: LabelledFile, held_out: Sequence[LabelledFile]) -> 
             yield Finding(example.id, "notice", "near-leak", message)
 
 
+def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[Finding]:
+    """Labels that differ in case, Unicode form or white space only: usually one label, spelled in two ways.
+
+    counts: training rows of each label. first: its first row.
+    """
+    frequent: dict[str, str] = {}
+    for label, _ in counts.most_common():
+        other = frequent.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), label)
+        if other != label:
+            message = f"label {label!r} differs from {other!r} in case or white space only; rename one if they are one label"
+            yield Finding(first[label].id, "notice", "similar-labels", message)
+
+
 def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(name for _, name in train.names())
     first = {name: example for example, name in reversed(list(train.names()))}
@@ -221,6 +235,7 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
         if count < RARE:
             rows = f"{count} training row{'s' if count > 1 else ''}"
             yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; too few to learn it")
+    yield from _similar_labels(counts, first)
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
