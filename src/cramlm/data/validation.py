@@ -9,7 +9,6 @@ Two texts are the same if their `task.text_key` is equal; near-repetitions are t
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.errors import brief
 from cramlm.io.rows import Rejected
 from cramlm.records import Event, Example, Task, TaskKind
-from cramlm.text.characters import count_scripts, main_script
+from cramlm.text.characters import count_scripts, main_script, normalise
 from cramlm.text.words import count_words, segment
 
 Severity: TypeAlias = Literal["problem", "notice"]
@@ -214,7 +213,7 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
     """
     frequent: dict[str, str] = {}
     for label, _ in counts.most_common():
-        other = frequent.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), label)
+        other = frequent.setdefault(" ".join(normalise(label).split()), label)
         if other != label:
             message = f"label {label!r} differs from {other!r} in case or white space only; rename one if they are one label"
             yield Finding(first[label].id, "notice", "similar-labels", message)

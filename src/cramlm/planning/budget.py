@@ -117,9 +117,10 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     )
     planned: dict[str, int] = {}
     for phase in label_phases:
-        bounds = [_most_steps(phase, sizes)]
-        if bounds == [None] and not phase.external:
-            bounds = [_steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))]
+        most = _most_steps(phase, sizes)
+        if most is None and not phase.external:
+            most = _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
+        bounds = [most]
         if left is not None:
             allowed = left / len(label_phases)
             if text_phases:
