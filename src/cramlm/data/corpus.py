@@ -47,18 +47,16 @@ from cramlm.data.parts import (
     damage_named,
     decode,
     gather_texts,
-    offsets_of,
     plan_parts,
     read_part,
     read_statistics,
     save_sources,
-    spread,
 )
 from cramlm.errors import ArtifactError, DataError, counted
 from cramlm.io.executors import Executor, Processes, available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
-from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.arrays import offsets_of, read_array, save_array, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, lock, open_artifact, raise_if_checking, shared_stage, wait_while_locked
 
 KIND: Final = STAGE

@@ -48,7 +48,16 @@ from cramlm.io.paths import FileStamp, RemoteFile, stamp_inputs
 from cramlm.io.readers import Reader
 from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
-from cramlm.storage.arrays import column_numbers, map_table, number_column, save_array, save_table, text_buffers
+from cramlm.storage.arrays import (
+    column_numbers,
+    map_table,
+    number_column,
+    offsets_of,
+    save_array,
+    save_table,
+    spread,
+    text_buffers,
+)
 from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact, stage
 from cramlm.text.words import MeasuredText, cut_passages
 
@@ -318,9 +327,9 @@ class _PartWriter:
         import pyarrow as pa
 
         schema = part_schema(word_digests=self._config.duplicates == "words")
-        offsets = _offsets(self._lengths)
+        offsets = offsets_of(np.asarray(self._lengths, np.int64))
         columns = {
-            "id": _column(pa.large_binary(), _offsets(self._id_lengths), id_file),
+            "id": _column(pa.large_binary(), offsets_of(np.asarray(self._id_lengths, np.int64)), id_file),
             "source": number_column(np.asarray(self._source, np.int32)),
             "text": _column(pa.large_string(), offsets, text_file),
             "words": number_column(np.asarray(self._words, np.int32)),
@@ -367,12 +376,6 @@ def _digest_column(digests: bytearray) -> Any:
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.binary(16), len(digests) // 16, [None, pa.py_buffer(bytes(digests))])
-
-
-def _offsets(lengths: array[int]) -> IntArray:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(np.asarray(lengths, np.int64), out=offsets[1:])
-    return offsets
 
 
 _SCATTERED: Final = 1 << 18  # bytes between passages
@@ -593,19 +596,6 @@ def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDAr
         for number, start, begin, end in spans:
             target[begin:end] = sources[number][start : start + end - begin]
     return text, offsets
-
-
-def offsets_of(sizes: IntArray) -> IntArray:
-    """Return the offsets of values of these sizes, one after the other: int64 (n + 1,), from 0."""
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    return offsets
-
-
-def spread(starts: IntArray, sizes: IntArray) -> IntArray:
-    """Return the indices of all elements of the spans starts[i]..starts[i] + sizes[i], one span after the other."""
-    offsets = offsets_of(sizes)
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
 
 
 def decode(data: bytes, part: Path) -> str:

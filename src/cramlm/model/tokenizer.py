@@ -32,6 +32,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import IntArray, count
+from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.artifacts import environment_faults
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -257,14 +258,13 @@ class Tokenizer:
     def _wrapped(self, ids: IdArray, starts: IntArray, stops: IntArray, source: IntArray) -> Tokens:
         """[CLS] ids[start:stop] [SEP] for each piece, vectorised."""
         lengths = stops - starts
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + 2)])
+        offsets = offsets_of(lengths + 2)
         result = np.empty(int(offsets[-1]), self._dtype)
         result[offsets[:-1]] = self.cls_id
         result[offsets[1:] - 1] = self.sep_id
         inside = np.ones(len(result), np.bool_)
         inside[offsets[:-1]] = inside[offsets[1:] - 1] = False
-        before = np.cumsum(lengths) - lengths
-        result[inside] = ids[np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)]
+        result[inside] = ids[spread(starts, lengths)]
         return Tokens(result, offsets, source)
 
     def _paired(self, first: Tokens, pairs: Sequence[str | None], *, room: int) -> Tokens:

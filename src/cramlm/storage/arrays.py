@@ -1,4 +1,4 @@
-"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects.
+"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects; offsets of ragged arrays.
 
 Python's files report a full or broken disk as OSError. NumPy passes a real file to C's stdio and loses its errors: on a full disk `np.save`
 returns normally and leaves a truncated file. pyarrow is imported when a table is first written or read (0.2 CPU seconds).
@@ -16,7 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.errors import ArtifactError
+from cramlm.records import IntArray
 from cramlm.storage.locks import raise_if_refused
+
+
+def offsets_of(sizes: IntArray) -> IntArray:
+    """Return the offsets of values of these sizes, one after the other: int64 (n + 1,), from 0."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def spread(starts: IntArray, sizes: IntArray) -> IntArray:
+    """Return the indices of all elements of the spans starts[i]..starts[i] + sizes[i], one span after the other, int64."""
+    offsets = offsets_of(sizes)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
 
 
 def save_array(path: Path, values: npt.NDArray[Any]) -> None:

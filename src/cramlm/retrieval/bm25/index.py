@@ -28,6 +28,7 @@ from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
+from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, shared_stage, verify
 
 KIND: Final = "index"
@@ -118,12 +119,10 @@ class Bm25Index:
             counts[number] = len(position)
             positions.append(position)
             scores.append(score)
-        starts = np.concatenate(([0], np.cumsum(counts)))
         owner = queries.owner  # -1 (no term in the index) selects the last count, which is 0
-        offsets = np.concatenate(([0], np.cumsum(counts[owner])))
-        order = np.arange(offsets[-1]) + np.repeat(starts[:-1][owner] - offsets[:-1], counts[owner])
+        order = spread(offsets_of(counts)[:-1][owner], counts[owner])
         status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
-        return Bm25Hits(offsets, np.concatenate(positions)[order], np.concatenate(scores)[order], status)
+        return Bm25Hits(offsets_of(counts[owner]), np.concatenate(positions)[order], np.concatenate(scores)[order], status)
 
     def search_distinct(
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent

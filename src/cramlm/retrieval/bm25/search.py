@@ -33,6 +33,7 @@ from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, CHUNK, BlockBuffers, Candidates, QueryTerms
 from cramlm.retrieval.bm25.segment import Segment
+from cramlm.storage.arrays import offsets_of, spread
 
 _EXACT: Final = 24  # bytes 0..23 are lengths 0..23
 _LEADING: Final = 3  # bits kept after the first one
@@ -81,9 +82,10 @@ class Queries:
     def take(self, chosen: IntArray) -> Queries:
         """Return some of the queries, in the given order; each is its own owner."""
         sizes = np.diff(self.offsets)[chosen]
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
-        index = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][chosen] - offsets[:-1], sizes)
-        return Queries(self.vocabulary, self.document_frequencies, offsets, self.term[index], self.count[index], np.arange(len(chosen)))
+        index = spread(self.offsets[:-1][chosen], sizes)
+        return Queries(
+            self.vocabulary, self.document_frequencies, offsets_of(sizes), self.term[index], self.count[index], np.arange(len(chosen))
+        )
 
     def sums(self, values: Float64Array) -> Float64Array:
         """Return the sum of `values` (one per term of each query), float64 (queries,)."""
