@@ -35,7 +35,7 @@ def contents(target: Path) -> set[str]:
     return {path.read_text() for path in (target / "a.txt", target / "größe" / "b.txt")}
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; its exit code, or minus the signal that ended it."""
     pid = os.fork()
     if pid == 0:

@@ -20,7 +20,6 @@ from cramlm.storage.artifacts import (
     StagePool,
     borrowed_seconds,
     explain_difference,
-    hash_json,
     lock,
     pooled,
     remove_least_recently_used,
@@ -43,12 +42,23 @@ def publish_locked(target: Path) -> None:
     stage(target, kind="thing", key=OLD, write=writer("x"), emit=silent)
 
 
-def test_of_two_builders_of_a_shared_folder_one_builds_and_the_other_waits_for_it(tmp_path: Path) -> None:
+def test_of_two_builders_of_a_shared_folder_one_builds_and_the_other_waits_for_it_up_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_version(tmp_path / "thing", OLD)
     first = ReleasedWhenWaitedFor(tmp_path / "thing")
+    for limit, message in (
+        ("0", r"being built by another process \(pid \d+ on [^)]+\); wait for it or stop it$"),
+        ("0.01", "waited 0.01 s"),
+    ):
+        monkeypatch.setenv("CRAMLM_WAIT", limit)
+        with pytest.raises(LockedError, match=message):
+            shared_stage(tmp_path / "thing", kind="thing", key=NEW, write=must_not_run, emit=silent)
+    monkeypatch.delenv("CRAMLM_WAIT")
     artifact = shared_stage(tmp_path / "thing", kind="thing", key=NEW, write=writer("content 2"), emit=first)
     assert artifact.key == NEW
-    assert f"waiting: {tmp_path / 'thing'}: being built by another process (pid {os.getpid()}" in first.notes[0]
+    (note,) = first.notes
+    assert f"waiting: {tmp_path / 'thing'}: being built by another process (pid {os.getpid()}" in note
 
 
 def must_not_run(folder: Path) -> None:
@@ -105,10 +115,6 @@ keys = st.dictionaries(
 def test_reasons_are_given_exactly_when_keys_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert (explain_difference(old, new) == []) == (old == new)
     assert explain_difference(old, old) == []
-
-
-def test_the_hash_of_json_does_not_depend_on_the_order_of_keys() -> None:
-    assert hash_json({"a": 1, "b": [1, 2]}) == hash_json({"b": [1, 2], "a": 1}) != hash_json({"a": 1, "b": [2, 1]})
 
 
 def pool_in(folder: Path, *, environment: dict[str, Any] | None = None, most_bytes: int = 1_000_000) -> StagePool:
@@ -170,8 +176,11 @@ def test_a_pool_shares_nothing_between_different_environments(runs: Runs, tmp_pa
     assert runs.made == ["one", "two"]
 
 
-@pytest.mark.parametrize("file", ["sub/numbers.txt", "manifest.json"])
-def test_a_damaged_stage_of_a_pool_is_named_and_built_again(file: str, runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "small"), [("sub/numbers.txt", 1 << 20), ("sub/numbers.txt", 10), ("manifest.json", 1 << 20)])
+def test_a_damaged_stage_of_a_pool_is_named_and_built_again(
+    file: str, small: int, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cramlm.storage.artifacts.SMALL_FILE", small)
     with pooled(pool_in(tmp_path)):
         runs.run("one", 1)
         (stored,) = runs.stored()
@@ -184,11 +193,6 @@ def test_a_damaged_stage_of_a_pool_is_named_and_built_again(file: str, runs: Run
     (warning,) = (event.message for event in runs.events if event.kind == "warning")
     assert f"{stored / file}: damaged" in warning
     assert verify(tmp_path) == 4
-
-
-def test_a_large_damaged_file_of_a_pool_is_noticed_as_well(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cramlm.storage.artifacts.SMALL_FILE", 10)
-    test_a_damaged_stage_of_a_pool_is_named_and_built_again("sub/numbers.txt", runs, tmp_path)
 
 
 def test_a_pool_removes_the_stages_that_were_not_used_for_the_longest_time(runs: Runs, tmp_path: Path) -> None:

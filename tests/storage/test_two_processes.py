@@ -1,7 +1,6 @@
 """Two processes that want the same folder of a store at the same time: one builds it, the other waits for it with a message.
 
-The process of the test holds the lock as a builder does. The same at each function: test_stage_folders.py, data/test_corpus_parts.py,
-retrieval/test_dense.py and retrieval/test_dsir.py.
+The process of the test holds the lock as a builder does. The same at functions: test_stage_folders.py, retrieval/test_dense.py.
 """
 
 from __future__ import annotations
