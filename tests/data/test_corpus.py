@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from commands import cramlm, error_line, succeed
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import MOST_SOURCES, Corpus, build_corpus
-from cramlm.data.parts import PartColumns, check_offsets
+from cramlm.data.parts import PartColumns
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
 from cramlm.retrieval.index import Index
@@ -185,8 +185,3 @@ def test_damage_is_named_when_a_corpus_is_opened(tmp_path: Path, damage: str) ->
     do(corpus)
     with pytest.raises(ArtifactError, match=message):
         Corpus.open(corpus.path)
-
-
-def test_offsets_that_fall_or_end_elsewhere_do_not_fit() -> None:
-    with pytest.raises(ArtifactError, match="the offsets do not fit the text"):
-        check_offsets(Path("offsets.npy"), np.array([0, 5, 4]), end=4)

@@ -90,6 +90,9 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
         ("multi-label", [["b", "a"], ["a", "b"]], r"every row has the labels \('a', 'b'\); "),
         ("regression", [2, 2.0, 2], "every row has the number 2.0"),
         ("regression", [2], "1 training row; a regression needs more"),
+        ("classification", ["a"], "1 training row"),
+        ("classification", ["a", "a"], "every row has the label 'a'"),
+        ("classification", [str(n / 7) for n in range(10)], "10 labels for 10 rows .* these look like numbers or ids"),
         ("classification", [1.5, 2.5, 3.5], "learn numbers with --set task.kind=regression"),
     ],
 )

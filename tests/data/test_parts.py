@@ -1,6 +1,5 @@
 """A corpus is what reading its files in order, in one go, would give: however they are grouped, whoever reads them, in any steps."""
 
-import json
 import os
 import resource
 import shutil
@@ -19,17 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.run import CorpusConfig
 from cramlm.data import parts
 from cramlm.data.corpus import Corpus, build_corpus, verify_corpora
 from cramlm.data.parts import group_files
-from cramlm.errors import ArtifactError, DataError, LockedError
+from cramlm.errors import ArtifactError, DataError
 from cramlm.io.paths import FileStamp
 from cramlm.records import Document, Event
 from cramlm.storage.artifacts import verify
 from cramlm.text.words import MeasuredText, count_words, cut_passages
-from jsonl import write_jsonl
+from jsonl import read_jsonl, write_jsonl
 
 PASSAGE_WORDS = 20
 
@@ -40,6 +38,18 @@ def config(*paths: Path, **options: Any) -> CorpusConfig:
 
 def invented(name: str, count: int) -> list[dict[str, Any]]:
     return [{"text": f"{name} tells story {n} about {name * (n % 7 + 1)}.", "id": f"{name}-{n}"} for n in range(count)]
+
+
+def written(folder: Path, **files: list[dict[str, Any]]) -> CorpusConfig:
+    """Write the rows of each file to input/NAME.jsonl in `folder`; return the config of all files there."""
+    for name, rows in files.items():
+        write_jsonl(folder / "input" / f"{name}.jsonl", rows)
+    return config(folder / "input")
+
+
+def build(settings: CorpusConfig, store: Path, **options: Any) -> Corpus:
+    """Build a corpus with a part for every file."""
+    return build_corpus(settings, store, **{"part_bytes": 1, **options})
 
 
 def untouched(folder: Path) -> dict[str, tuple[int, int]]:
@@ -56,12 +66,12 @@ def sequential_reading(files: dict[str, list[dict[str, Any]]], duplicates: str) 
     seen: set[bytes] = set()
     seen_words: set[bytes] = set()
     documents: list[Document] = []
-    counts = {"rejected": 0, "blank": 0, "cut": 0, "made": 0, "exact": 0, "near": 0, "words": 0}
+    counts: dict[str, Any] = {"rejected": [], "blank": 0, "cut": 0, "made": 0, "exact": 0, "near": 0, "words": 0}
     for name, records in files.items():
         for line, record in enumerate(records, start=1):
             text = record.get("text")
             if text is None:
-                counts["rejected"] += 1
+                counts["rejected"].append((name, line))
                 continue
             words = count_words(text)
             spans = cut_passages(text, words, PASSAGE_WORDS) if words else []
@@ -109,31 +119,26 @@ def test_every_grouping_equals_sequential_reading(
                 record["id"] = f"{name}/{n}"
         write_jsonl(folder / "input" / name, records)
     documents, counts = sequential_reading(files, duplicates)
-    settings_ = config(folder / "input", passage_words=PASSAGE_WORDS, on_bad_row="skip", duplicates=duplicates)
+    settings = config(folder / "input", passage_words=PASSAGE_WORDS, on_bad_row="skip", duplicates=duplicates)
     if not documents:
         with pytest.raises(DataError, match="0 documents"):
-            build_corpus(settings_, folder / "store", part_bytes=part_bytes)
+            build_corpus(settings, folder / "store", part_bytes=part_bytes)
         return
-    corpus = build_corpus(settings_, folder / "store", part_bytes=part_bytes)
+    corpus = build_corpus(settings, folder / "store", part_bytes=part_bytes)
     assert list(corpus) == documents
     assert list(corpus.sources) == list(dict.fromkeys(document.source for document in documents))
     assert [corpus.sources[number] for number in corpus.source] == [document.source for document in documents]
     rows, passages = corpus.statistics["rows"], corpus.statistics["passages"]
-    assert (rows["rejected"], rows["blank"], rows["cut"]) == (counts["rejected"], counts["blank"], counts["cut"])
+    assert (rows["rejected"], rows["blank"], rows["cut"]) == (len(counts["rejected"]), counts["blank"], counts["cut"])
     assert rows["read"] == sum(map(len, contents)) == rows["used"] + rows["rejected"]
     found = {"duplicates": counts["exact"], "near_duplicates": counts["near"]}
     assert passages == {"made": counts["made"], "kept": len(documents), **found}
     assert (corpus.statistics["words"], corpus.statistics["bytes"]) == (counts["words"], sum(len(d.text.encode()) for d in documents))
     assert corpus.statistics["sources"] == {name: [d.source for d in documents].count(name) for name in corpus.sources}
     assert [file["name"] for file in corpus.statistics["files"]] == list(files)
-    rejected = corpus.path / "rejected.jsonl"
-    lines = (
-        [(Path(row["file"]).name, row["line"]) for row in map(json.loads, rejected.read_text().splitlines())] if rejected.exists() else []
-    )
-    assert lines == [
-        (name, n) for name, records in files.items() for n, record in enumerate(records, start=1) if record.get("text") is None
-    ]
-    other = build_corpus(settings_, folder / "other", part_bytes=10**9)
+    rejected = [row for file in corpus.path.glob("rejected.jsonl") for row in read_jsonl(file)]
+    assert [(Path(row["file"]).name, row["line"]) for row in rejected] == counts["rejected"]
+    other = build_corpus(settings, folder / "other", part_bytes=10**9)
     assert other.fingerprint == corpus.fingerprint
     buffer, offsets = corpus.gather(np.arange(len(corpus))[::-1])
     assert [buffer[start:end].tobytes().decode() for start, end in pairwise(offsets)] == [document.text for document in reversed(documents)]
@@ -146,8 +151,7 @@ def test_every_grouping_equals_sequential_reading(
 
 
 def test_scattered_passages_are_read_from_the_files_and_a_truncated_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [write_jsonl(tmp_path / f"{name}.jsonl", invented(name, 900)) for name in ("ann", "bob")]
-    corpus = build_corpus(config(*paths), tmp_path, part_bytes=1)
+    corpus = build(written(tmp_path, ann=invented("ann", 900), bob=invented("bob", 900)), tmp_path)
     chosen = np.array([1500, 3, 4, 3, 1799, 899, 900])
     text, offsets = corpus.gather(chosen)
     monkeypatch.setattr(parts, "_SCATTERED", 10)
@@ -179,24 +183,20 @@ def test_small_files_share_a_part_a_large_one_has_its_own_and_one_more_file_chan
 
 
 def test_another_version_of_unicode_reads_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings_ = config(write_jsonl(tmp_path / "a.jsonl", invented("a", 3)))
-    corpus = build_corpus(settings_, tmp_path / "store")
+    settings = written(tmp_path, a=invented("a", 3))
+    corpus = build(settings, tmp_path / "store")
     monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
-    other = build_corpus(settings_, tmp_path / "store")
+    other = build(settings, tmp_path / "store")
     assert other.path != corpus.path
     assert {part.path for part in other.parts}.isdisjoint(part.path for part in corpus.parts)
 
 
 def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
-    for name in ("b", "d"):
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name, 50))
-    first = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    first = build(written(tmp_path, b=invented("b", 50), d=invented("d", 50)), tmp_path / "store")
     before = {part.path: untouched(part.path) for part in first.parts}
-    write_jsonl(
-        tmp_path / "input/c.jsonl", [*invented("c", 20), {"text": invented("b", 3)[2]["text"]}, {"text": invented("d", 9)[8]["text"]}]
-    )
+    settings = written(tmp_path, c=[*invented("c", 20), {"text": invented("b", 3)[2]["text"]}, {"text": invented("d", 9)[8]["text"]}])
     events: list[Event] = []
-    grown = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
+    grown = build(settings, tmp_path / "store", emit=events.append)
     assert [part.path in before for part in grown.parts] == [True, False, True]
     assert {path: untouched(path) for path in before} == before
     assert events[0].message == "reading 1 of 3 files, the others are read already"
@@ -211,19 +211,16 @@ def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:
     assert d.kept is not None
     assert d.kept.tolist() == [*range(8), *range(9, 50)]
     assert grown.document(71 + 8) == Document("d-9", invented("d", 10)[9]["text"], "d.jsonl")
-    again = build_corpus(config(tmp_path / "input"), tmp_path / "elsewhere", part_bytes=10**9)
+    again = build(settings, tmp_path / "elsewhere", part_bytes=10**9)
     assert list(again) == list(grown)
     assert again.fingerprint == grown.fingerprint != first.fingerprint
 
 
 def test_the_corpus_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
-    for name in "abc":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", [*invented(name, 30), {"text": "Everyone says so."}, {"text": 5}])
-    settings_ = config(tmp_path / "input", on_bad_row="skip")
+    rows = {name: [*invented(name, 30), {"text": "Everyone says so."}, {"text": 5}] for name in "abc"}
+    skipping = written(tmp_path, **rows).model_copy(update={"on_bad_row": "skip"})
     events: list[Event] = []
-    alone, together = (
-        build_corpus(settings_, tmp_path / f"by-{workers}", workers=workers, part_bytes=1, emit=events.append) for workers in (1, 3)
-    )
+    alone, together = (build(skipping, tmp_path / f"by-{workers}", workers=workers, emit=events.append) for workers in (1, 3))
     assert len(together.parts) == 3
     assert together.fingerprint == alone.fingerprint
     assert list(together) == list(alone)
@@ -231,73 +228,49 @@ def test_the_corpus_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> 
     assert verify(tmp_path) == 8
 
 
-def test_a_corpus_that_another_process_builds_is_waited_for_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_jsonl(tmp_path / "a.jsonl", invented("a", 5))
-    settings_, store = config(tmp_path / "a.jsonl"), tmp_path / "store"
-    expected = build_corpus(settings_, store, part_bytes=1)
-    shutil.rmtree(expected.path)
-    other = ReleasedWhenWaitedFor(expected.path)
-    for limit, message in (("0", r"being built by another process \(pid \d+ on [^)]+\); wait"), ("0.01", "waited 0.01 s")):
-        monkeypatch.setenv("CRAMLM_WAIT", limit)
-        with pytest.raises(LockedError, match=message):
-            build_corpus(settings_, store, part_bytes=1)
-    monkeypatch.delenv("CRAMLM_WAIT")
-    assert build_corpus(settings_, store, part_bytes=1, emit=other).fingerprint == expected.fingerprint
-    assert len(other.notes) == 1
-
-
 @pytest.mark.parametrize("part_bytes", [1, 1_000_000])
 def test_ids_that_two_files_share_are_preceded_by_the_name_of_the_file(tmp_path: Path, part_bytes: int) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"text": "Red.", "id": 1}, {"text": "Green.", "id": 2}])
-    write_jsonl(
-        tmp_path / "b.jsonl", [{"text": "Blue.", "id": 2}, {"text": "No id."}, {"text": "Red.", "id": 3}, {"text": "White.", "id": 1}]
-    )
-    corpus = build_corpus(config(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=part_bytes)
+    one = [{"text": "Red.", "id": 1}, {"text": "Green.", "id": 2}]
+    other = [{"text": "Blue.", "id": 2}, {"text": "No id."}, {"text": "Red.", "id": 3}, {"text": "White.", "id": 1}]
+    corpus = build(written(tmp_path, a=one, b=other), tmp_path / "store", part_bytes=part_bytes)
     assert [document.id for document in corpus] == ["a.jsonl/1", "a.jsonl/2", "b.jsonl/2", "b.jsonl:2", "b.jsonl/1"]
     assert corpus.statistics["repeated_ids"] == 2
-    alone = build_corpus(config(tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=part_bytes)
+    alone = build(config(tmp_path / "input/b.jsonl"), tmp_path / "store")
     assert [document.id for document in alone] == ["2", "b.jsonl:2", "3", "1"]
     assert "repeated_ids" not in alone.statistics
 
 
 def test_repeated_ids_in_one_of_several_files_fail_with_both_lines(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", invented("x", 4))
-    write_jsonl(tmp_path / "b.jsonl", [{"text": f"Text {n}.", "id": id_} for n, id_ in enumerate(["x-0", "y", "x-0", "z"])])
+    repeated = [{"text": f"Text {n}.", "id": id_} for n, id_ in enumerate(["x-0", "y", "x-0", "z"])]
     with pytest.raises(DataError, match=r"b.jsonl:3: id already used in .*b.jsonl:1; 1 ids are repeated in this file"):
-        build_corpus(config(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "store", part_bytes=1)
+        build(written(tmp_path, a=invented("x", 4), b=repeated), tmp_path / "store")
     assert not [path for path in (tmp_path / "store/corpora").iterdir() if path.is_dir()]
 
 
 def test_the_first_bad_file_is_reported_whichever_process_is_faster(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", invented("a", 10))
-    write_jsonl(tmp_path / "b.jsonl", [*invented("b", 3_000), {"text": 1}])
-    for name in "cdef":
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": 2}])
-    settings_ = config(*(tmp_path / f"{name}.jsonl" for name in "abcdef"))
+    settings = written(tmp_path, a=invented("a", 10), b=[*invented("b", 3_000), {"text": 1}], **{name: [{"text": 2}] for name in "cdef"})
     for workers in (1, 2):
         with pytest.raises(DataError, match=r"b.jsonl:3001: 'text' is not a string but a number \(1\); fix it"):
-            build_corpus(settings_, tmp_path / "store", workers=workers, part_bytes=1)
+            build(settings, tmp_path / "store", workers=workers)
     assert verify(tmp_path / "store") == 1  # a's part is kept
     assert not leftovers(tmp_path / "store")
 
 
 def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path: Path) -> None:
-    for name in "ab":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 20_000))
+    settings = written(tmp_path, **{name: invented(name * 40, 20_000) for name in "ab"})
 
     def interrupt(event: Event) -> None:
         if event.kind == "progress":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(config(tmp_path / "input"), tmp_path / "store", workers=2, part_bytes=1, emit=interrupt)
+        build(settings, tmp_path / "store", workers=2, emit=interrupt)
     assert not leftovers(tmp_path / "store")
-    assert len(build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)) == 40_000
+    assert len(build(settings, tmp_path / "store")) == 40_000
 
 
 def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) -> None:
-    for name in "abc":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name * 40, 20_000 if name != "a" else 10))
+    settings = written(tmp_path, **{name: invented(name * 40, 20_000 if name != "a" else 10) for name in "abc"})
     script = tmp_path / "script.py"  # without the guard of its main part that multiprocessing would need
     script.write_text(
         textwrap.dedent(f"""
@@ -321,16 +294,13 @@ def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) 
     while leftovers(parts) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not leftovers(parts)
-    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
-    assert len(corpus) == 40_010
+    assert len(build(settings, tmp_path / "store")) == 40_010
     assert verify(tmp_path / "store") == 4
     assert not leftovers(tmp_path / "store")
 
 
 def test_a_store_can_be_moved(tmp_path: Path) -> None:
-    for name in "ab":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name, 3))
-    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    corpus = build(written(tmp_path, a=invented("a", 3), b=invented("b", 3)), tmp_path / "store")
     documents, place = list(corpus), corpus.path.relative_to(tmp_path / "store")
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     (tmp_path / "store").rename(tmp_path / "moved")
@@ -340,29 +310,26 @@ def test_a_store_can_be_moved(tmp_path: Path) -> None:
 
 
 def test_a_missing_part_is_named_and_read_again(tmp_path: Path) -> None:
-    for name in "ab":
-        write_jsonl(tmp_path / "input" / f"{name}.jsonl", invented(name, 3))
-    corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+    settings = written(tmp_path, a=invented("a", 3), b=invented("b", 3))
+    corpus = build(settings, tmp_path / "store")
     lost = corpus.parts[1].path
     shutil.rmtree(lost)
-    with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
-        Corpus.open(corpus.path)
-    with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
-        verify_corpora(tmp_path)
+    for check in (lambda: Corpus.open(corpus.path), lambda: verify_corpora(tmp_path)):
+        with pytest.raises(ArtifactError, match=f"{lost.name}: missing, a part of the corpus"):
+            check()
     events: list[Event] = []
-    again = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1, emit=events.append)
+    again = build(settings, tmp_path / "store", emit=events.append)
     assert (again.path, again.fingerprint, list(again)) == (corpus.path, corpus.fingerprint, list(corpus))
     assert [event.kind for event in events] == ["start", "up_to_date"]
     verify_corpora(tmp_path)
 
 
 def test_more_parts_are_opened_than_the_initial_limit_of_open_files(tmp_path: Path) -> None:
-    for n in range(40):
-        write_jsonl(tmp_path / "input" / f"{n}.jsonl", invented(f"n{n}", 1))
+    settings = written(tmp_path, **{f"n{n}": invented(f"n{n}", 1) for n in range(40)})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 30, hard))
-        corpus = build_corpus(config(tmp_path / "input"), tmp_path / "store", part_bytes=1)
+        corpus = build(settings, tmp_path / "store")
         assert len([document.id for document in corpus]) == len(corpus.parts) == 40
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

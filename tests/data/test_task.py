@@ -4,8 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,25 +60,6 @@ def test_a_row_without_text_or_label_fails_by_line_or_is_skipped(tmp_path: Path,
     warning = next(event for event in events if event.kind == "warning")
     assert warning.data["rejected"][0]["line"] == 21
     assert warning.data["split"] == "train"
-
-
-def test_a_missing_number_in_a_parquet_label_column_is_an_empty_label(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", "b"], "label": [1.0, float("nan")]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet:2: label 'label' is empty"):
-        read_task(TaskConfig(train=str(tmp_path / "a.parquet")), seed=1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([("x", "a")], "1 training row"),
-        ([("x", "a"), ("y", "a")], "every row has the label 'a'"),
-        ([(f"x{n}", str(n / 7)) for n in range(10)], "10 labels for 10 rows .* these look like numbers or ids"),
-    ],
-)
-def test_data_that_cannot_train_a_classifier_are_refused(tmp_path: Path, rows: list[tuple[str, str]], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        read(tmp_path, rows)
 
 
 def test_a_label_with_one_example_is_a_warning(tmp_path: Path) -> None:
