@@ -17,8 +17,17 @@ from cramlm.io.streams import ByteStream, Lines
 TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
 
 
+def stream(path: Path) -> ByteStream:
+    return ByteStream(stamp_file(path), compression=file_format(path)[1])
+
+
 def read(path: Path) -> bytes:
-    return b"".join(ByteStream(stamp_file(path), compression=file_format(path)[1]).blocks())
+    return b"".join(stream(path).blocks())
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
 def compressed(suffix: str, data: bytes = TEXT) -> bytes:
@@ -29,12 +38,11 @@ def compressed(suffix: str, data: bytes = TEXT) -> bytes:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_every_compression_gives_the_same_bytes_and_the_hash_of_the_file(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(compressed(suffix))
-    stream = ByteStream(stamp_file(path), compression=file_format(path)[1])
-    assert b"".join(stream.blocks()) == TEXT
-    assert stream.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert stream.raw_bytes == path.stat().st_size
+    path = written(tmp_path / f"a.jsonl{suffix}", compressed(suffix))
+    opened = stream(path)
+    assert b"".join(opened.blocks()) == TEXT
+    assert opened.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert opened.raw_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -48,13 +56,12 @@ def test_concatenated_frames_are_one_file_and_skippable_ones_are_skipped(tmp_pat
 def compressed_with_long_window() -> bytes:
     """As by `zstd --long=31`, from a stream: the frame asks for a window of 2 GiB."""
     settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
-    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    return stream.compress(TEXT) + stream.flush()
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return frame.compress(TEXT) + frame.flush()
 
 
 def test_zstd_with_the_longest_window_is_read_and_over_the_memory_limit_it_is_an_environment_fault(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(compressed_with_long_window())
+    path = written(tmp_path / "a.jsonl.zst", compressed_with_long_window())
     assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << 31
     assert read(path) == TEXT
     script = """
@@ -75,17 +82,14 @@ def test_zstd_with_the_longest_window_is_read_and_over_the_memory_limit_it_is_an
 @pytest.mark.parametrize("zeros", [1, 512, 3_000_000])
 @pytest.mark.parametrize("members", [1, 2])
 def test_gzip_members_may_be_followed_by_zeros(tmp_path: Path, zeros: int, members: int) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes((compressed(".gz") + bytes(zeros)) * members)
+    path = written(tmp_path / "a.jsonl.gz", (compressed(".gz") + bytes(zeros)) * members)
     assert read(path) == TEXT * members
 
 
 @pytest.mark.parametrize("data", [bytes(512), bytes(512) + compressed(".gz"), compressed(".gz") + bytes(512) + b"text"])
 def test_zeros_before_gzip_and_other_bytes_after_it_are_rejected(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(data)
     with pytest.raises(DataError, match=r"damaged|looks like"):
-        read(path)
+        read(written(tmp_path / "a.jsonl.gz", data))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -93,9 +97,8 @@ def test_a_truncated_stream_is_reported_with_its_size_and_a_flipped_bit_never_ch
     path = tmp_path / f"a.jsonl{suffix}"
     data = compressed(suffix)
     for kept in range(len(data) // 16, len(data), len(data) // 16):
-        path.write_bytes(data[:kept])
         with pytest.raises(DataError, match=f"truncated after {kept} bytes"):
-            read(path)
+            read(written(path, data[:kept]))
     for place in range(0, len(data), max(1, len(data) // 60)):
         damaged = bytearray(data)
         damaged[place] ^= 0x10
@@ -109,23 +112,18 @@ def test_a_truncated_stream_is_reported_with_its_size_and_a_flipped_bit_never_ch
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_decompression_bomb_is_read_in_small_blocks(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"bomb.txt{suffix}"
-    path.write_bytes(compressed(suffix, b"a" * 120_000_000))
-    stream = ByteStream(stamp_file(path), compression=file_format(path)[1])
-    largest = total = 0
-    for block in stream.blocks():
-        largest, total = max(largest, len(block)), total + len(block)
-    assert total == 120_000_000
-    assert largest < 80_000_000
-    assert stream.looks_like_a_bomb
+    path = written(tmp_path / f"bomb.txt{suffix}", compressed(suffix, b"a" * 120_000_000))
+    opened = stream(path)
+    sizes = [len(block) for block in opened.blocks()]
+    assert sum(sizes) == 120_000_000
+    assert max(sizes) < 80_000_000
+    assert opened.looks_like_a_bomb
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32")])
 def test_other_encodings_are_reported_with_the_command_to_convert_them(tmp_path: Path, encoding: str, name: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes("text,label\na,b\n".encode(encoding))
     with pytest.raises(DataError, match=f"is {name}; convert it with: iconv -f {name}"):
-        read(path)
+        read(written(tmp_path / "a.csv", "text,label\na,b\n".encode(encoding)))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +131,8 @@ def test_other_encodings_are_reported_with_the_command_to_convert_them(tmp_path:
     [("a.csv", ".gz", "looks like gzip; add .gz"), ("a.jsonl.gz", ".zst", "looks like zstd"), ("a.jsonl.zst", "", "looks like plain text")],
 )
 def test_a_name_that_contradicts_the_content_is_reported(tmp_path: Path, name: str, suffix: str, words: str) -> None:
-    (tmp_path / name).write_bytes(compressed(suffix))
     with pytest.raises(DataError, match=words):
-        read(tmp_path / name)
+        read(written(tmp_path / name, compressed(suffix)))
 
 
 def test_archives_are_rejected_whatever_their_name(tmp_path: Path) -> None:
@@ -147,9 +144,8 @@ def test_archives_are_rejected_whatever_their_name(tmp_path: Path) -> None:
     for name, copy in (("a.zip", "zip.csv"), ("a.tar.gz", "tar.csv.gz")):
         with pytest.raises(DataError, match="archives are not opened"):
             read(tmp_path / name)
-        (tmp_path / copy).write_bytes((tmp_path / name).read_bytes())
         with pytest.raises(DataError, match="archive"):
-            read(tmp_path / copy)
+            read(written(tmp_path / copy, (tmp_path / name).read_bytes()))
 
 
 def test_a_path_that_is_not_a_regular_file_is_a_usage_error(tmp_path: Path) -> None:
@@ -168,17 +164,16 @@ def test_a_path_that_is_not_a_regular_file_is_a_usage_error(tmp_path: Path) -> N
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_environment_fault(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(TEXT)
+    path = written(tmp_path / "a.jsonl", TEXT)
     stamp = stamp_file(path)
     path.write_bytes(TEXT + TEXT)
     with pytest.raises(EnvironmentFault, match="changed during reading"):
         list(ByteStream(stamp, compression=None).blocks())
-    stream = ByteStream(stamp_file(path), compression=None).blocks()
-    next(stream)
+    blocks = stream(path).blocks()
+    next(blocks)
     os.utime(path, (1, 1))
     with pytest.raises(EnvironmentFault, match="changed during reading"):
-        list(stream)
+        list(blocks)
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3, 7, 1000])
