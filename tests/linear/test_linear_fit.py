@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from linear_fixtures import TOPICS, example, number_task, several_labels_task, topic_task, topics, word_vectors
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm.config.run import BaselineConfig, TaskConfig
 from cramlm.data.task import read_task
@@ -221,3 +222,16 @@ def test_a_word_of_a_label_name_counts_for_the_label() -> None:
     before, after = (fit(each).model.logits(["quixotic"])[0] for each in (task, named))
     assert int(after.argmax()) == 0
     assert after[0] - after[1:].max() > before[0] - before[1:].max()
+
+
+def test_a_search_uses_one_thread_of_blas_however_many_there_are() -> None:
+    """OpenBLAS' threads wait in a loop for each other, which takes many times the CPU time on a busy machine."""
+    threads: list[int] = []
+
+    def count_threads(event: Event) -> None:
+        threads.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        fit(topic_task(), emit=count_threads)
+        assert set(threads) == {1}
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {2}

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
 from cramlm.config.base import parse_budget
@@ -230,6 +231,24 @@ def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Pat
     finished = run(load_config(shortened(config)), out=tmp_path / "run", store=tmp_path / "store")
     assert (finished.export / "model.safetensors").is_file()
     assert not (finished.export / "mlm").exists()
+
+
+def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_training(tmp_path: Path) -> None:
+    config = tiny_config(write_task(tmp_path / "data"), corpus=None, retriever=None)  # on one thread
+    threads: set[int] = set()
+
+    def count_threads(event: Event) -> None:
+        if event.stage in ("baseline", "tokenizer", "evaluation"):
+            threads.update(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        run(
+            load_config(shortened(config | {"phases": config["phases"][1:]})),
+            out=tmp_path / "run",
+            store=tmp_path / "store",
+            emit=count_threads,
+        )
+    assert threads == {1}
 
 
 def test_a_run_without_budget_or_steps_names_the_options(tmp_path: Path) -> None:

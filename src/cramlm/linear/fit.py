@@ -22,7 +22,7 @@ from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.settings import BayesSetting, ClassWeights, Scheme, Setting
-from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products
+from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
@@ -157,6 +157,7 @@ def fit_reads_seed(task: Task) -> bool:
     return len(texts) > FEW_TEXTS or sum(len(normalize(text)) for text in texts) > min(MAX_CHARACTERS.values())
 
 
+@on_one_blas_thread
 def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
 

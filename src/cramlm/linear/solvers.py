@@ -10,11 +10,12 @@ where labels have uneven sizes (SciERC, 100 training texts: macro-F1 28 and 19),
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,28 @@ _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations
 _JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def on_one_blas_thread(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Limit the matrix products of NumPy and SciPy to one thread while `function` runs.
+
+    A search fits hundreds of models of a few hundred rows. OpenBLAS starts a thread per core for each product, and its threads wait in a
+    loop for one that another process keeps from running: beside two busy processes on two cores the search of `static` took 25 times the
+    CPU time (docs/log.md). The sums of a product, too, then depend on the number of cores.
+    """
+
+    @functools.wraps(function)
+    def limited(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
 
 
 @dataclass(frozen=True, slots=True, eq=False)

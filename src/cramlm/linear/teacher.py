@@ -21,7 +21,7 @@ from cramlm.linear.features import TextMatrices
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
 from cramlm.linear.settings import Setting
-from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products
+from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
 from cramlm.records import FloatArray, IntArray, Task
 
 FOLDS: Final = 5
@@ -66,6 +66,7 @@ def _probabilities(model: LinearModel, logits: FloatArray) -> FloatArray:
     return KINDS[model.kind].outputs(logits)
 
 
+@on_one_blas_thread
 def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     """Calibrated probabilities of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
@@ -150,8 +151,9 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     text.report_task(run)
     config = run.config
     scored = config.baseline.enabled
-    baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
-    return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
+    with threadpool_limits(limits=config.threads, user_api="blas"):
+        baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
+        return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 
 
 def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig, Artifact]:
