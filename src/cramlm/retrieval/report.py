@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from cramlm.data.corpus import Corpus
 from cramlm.records import IntArray
+from cramlm.storage.arrays import offsets_of
 from cramlm.text.ngrams import BUCKETS, count, divergence, hash_texts, hash_utf8
 from cramlm.text.words import WordHashes, hash_block, segment_utf8
 
@@ -125,18 +126,21 @@ def _count_ngrams(texts: Sequence[str]) -> IntArray:
 
 def _sample(corpus: Corpus, size: int) -> tuple[tuple[npt.NDArray[np.uint8], IntArray], IntArray]:
     """Return random texts (the same for every call) with `size` n-grams together, or the whole corpus; and their counts per bucket."""
-    positions: list[int] = []
+    texts: list[npt.NDArray[np.uint8]] = []
+    sizes: list[IntArray] = []
     counts = np.zeros(BUCKETS, np.int64)
     for batch in random_batches(len(corpus)):
-        ngrams = hash_utf8(_cut(*corpus.gather(np.array(batch))))
+        text, offsets = corpus.gather(np.array(batch))
         corpus.release()
+        ngrams = hash_utf8(_cut(text, offsets))
         enough = int(np.searchsorted(ngrams.offsets, size)) if ngrams.offsets[-1] >= size else len(batch)
-        positions += batch[:enough]
+        texts.append(text[: offsets[enough]])
+        sizes.append(np.diff(offsets[: enough + 1]))
         counts += np.bincount(ngrams.buckets[: ngrams.offsets[enough]], minlength=BUCKETS)
         size -= int(ngrams.offsets[enough])
         if size <= 0:
             break
-    return corpus.gather(np.array(positions, np.int64)), counts
+    return (np.concatenate(texts), offsets_of(np.concatenate(sizes))), counts
 
 
 def _cut(text: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
