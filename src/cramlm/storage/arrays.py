@@ -45,6 +45,33 @@ def save_array(path: Path, values: npt.NDArray[Any]) -> None:
         file.write(values.data.cast("B") if values.size else b"")
 
 
+class ArrayFile:
+    """A one-dimensional .npy file of unknown length, written piece by piece."""
+
+    def __init__(self, path: Path, dtype: type[np.generic]) -> None:
+        self._file = path.open("wb")
+        self._dtype = np.dtype(dtype)
+        self._length = 0
+        self._header()
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Write values of the file's dtype."""
+        assert values.dtype == self._dtype
+        self._file.write(np.ascontiguousarray(values).data)
+        self._length += len(values)
+
+    def close(self) -> None:
+        """Write the length into the header."""
+        self._file.seek(0)
+        self._header()
+        self._file.close()
+
+    def _header(self) -> None:
+        # numpy pads the header so that it has one length for any number of values.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
 def array_bytes(values: npt.NDArray[Any]) -> bytes:
     """Return the content of the .npy file that `save_array` would write."""
     file = io.BytesIO()

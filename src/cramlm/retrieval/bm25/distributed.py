@@ -44,8 +44,8 @@ from cramlm.retrieval.bm25.search import (
     tokenize_texts,
     unpack,
 )
-from cramlm.retrieval.bm25.segment import ArrayFile, Segment, load_array
-from cramlm.storage.arrays import read_array, save_array
+from cramlm.retrieval.bm25.segment import Segment, load_array
+from cramlm.storage.arrays import ArrayFile, read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify, wait_while_locked
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files

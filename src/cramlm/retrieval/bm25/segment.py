@@ -35,7 +35,7 @@ from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
-from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.arrays import ArrayFile, read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, Artifact, environment_faults, hash_json, open_artifact, stage, wait_while_locked
 
 KIND: Final = "segment"
@@ -170,33 +170,6 @@ def check_analyzer(artifact: Artifact, analyzer: Analyzer) -> None:
     """Raise ArtifactError if a segment or index was built by another analyzer."""
     if (built_by := artifact.key.get("analyzer")) != analyzer.name:
         raise ArtifactError(f"{artifact.path}: indexed by analyzer {built_by!r}, this cramlm has {analyzer.name!r}; build the index again")
-
-
-class ArrayFile:
-    """A one-dimensional .npy file of unknown length, written piece by piece."""
-
-    def __init__(self, path: Path, dtype: type[np.generic]) -> None:
-        self._file = path.open("wb")
-        self._dtype = np.dtype(dtype)
-        self._length = 0
-        self._header()
-
-    def append(self, values: npt.NDArray[Any]) -> None:
-        """Write values of the file's dtype."""
-        assert values.dtype == self._dtype
-        self._file.write(np.ascontiguousarray(values).data)
-        self._length += len(values)
-
-    def close(self) -> None:
-        """Write the length into the header."""
-        self._file.seek(0)
-        self._header()
-        self._file.close()
-
-    def _header(self) -> None:
-        # numpy pads the header so that it has one length for any number of values.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def load_array(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
