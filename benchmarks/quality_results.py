@@ -16,7 +16,8 @@ from cramlm.experiments.compare import Experiment
 from cramlm.experiments.grid import Arm
 from cramlm.experiments.results import CellResult, Pair, Usage, pairs_of, rows_of, totals_of
 from cramlm.records import Emit
-from cramlm.storage.artifacts import lock, publish_file, wait_while_locked
+from cramlm.storage.artifacts import publish_file
+from cramlm.storage.locks import lock, wait_while_locked
 
 CHARACTERS: Final = string.digits + string.ascii_letters
 SAME: Final = ("labels", "budget", "preset", "settings")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cramlm.records import Event
-from cramlm.storage.artifacts import lock, publish
+from cramlm.storage.artifacts import publish
+from cramlm.storage.locks import lock
 
 OLD, NEW = {"version": 1}, {"version": 2}
 

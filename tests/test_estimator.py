@@ -20,7 +20,8 @@ from cramlm import CramClassifier
 from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.inference.predictor import Predictor
-from cramlm.storage.artifacts import lock, verify
+from cramlm.storage.artifacts import verify
+from cramlm.storage.locks import lock
 from jsonl import read_jsonl
 from server_process import PATIENCE
 from tiny_task import write_task

@@ -27,7 +27,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from cramlm.errors import DataError, UsageError
 from cramlm.records import FloatArray, silent
-from cramlm.storage.artifacts import hash_json, lock, open_artifact, publish, publish_file, refuse_foreign, wait_while_locked
+from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign
+from cramlm.storage.locks import lock, wait_while_locked
 
 if TYPE_CHECKING:
     from cramlm.config.run import RunConfig

@@ -213,7 +213,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
 
 
 def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> None:
-    from cramlm.storage.artifacts import lock
+    from cramlm.storage.locks import lock
 
     with lock(fitted / "run" / "run"):
         result = cramlm("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")

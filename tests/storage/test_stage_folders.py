@@ -20,14 +20,13 @@ from cramlm.storage.artifacts import (
     StagePool,
     borrowed_seconds,
     explain_difference,
-    lock,
     pooled,
     remove_least_recently_used,
     shared_stage,
     stage,
     verify,
 )
-from cramlm.storage.locks import lock_file, wait_limit
+from cramlm.storage.locks import lock, lock_file, wait_limit
 
 
 def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:

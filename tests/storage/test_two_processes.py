@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from commands import Child, cramlm, error_line, printed, start, succeed
-from cramlm.storage.artifacts import lock, verify
+from cramlm.storage.artifacts import verify
+from cramlm.storage.locks import lock
 from server_process import PATIENCE
 from tiny_task import write_task
 

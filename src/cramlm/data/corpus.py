@@ -57,7 +57,8 @@ from cramlm.io.executors import Executor, Processes, available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import offsets_of, read_array, save_array, spread
-from cramlm.storage.artifacts import MANIFEST, hash_json, lock, open_artifact, raise_if_checking, shared_stage, wait_while_locked
+from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, raise_if_checking, shared_stage
+from cramlm.storage.locks import lock, wait_while_locked
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # increase when the same parts give other files

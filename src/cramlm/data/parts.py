@@ -58,7 +58,8 @@ from cramlm.storage.arrays import (
     spread,
     text_buffers,
 )
-from cramlm.storage.artifacts import environment_faults, hash_json, open_artifact, stage
+from cramlm.storage.artifacts import hash_json, open_artifact, stage
+from cramlm.storage.locks import environment_faults
 from cramlm.text.words import MeasuredText, cut_passages
 
 KIND: Final = "part"

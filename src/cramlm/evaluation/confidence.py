@@ -24,7 +24,8 @@ import numpy.typing as npt
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.calibration import Calibration, calibrate
 from cramlm.records import BoolArray, FloatArray, IntArray
-from cramlm.storage.artifacts import check_files, environment_faults
+from cramlm.storage.artifacts import check_files
+from cramlm.storage.locks import environment_faults
 
 CONFIDENCE_FILE: Final = "confidence.json"
 FORMAT: Final = 1

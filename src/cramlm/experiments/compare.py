@@ -39,8 +39,8 @@ from cramlm.io.executors import available_cores, run_tasks
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.storage.artifacts import borrowed_seconds, default_store, lock, publish_file, refuse_other_files
-from cramlm.storage.locks import lock_file
+from cramlm.storage.artifacts import borrowed_seconds, default_store, publish_file, refuse_other_files
+from cramlm.storage.locks import lock, lock_file
 
 TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 

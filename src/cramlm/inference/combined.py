@@ -23,7 +23,8 @@ from cramlm.inference.base import BasePredictor, EncoderPredictor
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import BoolArray, FloatArray, TaskKind
-from cramlm.storage.artifacts import check_files, environment_faults
+from cramlm.storage.artifacts import check_files
+from cramlm.storage.locks import environment_faults
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor

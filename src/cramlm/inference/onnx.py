@@ -22,7 +22,8 @@ from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFa
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
-from cramlm.storage.artifacts import check_files, raise_if_refused
+from cramlm.storage.artifacts import check_files
+from cramlm.storage.locks import raise_if_refused
 
 GRAPH_FILE = "model.onnx"
 SETTINGS_FILE = "onnx.json"

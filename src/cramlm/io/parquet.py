@@ -11,7 +11,8 @@ from cramlm.errors import DataError
 from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
 from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, labels_value
 from cramlm.io.streams import look_like
-from cramlm.storage.artifacts import environment_faults, hash_file, raise_if_refused
+from cramlm.storage.artifacts import hash_file
+from cramlm.storage.locks import environment_faults, raise_if_refused
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 32_000_000  # maximum of a batch if every row is the longest text of its dictionary

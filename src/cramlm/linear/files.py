@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
-from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.locks import environment_faults
 
 REBUILD: Final = "delete the folder and build it again"
 _Content = TypeVar("_Content")

@@ -33,7 +33,7 @@ from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import IntArray, count
 from cramlm.storage.arrays import offsets_of, spread
-from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.locks import environment_faults
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")

@@ -28,8 +28,8 @@ from cramlm.data.task import load_task, task_fingerprint
 from cramlm.errors import ArtifactError, UsageError, brief
 from cramlm.io.paths import is_remote
 from cramlm.records import Emit, Event, Task
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, lock, open_artifact, publish_file, refuse_other_files, wait_while_locked
-from cramlm.storage.locks import lock_file
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, publish_file, refuse_other_files
+from cramlm.storage.locks import lock, lock_file, wait_while_locked
 
 RUNS: Final = Path("runs")
 CONFIG, RECORD, EVENTS, EXPORT, USAGE = "run.toml", "stages.json", "events.jsonl", "export", "usage.json"

@@ -26,7 +26,8 @@ from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import query_texts
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, search_deeper
 from cramlm.storage.arrays import save_array
-from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
+from cramlm.storage.artifacts import hash_json, shared_stage
+from cramlm.storage.locks import raise_if_refused
 
 CODE_FORMAT: Final = 1  # increase when the same encoder gives other vectors
 _PASSAGES: Final = 4096  # vectors multiplied at a time

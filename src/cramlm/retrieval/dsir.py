@@ -36,7 +36,8 @@ from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, IntArray, silent
 from cramlm.retrieval.ranking import STAGE, Proposal, one_each
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import hash_json, raise_if_refused, shared_stage
+from cramlm.storage.artifacts import hash_json, shared_stage
+from cramlm.storage.locks import raise_if_refused
 from cramlm.text.ngrams import BLOCK, BUCKETS, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
 
 

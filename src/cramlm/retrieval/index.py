@@ -27,7 +27,8 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Norm, Scoring
 from cramlm.retrieval.ranking import best_of_hits
-from cramlm.storage.artifacts import environment_faults, publish_file
+from cramlm.storage.artifacts import publish_file
+from cramlm.storage.locks import environment_faults
 
 CATALOG: Final = "catalog.json"
 TEXTS: Final = "texts.jsonl"

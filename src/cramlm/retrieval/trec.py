@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from cramlm.errors import DataError, EnvironmentFault, UsageError, brief
 from cramlm.io.paths import stamp_file
 from cramlm.retrieval.index import Hits
-from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.locks import environment_faults
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """For each query the grade of each judged document; 0 = not relevant."""

@@ -30,19 +30,18 @@ from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedErro
 from cramlm.records import Emit, Event
 from cramlm.storage.locks import (
     LOCK_SUFFIX,
+    environment_faults,
     fsync,
     leftovers,
+    lock,
     lock_file,
     make_folder,
+    raise_if_refused,
     remove_abandoned_files,
     temporary_file,
     temporary_name,
+    wait_while_locked,
 )
-from cramlm.storage.locks import environment_faults as environment_faults
-from cramlm.storage.locks import lock as lock
-from cramlm.storage.locks import raise_if_refused as raise_if_refused
-from cramlm.storage.locks import remove_leftovers as remove_leftovers
-from cramlm.storage.locks import wait_while_locked as wait_while_locked
 
 MANIFEST = "manifest.json"
 FORMAT = 1

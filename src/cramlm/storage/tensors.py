@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from cramlm.errors import ArtifactError
-from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.locks import environment_faults
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event
-from cramlm.storage.artifacts import environment_faults, explain_difference, open_artifact, publish, verify
+from cramlm.storage.artifacts import explain_difference, open_artifact, publish, verify
+from cramlm.storage.locks import environment_faults
 from cramlm.storage.tensors import read_tensors, save_tensors
 
 KIND = "checkpoint"

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from cramlm.config.run import EncoderConfig, HeadConfig, explain_validation_error
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import TaskKind
-from cramlm.storage.artifacts import environment_faults, raise_if_refused
+from cramlm.storage.locks import environment_faults, raise_if_refused
 
 Task: TypeAlias = Literal["classifier", "mlm"]
 

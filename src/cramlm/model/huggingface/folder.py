@@ -45,7 +45,7 @@ from cramlm.model.huggingface.weights import current_name, tensor_names
 from cramlm.model.model import Model, ModelSpec, empty_model, initialise_all
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
-from cramlm.storage.artifacts import environment_faults, raise_if_refused
+from cramlm.storage.locks import environment_faults, raise_if_refused
 from cramlm.storage.tensors import save_tensors
 
 UNLIMITED: Final = 10**30

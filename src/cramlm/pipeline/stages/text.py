@@ -29,7 +29,7 @@ from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
-from cramlm.storage.artifacts import environment_faults
+from cramlm.storage.locks import environment_faults
 
 
 def report_task(run: RunContext) -> None:

@@ -46,7 +46,8 @@ from cramlm.retrieval.bm25.search import (
 )
 from cramlm.retrieval.bm25.segment import Segment, load_array
 from cramlm.storage.arrays import ArrayFile, read_array, save_array
-from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, stage, verify, wait_while_locked
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify
+from cramlm.storage.locks import environment_faults, wait_while_locked
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files
 MAX_GROUPS: Final = 256  # a group has `limit` hits per query: more groups cost space and merging

@@ -29,7 +29,8 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.arrays import offsets_of, spread
-from cramlm.storage.artifacts import MANIFEST, Artifact, environment_faults, hash_json, open_artifact, shared_stage, verify
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, shared_stage, verify
+from cramlm.storage.locks import environment_faults
 
 KIND: Final = "index"
 LISTING: Final = "index.json"

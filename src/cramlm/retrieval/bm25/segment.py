@@ -36,7 +36,8 @@ from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import ArrayFile, read_array, save_array
-from cramlm.storage.artifacts import SMALL_FILE, Artifact, environment_faults, hash_json, open_artifact, stage, wait_while_locked
+from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
+from cramlm.storage.locks import environment_faults, wait_while_locked
 
 KIND: Final = "segment"
 STATISTICS: Final = "statistics.json"
