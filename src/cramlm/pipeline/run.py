@@ -42,8 +42,7 @@ from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
-from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming
-from cramlm.storage.artifacts import default_store as default_store
+from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, default_store
 from cramlm.storage.locks import lock
 from cramlm.training.distributed import Ranks
 from cramlm.training.memory import trim

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
-from cramlm.model.huggingface.config import CONFIG_FILE as CONFIG_FILE
-from cramlm.model.huggingface.config import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG_FILE
-from cramlm.model.huggingface.config import WEIGHTS_FILE as WEIGHTS_FILE
 from cramlm.model.huggingface.config import (
+    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    WEIGHTS_FILE,
     Ids,
     Task,
     compare,
