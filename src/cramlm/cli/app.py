@@ -47,6 +47,7 @@ from cramlm.cli.options import (
     TrainOption,
     UnlabelledOption,
     resolve_run,
+    task_columns,
 )
 from cramlm.cli.process import (
     Interrupted,
@@ -133,8 +134,7 @@ def fit(
     """
     from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
 
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    columns |= {"kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
     options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
     if dry_run:

@@ -33,6 +33,7 @@ from cramlm.cli.options import (
     read_stop_words,
     resolve_corpus,
     resolve_retriever,
+    task_columns,
     top_k_option,
 )
 from cramlm.errors import UsageError, counted
@@ -230,8 +231,7 @@ def select(
     refuse_foreign(out, kind=KIND)
     if (train is None) == (queries is None):
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    columns |= {"kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     named: Any = {name: value for name, value in columns.items() if value is not None}
     task_config = checked(lambda: TaskConfig(train=train or "", dev=dev, test=test, **named))
     options = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}

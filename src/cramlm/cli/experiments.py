@@ -24,6 +24,7 @@ from cramlm.cli.options import (
     TextColumn,
     UnlabelledOption,
     complete_recipe,
+    task_columns,
 )
 from cramlm.cli.process import stop_on_signals
 
@@ -82,8 +83,7 @@ def compare(
     """
     from cramlm.experiments.grid import arms_of, default_folder
 
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    columns |= {"kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
     run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
     common = _grid_fields(task, corpus, set_, **run)
@@ -139,8 +139,7 @@ def ablate(
     """
     from cramlm.experiments.grid import arms_over, default_folder
 
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    columns |= {"kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
     run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
     common = _grid_fields(task, corpus, set_, **run)

@@ -67,6 +67,12 @@ def resolve_run(
     return load_config(apply_overrides(data, overrides or []), origin=origin)
 
 
+def task_columns(text: str | None, label: str | None, text_pair: str | None, kind: str | None, separator: str | None) -> dict[str, Any]:
+    """Return the options about columns and labels as fields of `TaskConfig`; None leaves a setting as it is."""
+    columns = {"text_column": text, "label_column": label, "text_pair_column": text_pair}
+    return {**columns, "kind": kind, "label_separator": separator}
+
+
 def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the config that a recipe builds from `arguments`, as plain data.
 

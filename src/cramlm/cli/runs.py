@@ -37,6 +37,7 @@ from cramlm.cli.options import (
     TrackerName,
     complete_recipe,
     resolve_run,
+    task_columns,
 )
 from cramlm.errors import counted
 
@@ -84,8 +85,7 @@ def plan(
         cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
         cramlm plan 3e15flops --preset small
     """
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    columns |= {"kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
     files = corpus or ([""] if config is None else None)
     common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
@@ -173,13 +173,13 @@ def show(
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 
-    columns = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    task = {"train": train or "", "dev": dev, "test": test, **columns, "kind": kind, "label_separator": label_separator}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
+    task = {"train": train or "", "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     config = resolve_run(
         name,
         None,
         set_,
-        task=task | {"on_bad_row": on_bad_row},
+        task=task,
         corpus=corpus or ["corpus/*.jsonl.zst"],
         budget=budget,
         seed=seed,
