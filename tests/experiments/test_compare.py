@@ -20,6 +20,7 @@ from cramlm.records import Event
 from cramlm.reporting.page import report_page
 from cramlm.storage.artifacts import open_artifact, publish
 from jsonl import read_jsonl, write_jsonl
+from pretrained_folders import write_pretrained
 from tiny_task import tiny_config, write_task
 
 
@@ -231,6 +232,26 @@ def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tm
     (tmp_path / "data/raw.toml").rename(tmp_path / "data/static.toml")
     with pytest.raises(UsageError, match="'static' is reserved for a linear model"):
         cells_of(replace(grid, arms=arms_in(tmp_path / "data", "static")), tmp_path / "out")
+
+
+def test_recipes_that_start_from_a_checkpoint_get_it_and_others_do_not(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "data", documents=60)
+    corpus = (task.pop("corpus"),)
+    checkpoint = write_pretrained(tmp_path / "checkpoint", "bert", [row["text"] for row in read_jsonl(Path(task["train"]))])
+    names = ["plm", "tapt", "dapt", "tlm", "tlm@init"]
+    grid = Grid(arms_of(names), (1,), ("all",), task, corpus, init=str(checkpoint))
+    starts = {cell.arm.name: cell.config.init for cell in cells_of(grid, tmp_path / "out")}
+    assert starts == {name: None if name == "tlm" else str(checkpoint) for name in names}
+
+
+def test_an_arm_without_retrieval_has_no_unlabelled_texts_either(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "data", documents=60)
+    corpus = (task.pop("corpus"),)
+    arms = arms_over("tlm", ["retriever.top_k=0,20"])
+    grid = Grid(arms, (1,), ("20",), task, corpus, rest_unlabelled=True)
+    without, with_text = cells_of(grid, tmp_path / "out")
+    assert (without.config.corpus, without.config.task.unlabelled) == (None, ())
+    assert len(with_text.config.task.unlabelled) == 1
 
 
 def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Path) -> None:

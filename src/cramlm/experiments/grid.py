@@ -207,12 +207,13 @@ def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
 
 def _needs_checkpoint(recipe: str) -> bool:
     """Return True if the recipe can only start from a checkpoint."""
-    return getattr(RECIPES.get(recipe.partition(":")[0]), "start", "either") == "pretrained"
+    return getattr(RECIPES.get(recipe.partition(":")[0]), "start", "either") == "checkpoint"
 
 
 def _without_retrieval(config: RunConfig) -> RunConfig:
-    """Return the config with the same phases on the task text only."""
-    changed = {"corpus": None, "retriever": None, "phases": tuple(map(on_task_text, config.phases))}
+    """Return the config with the same phases on the task text only, without unlabelled texts, which only retrieval reads."""
+    task = config.task.model_copy(update={"unlabelled": ()})
+    changed = {"task": task, "corpus": None, "retriever": None, "phases": tuple(map(on_task_text, config.phases))}
     return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=_NO_RETRIEVAL)
 
 
