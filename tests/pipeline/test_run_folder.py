@@ -27,6 +27,7 @@ from cramlm.pipeline.run_folder import (
 from cramlm.records import Event, silent
 from cramlm.reporting.record import read_run
 from cramlm.storage.artifacts import hash_file, publish, verify
+from jsonl import read_jsonl
 from tiny_task import tiny_config, write_task
 
 
@@ -310,6 +311,19 @@ def test_another_recipe_name_rebuilds_the_evaluation(copied: Path) -> None:
     assert facts.own_scores["test"]["rows"] == 16
     assert facts.scores is not None
     assert "tlm" not in facts.scores["models"]
+
+
+def test_predictions_name_the_present_lines_of_their_texts(copied: Path) -> None:
+    """The report finds the text of a prediction by its id."""
+    for split in ("dev", "test"):
+        path = Path(f"sea/{split}.jsonl")
+        path.write_text("\n" + path.read_text("utf-8"), "utf-8")  # every row moves down a line
+    run(small_config(), out="run", store="store")
+    task = load_task(Path("run"))
+    for split, examples in (("dev", task.dev), ("test", task.test)):
+        for name in ("", "-combined", "-tfidf"):
+            lines = read_jsonl(Path(f"run/evaluation/predictions-{split}{name}.jsonl"))
+            assert [line["id"] for line in lines] == [example.id for example in examples]
 
 
 def other_task() -> None:

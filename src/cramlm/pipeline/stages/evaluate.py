@@ -33,7 +33,7 @@ from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
 from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_pretrained
 from cramlm.records import Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
-from cramlm.storage.artifacts import Artifact
+from cramlm.storage.artifacts import Artifact, hash_json
 
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
@@ -86,7 +86,7 @@ def evaluate_encoder(
             Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {format_metric(metric, own['dev'][metric])}; test scored once")
         )
 
-    inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
+    inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
     return run.build(Stage("evaluation", 6, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
@@ -215,16 +215,17 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> A
         own = format_metric(metric, scores[run.config.model]["dev"][metric])
         run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {own}; test scored once"))
 
-    inputs = {"task": task_fingerprint(run.task), "linear_models": _fingerprints(linear_models)}
-    return run.build(Stage("evaluation", 4, _settings(run.config), inputs, write))
+    return run.build(Stage("evaluation", 4, _settings(run.config), _inputs(run.task, linear_models), write))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return {"name": config.name, "seed": config.seed, "metric": config.metric}
 
 
-def _fingerprints(models: Mapping[str, Artifact]) -> dict[str, str]:
-    return {name: artifact.fingerprint for name, artifact in models.items()}
+def _inputs(task: Task, models: Mapping[str, Artifact]) -> dict[str, Any]:
+    """rows: of the ids, which predictions are written with; equal texts may have moved to other lines."""
+    rows = hash_json([[example.id for example in split] for split in (task.dev, task.test)])
+    return {"task": task_fingerprint(task), "rows": rows, "linear_models": {name: each.fingerprint for name, each in models.items()}}
 
 
 def export_linear(
