@@ -32,7 +32,9 @@ from cramlm.planning.budget import (
     plan_selection,
     row_length,
 )
-from cramlm.recipes import finetune_phase, joint_phase
+from cramlm.planning.plan import forecast_runs
+from cramlm.recipes import RECIPES, finetune_phase, joint_phase
+from cramlm.records import silent
 
 SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
 SPEED = Speed(joint=10_000, finetune=12_000)
@@ -183,3 +185,10 @@ def test_the_second_phase_compensates_the_time_of_the_first(slowdown: float) -> 
     assert ended <= 1.01 * seconds
     if slowdown >= 1.2:  # labels passed over often enough may leave time unused, but not here
         assert ended >= 0.9 * seconds
+
+
+@pytest.mark.parametrize("recipe", ["tfidf", "static"])
+def test_a_linear_model_has_no_plan(recipe: str) -> None:
+    config = RECIPES[recipe](train="", corpus=["raw"])
+    with pytest.raises(UsageError, match=f"model '{recipe}' is linear"):
+        forecast_runs([config], emit=silent)

@@ -164,12 +164,21 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
     """Forecast the run of each config on this machine. Equal models and phases are measured once.
 
     `TYPICAL_TEXTS` are assumed for a training file or a corpus named "".
+
+    Raises:
+        UsageError: if the model of a config is linear.
     """
+    for linear in (config.model for config in configs if config.model != "encoder"):
+        raise UsageError(
+            f"the model {linear!r} is linear: it is fitted without a budget, so there are no steps to plan; choose another recipe"
+        )
     machines: dict[str, Machine] = {}
     planned = []
     for config in (start_from(each)[0] for each in configs):
         limit = Budget() if config.budget is None else parse_budget(config.budget)
-        size = config.model_dump_json(include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision"})
+        size = config.model_dump_json(
+            include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision", "device"}
+        )
         if size not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             machines[size] = machine = measure_machine(
