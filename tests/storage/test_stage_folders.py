@@ -21,6 +21,7 @@ from cramlm.storage.artifacts import (
     borrowed_seconds,
     explain_difference,
     pooled,
+    publish,
     remove_least_recently_used,
     shared_stage,
     stage,
@@ -222,6 +223,17 @@ def test_a_pool_keeps_a_stage_that_another_process_uses_at_the_moment(runs: Runs
         assert runs.stored() == [stored]
     remove_least_recently_used(tmp_path / "pool", 0)
     assert list((tmp_path / "pool").iterdir()) == []
+
+
+def test_a_pool_keeps_what_another_process_is_about_to_publish(tmp_path: Path) -> None:
+    """The manifest is written before the folder gets its name."""
+    pool = tmp_path / "pool"
+    with lock(pool / "words-1"):
+        unnamed = publish(pool / ".words-1.tmp-host-7-abc", kind="words", key={}, write=lambda folder: None).path
+        remove_least_recently_used(pool, 0)
+        assert unnamed.is_dir()
+    with lock(pool / "words-1"):
+        assert not unnamed.is_dir(), "of a killed process it is removed with the next lock"
 
 
 def test_a_pool_removes_what_killed_builders_left(runs: Runs, tmp_path: Path) -> None:

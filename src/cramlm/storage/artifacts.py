@@ -356,7 +356,7 @@ def remove_least_recently_used(folder: Path, most_bytes: int) -> None:
     """Remove stages of a pool, those that were used least recently first, until all have at most `most_bytes` together; also what killed
     processes left. Stages that another process builds or links at the moment stay.
     """
-    present = {path.parent.name: path for path in folder.glob(f"*/{MANIFEST}")}
+    present = {path.parent.name: path for path in folder.glob(f"[!.]*/{MANIFEST}")}  # others are about to be published or removed
     used: dict[str, tuple[int, int]] = {}
     for name, manifest in present.items():
         with contextlib.suppress(FileNotFoundError):  # another process removed it
