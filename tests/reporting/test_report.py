@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from cramlm.config.run import load_config
+from cramlm import recipes
+from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
 from cramlm.linear.settings import read_setting
 from cramlm.pipeline.run import run
@@ -300,6 +301,15 @@ def test_the_cpu_time_of_every_stage_is_in_the_report_unless_the_log_is_older(co
     assert read_run(copied).share_outside_training is None
     assert ["CPU seconds" in page for page in pages] == [True, False]
     assert ["of the CPU time was outside of training" in page for page in pages] == [True, False]
+
+
+def test_a_passage_is_shown_with_the_unlabelled_text_that_retrieved_it(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=60)
+    write_jsonl(tmp_path / "more.jsonl", [{"text": f"the lighthouse of the island {number}"} for number in range(40)])
+    config = recipes.bayes(corpus=[paths.pop("corpus")], unlabelled=[str(tmp_path / "more.jsonl")], **paths)
+    quick = apply_overrides(config.model_dump(mode="json"), ["retriever.top_k=1", "baseline.c=[3.0]", "threads=1"])
+    page = Page(report_page(run(load_config(quick), out=tmp_path / "run", store=tmp_path / "store").path))
+    assert "the lighthouse of the island" in page.words
 
 
 def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:

@@ -146,7 +146,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class PassageCard:
-    """A retrieved passage. query: the training text that retrieved it. terms: words that both share."""
+    """A retrieved passage. query: the training or unlabelled text that retrieved it. terms: words that both share."""
 
     passage: Json
     query: str | None
@@ -484,11 +484,11 @@ def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[Passage
     """Yield passages evenly spaced over the ranks."""
     if not run.passages:
         return
-    train = run.task.train if run.task is not None else ()
+    queries = run.task.queries if run.task is not None else ()
     for row in np.unique(np.linspace(0, len(run.passages) - 1, _PASSAGES).round().astype(int)).tolist():
         passage = run.passages[row]
         number = int(passage["query"])
-        query = train[number].whole_text if 0 <= number < len(train) else None
+        query = queries[number] if 0 <= number < len(queries) else None
         terms = neighbours.shared(query, row) if neighbours is not None and query is not None else ()
         yield PassageCard(passage, query, terms)
 
