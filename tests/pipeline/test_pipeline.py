@@ -134,6 +134,21 @@ def test_a_run_parses_each_file_and_tokenizes_each_text_once(tmp_path: Path) -> 
     assert {item: number for item, number in done.items() if number > 1} == {}
 
 
+def test_stages_that_are_built_again_decode_the_passages_once(copied: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAMLM_STAGES_GB", "0")
+    for stage in ("bayes", "teacher"):
+        shutil.rmtree(copied.run / stage)
+    decoded: list[int] = []
+
+    def see(event: Event) -> None:
+        if (event.stage, event.kind) == ("teacher", "done"):
+            decoded.extend(number for (work, _), number in counts.items() if work == "decoded")
+
+    with counting() as counts:
+        run(load_config(copied.config), out=copied.run, store=copied.store, emit=see)
+    assert set(decoded) == {1}
+
+
 def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(copied: Finished) -> None:
     changed = json.loads(json.dumps(copied.config))
     changed["phases"][1]["steps"] = 12

@@ -164,6 +164,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     corpus = text.corpus(run)
     selection = text.selection(run, plan, corpus)
     texts = text.tokens(run, selection, text.tokenizer(run, selection))
+    selection = texts.selection  # the only one from here on: it holds the passages until `release_texts`
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
     scored, teaching = config.baseline.enabled, config.teaching
     embedding = linear.embedding(run, texts) if config.encoder.embedding_init == "cooccurrence" else None
@@ -173,8 +174,8 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     teachers: dict[str, Artifact] = {name: model for name, model in linear_models.items() if name in teaching}
     teacher = teach_by_linear_models(run, texts, teachers, planned.phases) if teachers else None
-    if texts.selection is not None:
-        texts.selection.release_texts()
+    if selection is not None:
+        selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
     scored_models = linear_models if scored else {}
