@@ -359,6 +359,16 @@ def test_the_plot_names_every_arm_and_escapes_text() -> None:
     assert scores_plot([], title="nothing") == ""
 
 
+def test_usage_is_kept_if_all_files_are_moved_together(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=60)
+    config = tiny_config(paths)
+    config["task"]["unlabelled"] = [str(write_jsonl(tmp_path / "data/rest.jsonl", [{"text": "a gull"}]))]
+    with measure_usage(tmp_path, load_config(config)):
+        pass
+    elsewhere = json.loads(json.dumps(config).replace(str(tmp_path / "data"), str(tmp_path / "moved")))
+    assert read_usage(tmp_path, load_config(elsewhere)) == read_usage(tmp_path, load_config(config)) is not None
+
+
 def test_usage_is_summed_over_starts_and_incomplete_after_a_killed_start(tmp_path: Path) -> None:
     config = load_config(tiny_config({name: f"{name}.jsonl" for name in ("train", "dev", "test", "corpus")}))
     for _ in range(2):

@@ -89,6 +89,7 @@ def _write(run: Path, config: RunConfig, usage: Usage) -> None:
 def _settings_of(config: RunConfig) -> str:
     """Return a hash of all settings, with files by name only, so that a moved experiment keeps its usage."""
     data = config.model_dump(mode="json", exclude={"task": {"train", "dev", "test"}, "corpus": {"files"}, "init": True})
+    data["task"]["unlabelled"] = [PurePath(file).name for file in config.task.unlabelled]
     files = [config.task.train, config.task.dev, config.task.test, config.init, *(config.corpus.files if config.corpus else ())]
     return hash_json([data, [file and PurePath(file).name for file in files]])[:16]
 
