@@ -59,6 +59,7 @@ from cramlm.cli.process import (
     stop_on_signals,
 )
 from cramlm.errors import CramError
+from cramlm.io.cores import available_cores
 
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
@@ -88,6 +89,8 @@ def common(
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if (cores := available_cores()) < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # a quota of CPU time limits no number of threads
     collect_cycles_seldom(context.invoked_subcommand)
     check_address_space(context.invoked_subcommand)
 
@@ -228,7 +231,7 @@ def main() -> NoReturn:
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="cramlm", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except CramError as error:

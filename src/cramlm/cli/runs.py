@@ -40,6 +40,7 @@ from cramlm.cli.options import (
     task_columns,
 )
 from cramlm.errors import counted
+from cramlm.io.cores import available_cores
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {
@@ -271,7 +272,7 @@ def machine_lines() -> Iterator[tuple[str, str]]:
 
     from cramlm.model.model import describe_device, has_bf16, resolve_device
 
-    yield "cores", f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
+    yield "cores", f"{os.cpu_count()}, of which this process may use {available_cores()} ({torch.get_num_threads()} used by torch)"
     yield "memory", memory()
     device = resolve_device("auto")
     yield "device", f"{describe_device(device)} (--device auto)"

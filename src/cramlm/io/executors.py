@@ -36,6 +36,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cramlm import errors
 from cramlm.errors import CramError, EnvironmentFault
+from cramlm.io.cores import available_cores
 from cramlm.records import Emit, Event
 
 OnEvent: TypeAlias = Callable[[int, Event], None]
@@ -156,11 +157,6 @@ class SummedProgress:
             self._emit(Event("progress", self._stage, event.message, done=done, total=self._total, unit=self._unit))
         elif event.kind in ("warning", "note"):
             self._emit(event)
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, on_event: OnEvent) -> list[Any]:

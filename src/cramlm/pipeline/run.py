@@ -29,6 +29,7 @@ from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
+from cramlm.io.cores import available_cores
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
@@ -37,8 +38,8 @@ from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_reco
 from cramlm.pipeline.sharing import shared_stages
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import teach_by_linear_models
-from cramlm.planning.plan import available_cores, schedule
 from cramlm.planning.plan import plan as plan_stage
+from cramlm.planning.plan import schedule
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
@@ -151,7 +152,7 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     text.report_task(run)
     config = run.config
     scored = config.baseline.enabled
-    with threadpool_limits(limits=config.threads, user_api="blas"):
+    with threadpool_limits(limits=config.threads or available_cores(), user_api="blas"):
         baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
         return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
 

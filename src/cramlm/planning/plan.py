@@ -7,7 +7,6 @@ and the remaining time; between phases the steps of the remaining ones again.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
 from cramlm.errors import UsageError, counted
 from cramlm.evaluation.evaluate import sequences_of
+from cramlm.io.cores import available_cores
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
@@ -221,11 +221,6 @@ def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, Pha
     """The first phase with the vocabulary head and the first without; if there is only one kind, its first phase for both."""
     with_head = next((phase for phase in phases if phase.text_terms), phases[0])
     return with_head, next((phase for phase in phases if not phase.text_terms), with_head)
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
 
 
 def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
