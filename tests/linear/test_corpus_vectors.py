@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from cramlm.linear import corpus_vectors, word_vectors
 from cramlm.linear.corpus_vectors import build_word_vectors, count_word_vectors, forecast_word_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.storage.artifacts import verify
+from jsonl import write_jsonl
 
 
 def passages() -> list[str]:
@@ -30,9 +30,8 @@ def passages() -> list[str]:
 
 
 def corpus_of(texts: list[str], folder: Path) -> Corpus:
-    folder.mkdir(exist_ok=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
-    return build_corpus(CorpusConfig(files=(str(folder / "corpus.jsonl"),)), folder / "store")
+    path = write_jsonl(folder / "corpus.jsonl", ({"text": text} for text in texts))
+    return build_corpus(CorpusConfig(files=(str(path),)), folder / "store")
 
 
 @pytest.fixture(scope="module")

@@ -198,10 +198,6 @@ def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monke
     assert "of 120 training texts" in warning
 
 
-def test_the_grid_of_the_config_reaches_from_a_tenth_to_300() -> None:
-    assert (min(BaselineConfig().c), max(BaselineConfig().c)) == (0.1, 300.0)
-
-
 @pytest.mark.slow
 @pytest.mark.shared_data
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not here")

@@ -82,73 +82,58 @@ def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matr
     assert static.logits([]).shape == (0, 3)
 
 
-def facts(folder: Path, **changes: Any) -> None:
-    edit_json(folder / MODEL_FILE, **changes)
+def facts(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: edit_json(folder / MODEL_FILE, **changes)
 
 
-def tensors(folder: Path, change: Callable[[dict[str, Any]], Any], name: str = WEIGHTS_FILE) -> None:
-    path = folder / name
-    values = safetensors.numpy.load(path.read_bytes())
-    change(values)
-    path.write_bytes(safetensors.numpy.save(values))
+def terms(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
+    def edit(folder: Path) -> None:
+        known = json.loads((folder / MODEL_FILE).read_bytes())["terms"]
+        edit_json(folder / MODEL_FILE, terms=known | {"tokens": change(known["tokens"])})
+
+    return edit
 
 
-def terms_of(folder: Path, change: Callable[[list[Any]], Any]) -> dict[str, Any]:
-    terms: dict[str, Any] = json.loads((folder / MODEL_FILE).read_bytes())["terms"]
-    return terms | {"tokens": change(terms["tokens"])}
+def tensors(change: Callable[[dict[str, Any]], Any], name: str = WEIGHTS_FILE) -> Callable[[Path], object]:
+    def edit(folder: Path) -> None:
+        values = safetensors.numpy.load((folder / name).read_bytes())
+        change(values)
+        (folder / name).write_bytes(safetensors.numpy.save(values))
+
+    return edit
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no facts": (lambda folder: (folder / MODEL_FILE).unlink(), MODEL_FILE),
-    "no weights": (lambda folder: (folder / WEIGHTS_FILE).unlink(), WEIGHTS_FILE),
-    "no words": (lambda folder: (folder / WORDS_FILE).unlink(), WORDS_FILE),
-    "no vectors of words": (lambda folder: (folder / TENSORS_FILE).unlink(), TENSORS_FILE),
-    "facts cut": (lambda folder: cut(folder / MODEL_FILE, 0.5), MODEL_FILE),
+FILES = (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE)
+WRONG_FACTS: list[dict[str, Any]] = [
+    *({"labels": labels} for labels in ([], ["a", "a", "b"], [1, 2, 3], "abc")),
+    *({"format": 1}, {"kind": "ranking"}, {"variant": "words"}, {"scheme": "boosting"}, {"kind": "regression"}),
+    *({"class_weights": "twice"}, {"c": "much"}, {"vector_weight": "much"}),
+]
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{f"no {file}": (lambda folder, file=file: (folder / file).unlink(), file) for file in FILES},
+    **{f"{file} cut": (lambda folder, file=file: cut(folder / file, 0.5), file) for file in FILES},
+    **{str(wrong): (facts(**wrong), MODEL_FILE) for wrong in WRONG_FACTS},
     "facts of another sort": (lambda folder: (folder / MODEL_FILE).write_text("[1, 2]"), MODEL_FILE),
     "facts not UTF-8": (lambda folder: (folder / MODEL_FILE).write_bytes(b'{"\xff": 1}'), MODEL_FILE),
-    "weights cut": (lambda folder: cut(folder / WEIGHTS_FILE, 0.5), WEIGHTS_FILE),
     "weights empty": (lambda folder: (folder / WEIGHTS_FILE).write_bytes(b""), WEIGHTS_FILE),
-    "words cut": (lambda folder: cut(folder / WORDS_FILE, 0.5), WORDS_FILE),
     "words that are numbers": (lambda folder: (folder / WORDS_FILE).write_text("[1, 2]"), WORDS_FILE),
     "a word twice": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"] * 15)), WORDS_FILE),
     "a word less": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"])), TENSORS_FILE),
-    "vectors of words cut": (lambda folder: cut(folder / TENSORS_FILE, 0.5), TENSORS_FILE),
-    "another format": (lambda folder: facts(folder, format=1), MODEL_FILE),
-    "no labels": (lambda folder: facts(folder, labels=[]), MODEL_FILE),
-    "labels twice": (lambda folder: facts(folder, labels=["a", "a", "b"]), MODEL_FILE),
-    "labels of numbers": (lambda folder: facts(folder, labels=[1, 2, 3]), MODEL_FILE),
-    "labels as one string": (lambda folder: facts(folder, labels="abc"), MODEL_FILE),
-    "a label less": (lambda folder: facts(folder, labels=["a", "b"]), WEIGHTS_FILE),
-    "another kind": (lambda folder: facts(folder, kind="ranking"), MODEL_FILE),
-    "another variant": (lambda folder: facts(folder, variant="words"), MODEL_FILE),
-    "an unknown scheme": (lambda folder: facts(folder, scheme="boosting"), MODEL_FILE),
-    "the scheme of another kind": (lambda folder: facts(folder, kind="regression"), MODEL_FILE),
-    "class weights unknown": (lambda folder: facts(folder, class_weights="twice"), MODEL_FILE),
-    "c as text": (lambda folder: facts(folder, c="much"), MODEL_FILE),
-    "vector weight as text": (lambda folder: facts(folder, vector_weight="much"), MODEL_FILE),
-    "a term less": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: terms[1:])), WEIGHTS_FILE),
-    "a term twice": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [terms[0], *terms[:-1]])), MODEL_FILE),
-    "a term that is a number": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: [1, *terms[1:]])), MODEL_FILE),
-    "terms as one string": (lambda folder: facts(folder, terms=terms_of(folder, lambda terms: "x" * len(terms))), MODEL_FILE),
-    "no vectors": (lambda folder: facts(folder, vectors=False), WEIGHTS_FILE),
-    "a tensor less": (lambda folder: tensors(folder, lambda values: values.pop("bias")), WEIGHTS_FILE),
-    "a row less": (lambda folder: tensors(folder, lambda values: values.update(weights=values["weights"][1:])), WEIGHTS_FILE),
-    "a bias of another shape": (lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"][None])), WEIGHTS_FILE),
-    "NaN": (lambda folder: tensors(folder, lambda values: values["weights"].__setitem__((0, 0), np.nan)), WEIGHTS_FILE),
-    "infinity": (lambda folder: tensors(folder, lambda values: values["adjustment"].__setitem__(0, np.inf)), WEIGHTS_FILE),
-    "double precision": (
-        lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"].astype(np.float64))),
-        WEIGHTS_FILE,
-    ),
-    "whole numbers": (lambda folder: tensors(folder, lambda values: values.update(bias=values["bias"].astype(np.int64))), WEIGHTS_FILE),
-    "vectors in one row": (
-        lambda folder: tensors(folder, lambda values: values.update(directions=values["directions"].ravel()), TENSORS_FILE),
-        TENSORS_FILE,
-    ),
-    "vectors with NaN": (
-        lambda folder: tensors(folder, lambda values: values["directions"].__setitem__((0, 0), np.nan), TENSORS_FILE),
-        TENSORS_FILE,
-    ),
+    "a label less": (facts(labels=["a", "b"]), WEIGHTS_FILE),
+    "no vectors": (facts(vectors=False), WEIGHTS_FILE),
+    "a term less": (terms(lambda terms: terms[1:]), WEIGHTS_FILE),
+    "a term twice": (terms(lambda terms: [terms[0], *terms[:-1]]), MODEL_FILE),
+    "a term that is a number": (terms(lambda terms: [1, *terms[1:]]), MODEL_FILE),
+    "terms as one string": (terms(lambda terms: "x" * len(terms)), MODEL_FILE),
+    "a tensor less": (tensors(lambda values: values.pop("bias")), WEIGHTS_FILE),
+    "a row less": (tensors(lambda values: values.update(weights=values["weights"][1:])), WEIGHTS_FILE),
+    "a bias of another shape": (tensors(lambda values: values.update(bias=values["bias"][None])), WEIGHTS_FILE),
+    "NaN": (tensors(lambda values: values["weights"].__setitem__((0, 0), np.nan)), WEIGHTS_FILE),
+    "infinity": (tensors(lambda values: values["adjustment"].__setitem__(0, np.inf)), WEIGHTS_FILE),
+    "double precision": (tensors(lambda values: values.update(bias=values["bias"].astype(np.float64))), WEIGHTS_FILE),
+    "whole numbers": (tensors(lambda values: values.update(bias=values["bias"].astype(np.int64))), WEIGHTS_FILE),
+    "vectors in one row": (tensors(lambda values: values.update(directions=values["directions"].ravel()), TENSORS_FILE), TENSORS_FILE),
+    "vectors with NaN": (tensors(lambda values: values["directions"].__setitem__((0, 0), np.nan), TENSORS_FILE), TENSORS_FILE),
 }
 
 
@@ -158,14 +143,13 @@ def test_every_damaged_file_is_named_by_an_error(damage: str, copied: Path) -> N
     do(copied)
     with pytest.raises(ArtifactError) as error:
         LinearModel.load(copied)
-    assert file in str(error.value)
-    assert str(copied) in str(error.value)
-    assert str(error.value).endswith("; delete the folder and build it again") or "missing; pass the folder of a linear model" in str(
-        error.value
-    )
+    message = str(error.value)
+    assert file in message
+    assert str(copied) in message
+    assert message.endswith("; delete the folder and build it again") or "missing; pass the folder of a linear model" in message
 
 
-@pytest.mark.parametrize("file", [MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE])
+@pytest.mark.parametrize("file", FILES)
 def test_a_file_that_the_disk_refuses_is_an_environment_fault(file: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Path.read_bytes
 
