@@ -6,7 +6,7 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -112,3 +112,12 @@ def invented_texts(count: int, *, seed: int, words: tuple[int, int] = (5, 80), a
     language.shuffle(names)
     weights = list(accumulate(1 / rank for rank in range(1, len(names) + 1)))
     return [" ".join(source.choices(names, cum_weights=weights, k=source.randint(*words))) for _ in range(count)]
+
+
+def reference_union(found: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Sorted (best rank, position, first query that gave this rank) of the documents that each query found, best first."""
+    best: dict[int, tuple[int, int]] = {}
+    for query, positions in enumerate(found):
+        for rank, position in enumerate(positions):
+            best[position] = min(best.get(position, (rank, query)), (rank, query))
+    return sorted((rank, position, query) for position, (rank, query) in best.items())

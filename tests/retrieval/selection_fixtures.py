@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cramlm.config.retriever import RetrieverConfig
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.records import Example, Task
-from cramlm.retrieval.selection import SelectionTable
+from cramlm.records import Emit, Example, Selection, Task, silent
+from cramlm.retrieval.bm25.index import Bm25Index
+from cramlm.retrieval.retrievers import RetrievalContext
+from cramlm.retrieval.selection import SelectionTable, select_documents
 from jsonl import write_jsonl
+
+World = tuple[Corpus, Bm25Index | None]
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Corpus:
@@ -28,6 +34,18 @@ def make_task(train: Sequence[str], dev: Sequence[str] = ("something of no conce
         return tuple(Example(f"{split}-{i}", text, pair, "a" if i % 2 else "b") for i, text in enumerate(texts))
 
     return Task(examples("train", train), examples("dev", dev), (), ("a", "b"), dev_is_split_from_train=False)
+
+
+def select(world: World, task: Task, out: Path, config: RetrieverConfig, *, emit: Emit = silent, **context: Any) -> Selection:
+    """Publish a selection to `out`. context: fields of `RetrievalContext`."""
+    corpus, index = world
+    resources = RetrievalContext(corpus.store, **{"seed": 1, "index": index, **context})
+    return select_documents(config, corpus, task, out=out, context=resources, emit=emit)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "report.json").read_bytes())
+    return report
 
 
 def selected(folder: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import unicodedata
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from cramlm.retrieval.bm25.analysis import ENGLISH_STOP_WORDS, Analyzer, Vocabul
 from cramlm.retrieval.bm25.terms import MAX_TERM_BYTES
 
 
-def compiled(texts: list[str]) -> list[list[str]]:
-    """Terms of each text by way of the kernel."""
+def compiled(texts: list[str], vocabulary: Vocabulary | None = None) -> list[list[str]]:
+    """Terms of each text by way of the kernel; by default with a new vocabulary."""
     encoded = [text.encode() for text in texts]
-    vocabulary = Vocabulary()
+    vocabulary = Vocabulary() if vocabulary is None else vocabulary
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     tokens, starts = vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), offsets)
     content, ends = vocabulary.term_bytes.tobytes(), vocabulary.term_offsets
@@ -147,11 +146,7 @@ def test_the_vocabulary_gives_the_terms_of_the_definition_with_stop_words_and_st
     analyzer = Analyzer.of(["the", "a", "日本"], stemmer)
     vocabulary = Vocabulary(analyzer)
     for _ in range(2):  # the second time, all words are known
-        encoded = [text.encode() for text in texts]
-        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        tokens, starts = vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-        found = [[vocabulary.term(number) for number in tokens[start:end].tolist()] for start, end in pairwise(starts.tolist())]
-        assert found == [analyze(text, analyzer) for text in texts]
+        assert compiled(texts, vocabulary) == [analyze(text, analyzer) for text in texts]
 
 
 def test_stems_are_those_of_snowball() -> None:

@@ -23,8 +23,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import bm25s
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
 _words = st.sampled_from(["red", "blue", "green", "one", "two", "three", "文", "é", "elephantine"])
 _texts = st.lists(st.lists(_words, max_size=12).map(" ".join), min_size=1, max_size=30)
 
@@ -50,26 +48,21 @@ def test_results_equal_brute_force(texts: list[str], queries: list[str], limit: 
         assert_same(hits, reference_search(texts, query, limit, k1=k1, b=b))
 
 
-def assert_equal_to_bm25s(texts: list[str], queries: list[str], store: Path) -> None:
-    """Equal scores to 1e-5 and equal sets of the best 50, up to ties at the end, on the terms of our analyzer."""
+@pytest.mark.parametrize("alphabet", ["", "".join(map(chr, range(0x4E00, 0x4E00 + 500)))], ids=["words", "without spaces"])
+def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, alphabet: str) -> None:
+    texts, queries = invented_texts(3000, seed=1, alphabet=alphabet), invented_texts(100, seed=2, words=(1, 150), alphabet=alphabet)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
         peer.index([terms_of(text) for text in texts], show_progress=False)
         terms = [[term for term in terms_of(query) if term in peer.vocab_dict] for query in queries]
         peer_positions, peer_scores = peer.retrieve(terms, k=50, show_progress=False)
-    for query, hits in enumerate(results(index_texts(texts, store), queries, limit=50)):
+    for query, hits in enumerate(results(index_texts(texts, tmp_path), queries, limit=50)):
         positive = peer_scores[query] > 0
         assert [score for _, score in hits] == pytest.approx(peer_scores[query][positive].tolist(), rel=1e-5)
-        unlike = {position for position, _ in hits} ^ set(peer_positions[query][positive].tolist())
+        unlike = {position for position, _ in hits} ^ set(peer_positions[query][positive].tolist())  # up to ties at the end
         scores = dict(hits) | dict(zip(peer_positions[query].tolist(), peer_scores[query].tolist(), strict=True))
         assert all(scores[position] == pytest.approx(hits[-1][1], rel=1e-5) for position in unlike)
-
-
-@pytest.mark.parametrize("alphabet", ["", "".join(map(chr, range(0x4E00, 0x4E00 + 500)))], ids=["words", "without spaces"])
-def test_scores_and_sets_equal_those_of_bm25s_on_the_same_terms(tmp_path: Path, alphabet: str) -> None:
-    texts = invented_texts(3000, seed=1, alphabet=alphabet)
-    assert_equal_to_bm25s(texts, invented_texts(100, seed=2, words=(1, 150), alphabet=alphabet), tmp_path)
 
 
 @pytest.mark.parametrize("frequency", [1, 14, 15, 16, 254, 255, 256, 70_000])

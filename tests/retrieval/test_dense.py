@@ -1,22 +1,21 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from retrieval_fixtures import invented_texts
-from selection_fixtures import make_task, selected, write_corpus
+from retrieval_fixtures import invented_texts, reference_union
+from selection_fixtures import make_task, select, selected, write_corpus
 
+from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import UsageError
-from cramlm.records import FloatArray, silent
+from cramlm.records import Emit, FloatArray, silent
 from cramlm.retrieval import dense
 from cramlm.retrieval.dense import DenseRetriever, nearest, unpack
-from cramlm.retrieval.retrievers import RetrievalContext
-from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import verify
 
 CONFIG = DenseConfig(encoder="anywhere", top_k=5)
@@ -62,13 +61,9 @@ def test_the_union_is_that_of_a_full_comparison(corpus: Corpus, tmp_path: Path) 
     proposal = DenseRetriever(CONFIG, LetterEncoder(), tmp_path).propose(corpus, texts, emit=silent)
     encoder = LetterEncoder()
     scores = encoder.encode(TEXTS) @ encoder.encode([corpus.text(position) for position in range(len(corpus))]).T
-    best: dict[int, tuple[int, int]] = {}
-    for query, row in enumerate(scores):
-        for rank, position in enumerate(sorted(range(len(corpus)), key=lambda place, row=row: (-row[place], place))[:5]):
-            best[position] = min(best.get(position, (rank, query)), (rank, query))
-    order = sorted(best, key=lambda position: (best[position][0], position))
-    assert proposal.ranking.position.tolist() == order
-    assert list(zip(proposal.ranking.rank.tolist(), proposal.ranking.query.tolist(), strict=True)) == [best[position] for position in order]
+    expected = reference_union(sorted(range(len(corpus)), key=lambda place, row=row: (-row[place], place))[:5] for row in scores)
+    ranking = proposal.ranking
+    assert list(zip(ranking.rank.tolist(), ranking.position.tolist(), ranking.query.tolist(), strict=True)) == expected
     counts = proposal.queries
     assert (counts.texts, counts.distinct, counts.answered, counts.empty) == (14, 12, 13, 1)
 
@@ -92,11 +87,23 @@ def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
     assert proposal.queries.empty == 2
 
 
+def test_vectors_that_another_process_computes_are_waited_for(corpus: Corpus, tmp_path: Path) -> None:
+    def positions(emit: Emit) -> list[int]:
+        found: list[int] = DenseRetriever(CONFIG, LetterEncoder(), tmp_path).propose(corpus, TEXTS, emit=emit).ranking.position.tolist()
+        return found
+
+    expected = positions(silent)
+    (folder,) = (path for path in (tmp_path / "embeddings").iterdir() if path.is_dir())
+    shutil.rmtree(folder)
+    other = ReleasedWhenWaitedFor(folder)
+    assert positions(other) == expected
+    assert f"waiting: {folder}: being built by another process" in other.notes[0]
+
+
 def test_a_selection_is_published_through_the_encoder_that_is_passed_in(corpus: Corpus, tmp_path: Path) -> None:
-    without = RetrievalContext(tmp_path / "store", 1)
-    context = replace(without, open_encoder=lambda config: LetterEncoder())
-    selection = select_documents(CONFIG, corpus, make_task(TEXTS), out=tmp_path / "out", context=context)
-    assert [row["position"] for row in selected(tmp_path / "out")] == selection.position.tolist()
+    task, out = make_task(TEXTS), tmp_path / "out"
+    selection = select((corpus, None), task, out, CONFIG, open_encoder=lambda config: LetterEncoder())
+    assert [row["position"] for row in selected(out)] == selection.position.tolist()
     assert 0 < selection.score.min() <= selection.score.max() <= 1.0001
     with pytest.raises(UsageError, match="needs an encoder"):
-        select_documents(CONFIG, corpus, make_task(TEXTS), out=tmp_path / "out", context=without)
+        select((corpus, None), task, out, CONFIG)

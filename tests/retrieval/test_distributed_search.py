@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from retrieval_fixtures import invented_texts
-from selection_fixtures import make_task, write_corpus
+from selection_fixtures import make_task, select, write_corpus
 
 from cramlm.config.retriever import Bm25Config, RandomConfig, UnionConfig
 from cramlm.data.corpus import Corpus
@@ -27,8 +28,7 @@ from cramlm.retrieval.bm25 import segment as segment_module
 from cramlm.retrieval.bm25.distributed import DistributedSearch, publish_search, run_search
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Scoring
-from cramlm.retrieval.retrievers import Distribution, RetrievalContext
-from cramlm.retrieval.selection import select_documents
+from cramlm.retrieval.retrievers import Distribution
 from cramlm.storage.artifacts import open_artifact
 from damaging import flip
 
@@ -89,21 +89,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="module")
 def index(corpus: Corpus) -> Bm25Index:
-    return build_index(corpus, corpus.path.parent.parent)
+    return build_index(corpus, corpus.store)
 
 
 @pytest.fixture(scope="module")
 def cut(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Bm25Index]:
     """The index of the same corpus in so many segments."""
-    made: dict[int, Bm25Index] = {}
 
+    @functools.cache
     def build_cut(segments: int) -> Bm25Index:
-        if segments not in made:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // segments))
-                made[segments] = build_index(corpus, tmp_path_factory.mktemp(f"segments-{segments}"))
-            assert len(made[segments].segments) == segments
-        return made[segments]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segment_module, "SEGMENT_PASSAGES", -(-len(corpus) // segments))
+            index = build_index(corpus, tmp_path_factory.mktemp(f"segments-{segments}"))
+        assert len(index.segments) == segments
+        return index
 
     return build_cut
 
@@ -131,11 +130,8 @@ def test_a_distributed_search_finds_what_one_search_finds(
 
 def test_searches_at_the_same_time_do_each_group_once(index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path) -> None:
     search = publish(cut(5), tmp_path)
-    jobs = [threading.Thread(target=run_search, args=(search, Processes())) for _ in range(3)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda _: run_search(search, Processes()), range(3)))
     _, found = run_search(search, Idle())
     assert plain(found) == expected(index)
 
@@ -179,20 +175,16 @@ def test_an_index_does_not_depend_on_the_executor(
     assert {event.kind for event in events} <= {"start", "progress", "done"}
 
 
-def fingerprints(folder: Path) -> str:
-    return open_artifact(folder, kind="selection").fingerprint
-
-
 def test_a_selection_has_the_same_bytes_and_leaves_no_files_of_the_search(
     corpus: Corpus, index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path
 ) -> None:
     task = make_task([query for query in QUERIES if query], dev=TEXTS[:3])
     config = UnionConfig(retrievers=(Bm25Config(top_k=7), RandomConfig(max_documents=20), Bm25Config(top_k=3, k1=2.0)))
-    select_documents(config, corpus, task, out=tmp_path / "plain", context=RetrievalContext(corpus.store, 1, index, threads=2))
     distribution = Distribution(tmp_path / "distributed.shares", Processes())
-    context = RetrievalContext(corpus.store, 1, cut(5), distribution=distribution)
-    select_documents(config, corpus, task, out=tmp_path / "distributed", context=context)
-    assert fingerprints(tmp_path / "distributed") == fingerprints(tmp_path / "plain")
+    select((corpus, index), task, tmp_path / "plain", config, threads=2)
+    select((corpus, cut(5)), task, tmp_path / "distributed", config, distribution=distribution)
+    plain, distributed = (open_artifact(tmp_path / name, kind="selection").fingerprint for name in ("plain", "distributed"))
+    assert distributed == plain
     assert not distribution.folder.exists()
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
-from selection_fixtures import make_task, write_corpus
+from selection_fixtures import make_task, report_of, select, write_corpus
 
 from cramlm.config.retriever import RandomConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
-from cramlm.retrieval.retrievers import RetrievalContext
-from cramlm.retrieval.selection import select_documents
 from jsonl import read_jsonl
 
 BASE = invented_texts(60, seed=61, words=(60, 90))
@@ -65,8 +62,7 @@ def test_dropped_passages_are_those_of_comparing_all_pairs(tmp_path: Path) -> No
 
 def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [*BASE, *(changed(text, 2) for text in BASE[:20])])
-    config = RandomConfig(max_documents=60, near_duplicates=0.8)
-    selection = select_documents(config, corpus, make_task(["x"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
+    selection = select((corpus, None), make_task(["x"]), tmp_path / "out", RandomConfig(max_documents=60, near_duplicates=0.8))
     dropped = read_jsonl(tmp_path / "out" / "dropped.jsonl")
     assert len(selection) == 60
     assert {row["reason"] for row in dropped} == {"near-duplicate"}
@@ -75,8 +71,7 @@ def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced
         assert row["twin"] in selection.position
         assert row["position"] not in selection.position
         assert 0.8 <= row["similarity"] < 1
-    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
-    assert report["dropped"] == {"near-duplicate": len(dropped)}
+    assert report_of(tmp_path / "out")["dropped"] == {"near-duplicate": len(dropped)}
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +79,5 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "datasketch", raising=False)
     sys.path_importer_cache.clear()
-    config = RandomConfig(max_documents=1, near_duplicates=0.8)
     with pytest.raises(EnvironmentFault, match=r"pip install 'cramlm\[dedup\]'"):
-        select_documents(config, corpus, make_task(["x"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
+        select((corpus, None), make_task(["x"]), tmp_path / "out", RandomConfig(max_documents=1, near_duplicates=0.8))

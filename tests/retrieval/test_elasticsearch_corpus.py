@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,20 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from search_server import SearchServer, serving, settings
-from selection_fixtures import make_task, selected
+from selection_fixtures import make_task, select, selected, write_corpus
 
 from cramlm.config.base import Budget
 from cramlm.config.retriever import ElasticsearchConfig
-from cramlm.config.run import CorpusConfig, load_config
-from cramlm.data.corpus import build_corpus
+from cramlm.config.run import load_config
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.pipeline.context import Clock, RunContext
 from cramlm.pipeline.stages import text as text_stages
-from cramlm.records import Event
+from cramlm.records import Event, silent
 from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever
-from cramlm.retrieval.selection import select_documents
 from jsonl import read_jsonl
 from tiny_task import tiny_config, write_task
 
@@ -52,7 +49,7 @@ def few_hits(server: SearchServer, **changes: Any) -> ElasticsearchConfig:
 def test_hits_become_a_corpus_and_a_ranking_of_its_passages(server: SearchServer, tmp_path: Path) -> None:
     config = few_hits(server)
     corpus = server_corpus(config, QUERIES, tmp_path)
-    proposal = build_retriever(config, RetrievalContext(tmp_path, seed=1)).propose(corpus, QUERIES, emit=lambda event: None)
+    proposal = build_retriever(config, RetrievalContext(tmp_path, seed=1)).propose(corpus, QUERIES, emit=silent)
     assert (proposal.queries.texts, proposal.queries.distinct, proposal.queries.answered, proposal.queries.empty) == (6, 4, 5, 1)
     names = [corpus.document(position).id for position in proposal.ranking.position.tolist()]
     ranks = dict(zip(names, proposal.ranking.rank.tolist(), strict=True))
@@ -69,7 +66,7 @@ def test_a_selection_of_it_drops_held_out_text_and_needs_the_server_only_once(se
     held_out = "Seven clever owls watch the quick brown fox jump over the lazy dog every night of the year"
     task, config = make_task(QUERIES, dev=[held_out]), few_hits(server)
     corpus = server_corpus(config, QUERIES, tmp_path / "store")
-    select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(tmp_path / "store", 1))
+    select((corpus, None), task, tmp_path / "out", config)
     found = {row["id"]: (row["rank"], row["query"]) for row in selected(tmp_path / "out")}
     assert (found["kinase"], found["cell"]) == ((0, 0), (1, 0))
     assert [row["id"] for row in read_jsonl(tmp_path / "out" / "dropped.jsonl")] == ["held out"]
@@ -100,7 +97,6 @@ def test_a_field_without_text_and_an_index_without_a_hit_are_errors(server: Sear
         server_corpus(few_hits(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
         source["abstract"] = source.pop("text")
-    server.spoil = lambda question, answer: answer
     server.texts = lambda: [str(source["abstract"]) for source in server.documents.values()]  # type: ignore[method-assign]
     with pytest.raises(DataError, match=r"documents cannot be read .*no text in _source.text; check retriever.text_field"):
         server_corpus(few_hits(server), QUERIES, tmp_path)
@@ -112,10 +108,9 @@ def test_query_words_truncates_long_texts(server: SearchServer, tmp_path: Path) 
 
 
 def test_another_corpus_is_refused(server: SearchServer, tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_text(json.dumps({"text": "another text", "id": "x"}) + "\n", "utf-8")
-    other = build_corpus(CorpusConfig(files=(str(tmp_path / "other.jsonl"),)), tmp_path)
+    other = write_corpus(tmp_path, ["another text"])
     with pytest.raises(ArtifactError, match=r"holds .*, which is not among the hits of http://127.0.0.1"):
-        build_retriever(few_hits(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=lambda event: None)
+        build_retriever(few_hits(server), RetrievalContext(tmp_path, seed=1)).propose(other, QUERIES, emit=silent)
 
 
 def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: Path) -> None:
@@ -125,7 +120,7 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
     with pytest.raises(UsageError, match="reads documents from its server; unset corpus"):
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
-    task = read_task(config.task, seed=1, emit=lambda event: None)
+    task = read_task(config.task, seed=1, emit=silent)
     corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
     assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}

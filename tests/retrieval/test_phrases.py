@@ -25,11 +25,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     )
 
 
-def test_the_best_third_of_the_phrases_is_the_hand_calculated_one() -> None:
+def test_the_best_third_of_the_phrases_are_the_hand_calculated_ones_best_first_and_on_ties_in_the_order_of_the_text() -> None:
     assert key_phrases(RIVER, STOP) == ["wide river delta"]
-
-
-def test_phrases_come_best_first_and_on_ties_in_the_order_of_the_text() -> None:
     more = RIVER + ". Alpha, beta, gamma, epsilon"  # nine words: three phrases
     assert key_phrases(more, STOP) == ["wide river delta", "river delta", "slow river"]
 

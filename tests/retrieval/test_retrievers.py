@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,14 +9,11 @@ from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
-from artifact_fixtures import ReleasedWhenWaitedFor
 from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
-from cramlm.records import Emit, FloatArray, silent
+from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
-from cramlm.retrieval.dense import embed_part
-from cramlm.retrieval.dsir import corpus_ngrams
 from cramlm.retrieval.ranking import (
     Bound,
     Proposal,
@@ -43,26 +36,23 @@ RETRIEVERS: list[RetrieverConfig] = [
     DsirConfig(max_documents=50, normalise="length"),
     UnionConfig(retrievers=(Bm25Config(top_k=12), RandomConfig(max_documents=50)), shares=(3, 1)),
 ]
-World = tuple[Corpus, Bm25Index, Path]
+each_retriever = pytest.mark.parametrize("config", RETRIEVERS, ids=lambda config: config.kind)
+World = tuple[Corpus, Bm25Index]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
     corpus = write_corpus(folder, invented_texts(300, seed=21))
-    return corpus, build_index(corpus, folder / "store"), folder / "store"
-
-
-@pytest.fixture(params=RETRIEVERS, ids=lambda config: config.kind)
-def config(request: pytest.FixtureRequest) -> RetrieverConfig:
-    chosen: RetrieverConfig = request.param
-    return chosen
+    return corpus, build_index(corpus, folder / "store")
 
 
 def propose(world: World, config: RetrieverConfig, texts: list[str], *, seed: int = 1, threads: int = 1) -> Proposal:
-    return build_retriever(config, RetrievalContext(world[2], seed, world[1], threads)).propose(world[0], texts, emit=silent)
+    corpus, index = world
+    return build_retriever(config, RetrievalContext(corpus.store, seed, index, threads)).propose(corpus, texts, emit=silent)
 
 
+@each_retriever
 def test_a_ranking_names_each_document_once_sorted_by_rank_and_position(world: World, config: RetrieverConfig) -> None:
     ranking = propose(world, config, TEXTS).ranking
     assert len(ranking) == len(set(ranking.position.tolist())) > 0
@@ -74,6 +64,7 @@ def test_a_ranking_names_each_document_once_sorted_by_rank_and_position(world: W
     assert types == [np.int64, np.int32, np.int32, np.float32, np.int32]
 
 
+@each_retriever
 def test_a_ranking_is_the_same_for_any_number_of_threads_and_any_order_of_the_texts(world: World, config: RetrieverConfig) -> None:
     # Which of two queries with equal ranks a document is credited to depends on their order, and so does a cap.
     texts = TEXTS if config.kind == "bm25" and config.per_query is not None else TEXTS[::-1]
@@ -82,6 +73,7 @@ def test_a_ranking_is_the_same_for_any_number_of_threads_and_any_order_of_the_te
     assert one.rank.tolist() == other.rank.tolist()
 
 
+@each_retriever
 def test_queries_are_counted_and_credited(world: World, config: RetrieverConfig) -> None:
     proposal = propose(world, config, [*TEXTS, TEXTS[0], "Привет"])
     if config.kind in ("random", "dsir"):
@@ -174,27 +166,6 @@ def test_another_seed_gives_another_order(world: World, config: RetrieverConfig)
     orders = [propose(world, config, TEXTS, seed=seed).ranking.position.tolist() for seed in (1, 2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(300))
-
-
-@pytest.mark.parametrize("stage", ["ngrams", "embeddings"])
-def test_what_another_process_computes_of_a_corpus_is_waited_for(world: World, tmp_path: Path, stage: str) -> None:
-    class Lengths:
-        fingerprint = "lengths"
-
-        def encode(self, texts: Sequence[str]) -> FloatArray:
-            return np.array([[len(text), 1] for text in texts], np.float32)
-
-    def compute(emit: Emit) -> list[list[float]]:
-        if stage == "ngrams":
-            return [counts.tolist() for _, counts in corpus_ngrams(world[0], tmp_path, emit=emit)]
-        return [embed_part(world[0], part, Lengths(), tmp_path, prefix="", emit=emit).tolist() for part in world[0].parts]
-
-    expected = compute(silent)
-    (folder,) = (path for path in (tmp_path / stage).iterdir() if path.is_dir())
-    shutil.rmtree(folder)
-    other = ReleasedWhenWaitedFor(folder)
-    assert compute(other) == expected
-    assert f"waiting: {folder}: being built by another process" in other.notes[0]
 
 
 def test_more_than_one_percent_of_failed_queries_is_an_error() -> None:

@@ -1,62 +1,50 @@
 from __future__ import annotations
 
-import json
+import math
+import tracemalloc
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from retrieval_fixtures import invented_texts
-from selection_fixtures import make_task, selected, write_corpus
+from retrieval_fixtures import invented_texts, reference_union, results
+from selection_fixtures import World, make_task, report_of, select, selected, write_corpus
 
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import CorpusConfig
-from cramlm.data.corpus import Corpus, build_corpus
+from cramlm.data.corpus import build_corpus
 from cramlm.errors import DataError, UsageError
-from cramlm.records import Emit, Event, Selection, Task, silent
-from cramlm.retrieval.bm25.index import Bm25Index, build_index
+from cramlm.records import Event, Selection
+from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
-from cramlm.retrieval.retrievers import RetrievalContext
-from cramlm.retrieval.selection import read_selection, select_documents
+from cramlm.retrieval.report import PRIOR_WORDS, WordCounts, compare_with_corpus, over_represented, random_batches
+from cramlm.retrieval.selection import read_selection
 from cramlm.storage.artifacts import verify
+from cramlm.text.ngrams import count, divergence, hash_texts
 from jsonl import read_jsonl, write_jsonl
 
 HELD_OUT = "the quick brown fox jumps over the lazy dog while seven clever owls watch it from above"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Bm25Index]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
     corpus = write_corpus(folder, [*invented_texts(400, seed=11), f"Someone wrote: {HELD_OUT.upper()}!", "owls at night", "clever owls"])
     return corpus, build_index(corpus, folder / "store")
 
 
-def select(
-    world: tuple[Corpus, Bm25Index], task: Task, out: Path, config: RetrieverConfig, *, emit: Emit = silent, seed: int = 1, threads: int = 1
-) -> Selection:
-    corpus, index = world
-    return select_documents(config, corpus, task, out=out, context=RetrievalContext(corpus.store, seed, index, threads), emit=emit)
-
-
 QUERIES = invented_texts(30, seed=12, words=(3, 10))
 
 
-def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: World, tmp_path: Path) -> None:
     queries = [*QUERIES, QUERIES[3], "nowhere to be found"]
     events: list[Event] = []
     selection = select(world, make_task(queries), tmp_path / "out", Bm25Config(top_k=7), emit=events.append)
-    hits = world[1].search(queries, limit=7)
-    expected: dict[int, tuple[int, int, float]] = {}
-    for query in range(len(queries)):
-        part = slice(hits.offsets[query], hits.offsets[query + 1])
-        for rank, (position, score) in enumerate(zip(hits.position[part].tolist(), hits.score[part].tolist(), strict=True)):
-            if position not in expected or rank < expected[position][0]:
-                expected[position] = (rank, query, score)
-    order = sorted(expected, key=lambda position: (expected[position][0], position))
-    assert selection.position.tolist() == order
-    found = zip(selection.rank.tolist(), selection.query.tolist(), selection.score.tolist(), strict=True)
-    assert list(found) == [expected[position] for position in order]
+    hits = results(world[1], queries, limit=7)
+    expected = reference_union([position for position, _ in found] for found in hits)
+    assert list(zip(selection.rank.tolist(), selection.position.tolist(), selection.query.tolist(), strict=True)) == expected
+    assert selection.score.tolist() == [hits[query][rank][1] for rank, _, query in expected]
     assert [event.message.split()[0] for event in events if event.kind == "warning"] == ["1"]  # text that retrieves nothing
     read = read_selection(tmp_path / "out")
     for name, dtype in (("position", np.int64), ("rank", np.int32), ("query", np.int32), ("score", np.float32), ("weight", np.float32)):
@@ -64,10 +52,10 @@ def test_the_union_keeps_the_best_rank_and_the_first_query_that_gave_it(world: t
         assert getattr(read, name).dtype == dtype
 
 
-def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: World, tmp_path: Path) -> None:
     out = tmp_path / "out"
     selection = select(world, make_task([*QUERIES, QUERIES[0], "nowhere"]), out, Bm25Config(top_k=5))
-    rows, report = selected(out), json.loads((out / "report.json").read_bytes())
+    rows, report = selected(out), report_of(out)
     assert [row["position"] for row in rows] == selection.position.tolist()
     first = world[0].document(rows[0]["position"])
     assert list(rows[0]) == ["position", "id", "source", "rank", "score", "query", "text"]
@@ -86,17 +74,10 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: tu
     assert verify(out) == 1
 
 
-def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Bm25Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_unicode_selects_again(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds() -> list[str]:
         events: list[Event] = []
-        select_documents(
-            RandomConfig(max_documents=3),
-            world[0],
-            make_task(QUERIES),
-            out=tmp_path,
-            context=RetrievalContext(world[0].store, 1),
-            emit=events.append,
-        )
+        select(world, make_task(QUERIES), tmp_path, RandomConfig(max_documents=3), emit=events.append)
         return [event.kind for event in events]
 
     kinds()
@@ -106,27 +87,24 @@ def test_another_version_of_unicode_selects_again(world: tuple[Corpus, Bm25Index
 
 
 def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_path: Path) -> None:
-    file = tmp_path / "corpus.jsonl"
     rows = [{"source": f"https://example.org/{n % 150}", "text": f"Number {n} of many."} for n in range(160)]
-    write_jsonl(file, rows)
-    corpus = build_corpus(CorpusConfig(files=(str(file),)), tmp_path / "store")
-    config = RandomConfig(max_documents=160)
-    select_documents(config, corpus, make_task(["Number 1"]), out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
-    report = json.loads((tmp_path / "out/report.json").read_bytes())
+    corpus = build_corpus(CorpusConfig(files=(str(write_jsonl(tmp_path / "corpus.jsonl", rows)),)), tmp_path / "store")
+    select((corpus, None), make_task(["Number 1"]), tmp_path / "out", RandomConfig(max_documents=160))
+    report = report_of(tmp_path / "out")
     assert {source: count for source, count in report["sources"].items() if count > 1} == {f"https://example.org/{n}": 2 for n in range(10)}
     assert set(report["sources"]) == set(report["source_words"]) == set(report["corpus_sources"])
     assert (len(report["sources"]), report["other_sources"]) == (100, {"sources": 50, "passages": 50})
 
 
-def test_both_halves_of_a_pair_are_searched_for(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_both_halves_of_a_pair_are_searched_for(world: World, tmp_path: Path) -> None:
     selection = select(world, make_task(["night"], pair="clever"), tmp_path / "out", Bm25Config(top_k=5))
     assert {401, 402} <= set(selection.position.tolist())
 
 
-def test_bounds_and_caps_keep_the_best_ranked_and_the_others_are_counted(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_bounds_and_caps_keep_the_best_ranked_and_the_others_are_counted(world: World, tmp_path: Path) -> None:
     def part(name: str, **bounds: int) -> tuple[Selection, dict[str, Any]]:
         selection = select(world, make_task(QUERIES), tmp_path / name, Bm25Config(top_k=9, **bounds))
-        return selection, json.loads((tmp_path / name / "report.json").read_bytes())
+        return selection, report_of(tmp_path / name)
 
     whole, _ = part("whole")
     few, report = part("documents", max_documents=40)
@@ -145,7 +123,7 @@ def test_bounds_and_caps_keep_the_best_ranked_and_the_others_are_counted(world: 
     assert report["documents"] == counts
 
 
-def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: World, tmp_path: Path) -> None:
     even = select(world, make_task(QUERIES), tmp_path / "even", Bm25Config(top_k=9))
     assert even.weight.tolist() == [1.0] * len(even)
     falling = select(world, make_task(QUERIES), tmp_path / "falling", Bm25Config(top_k=9, rank_decay=0.5))
@@ -154,10 +132,10 @@ def test_weights_fall_with_the_rank_and_have_a_mean_of_one(world: tuple[Corpus, 
     np.testing.assert_allclose(falling.weight / falling.weight[0], 1 / np.sqrt(falling.rank + 1), rtol=1e-6)
 
 
-def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_a_union_records_the_retriever_of_each_document(world: World, tmp_path: Path) -> None:
     config = UnionConfig(retrievers=(Bm25Config(top_k=3), RandomConfig()), max_documents=60)
     selection = select(world, make_task(QUERIES), tmp_path / "out", config)
-    rows, report = selected(tmp_path / "out"), json.loads((tmp_path / "out" / "report.json").read_bytes())
+    rows, report = selected(tmp_path / "out"), report_of(tmp_path / "out")
     assert [row["retriever"] for row in rows[:6]] == ["bm25", "random"] * 3
     assert [part["kind"] for part in report["retrievers"]] == ["bm25", "random"]
     assert sum(part["selected"] for part in report["retrievers"]) == len(selection) == 60
@@ -166,13 +144,13 @@ def test_a_union_records_the_retriever_of_each_document(world: tuple[Corpus, Bm2
 
 
 @pytest.mark.parametrize("config", [Bm25Config(top_k=400, max_documents=5), RandomConfig(max_documents=402)])
-def test_dropped_documents_are_replaced_by_the_next(world: tuple[Corpus, Bm25Index], tmp_path: Path, config: RetrieverConfig) -> None:
+def test_dropped_documents_are_replaced_by_the_next(world: World, tmp_path: Path, config: RetrieverConfig) -> None:
     selection = select(world, make_task([HELD_OUT, *QUERIES], dev=(HELD_OUT,)), tmp_path / "out", config)
     assert 400 not in selection.position
     assert len(selection) == (5 if config.kind == "bm25" else 402)
 
 
-def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_documents_with_held_out_text_are_left_out_and_listed(world: World, tmp_path: Path) -> None:
     task = make_task(["clever owls watch the lazy dog"], dev=(HELD_OUT,))
     selection = select(world, task, tmp_path / "out", Bm25Config(top_k=10))
     assert 400 not in selection.position
@@ -180,10 +158,10 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: tuple[Corpu
     assert [(row["position"], row["id"], row["example"]) for row in dropped] == [(400, "d400", "dev-0")]
     assert dropped[0]["reason"]
     assert dropped[0]["match"] in HELD_OUT
-    assert json.loads((tmp_path / "out" / "report.json").read_bytes())["dropped"] == {dropped[0]["reason"]: 1}
+    assert report_of(tmp_path / "out")["dropped"] == {dropped[0]["reason"]: 1}
 
 
-def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: World, tmp_path: Path) -> None:
     events: list[Event] = []
     task, out = make_task(QUERIES), tmp_path / "out"
     select(world, task, out, Bm25Config(top_k=3), emit=events.append)
@@ -195,36 +173,83 @@ def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: tuple[
     assert next(event.message for event in events if event.kind == "stale") == "runs again: config.top_k 3 -> 4"
 
 
-REFUSED: dict[str, tuple[RetrieverConfig, list[str], type[Exception], str]] = {
-    "a task in another language": (
-        Bm25Config(),
-        ["ничего общего", "совсем"],
-        DataError,
-        "0 documents selected: none of the 2 training texts",
-    ),
-    "no bound": (RandomConfig(), QUERIES, UsageError, r"random ranks the whole corpus.*max_tokens"),
-    "a member without a bound": (
-        UnionConfig(retrievers=(Bm25Config(), RandomConfig())),
-        QUERIES,
-        UsageError,
-        r"random ranks the whole corpus.*max_tokens",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    ("config", "queries", "error", "message"),
+    [
+        (Bm25Config(), ["ничего общего", "совсем"], DataError, "0 documents selected: none of the 2 training texts"),
+        (RandomConfig(), QUERIES, UsageError, r"random ranks the whole corpus.*max_tokens"),
+        (UnionConfig(retrievers=(Bm25Config(), RandomConfig())), QUERIES, UsageError, r"random ranks the whole corpus.*max_tokens"),
+    ],
+    ids=["a task in another language", "no bound", "a member without a bound"],
+)
 def test_a_selection_that_cannot_be_made_is_an_error_and_leaves_no_folder(
-    world: tuple[Corpus, Bm25Index], tmp_path: Path, case: str
+    world: World, tmp_path: Path, config: RetrieverConfig, queries: list[str], error: type[Exception], message: str
 ) -> None:
-    config, queries, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         select(world, make_task(queries), tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
 
 
-def test_bm25_without_an_index_and_a_corpus_of_held_out_text_only_are_errors(world: tuple[Corpus, Bm25Index], tmp_path: Path) -> None:
+def test_bm25_without_an_index_and_a_corpus_of_held_out_text_only_are_errors(world: World, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs an index"):
-        select_documents(Bm25Config(), world[0], make_task(["owls"]), out=tmp_path / "out", context=RetrievalContext(world[0].store, 1))
-    corpus, config, task = write_corpus(tmp_path, [HELD_OUT]), RandomConfig(max_documents=100), make_task(["owls"], dev=(HELD_OUT,))
+        select((world[0], None), make_task(["owls"]), tmp_path / "out", Bm25Config())
+    held_out, task = write_corpus(tmp_path, [HELD_OUT]), make_task(["owls"], dev=(HELD_OUT,))
     with pytest.raises(DataError, match="all 1 hits contain text of the dev or test set"):
-        select_documents(config, corpus, task, out=tmp_path / "out", context=RetrievalContext(corpus.store, 1))
+        select((held_out, None), task, tmp_path / "out", RandomConfig(max_documents=100))
+
+
+SEA = ["the tide and the harbour and a ship in the reef", "a sailor on the ship saw the reef and the tide", "the harbour of the sailor"]
+OTHER = invented_texts(120, seed=41)
+
+
+def test_a_selection_with_the_task_s_words_is_nearer_to_it_than_random_text(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*OTHER, *SEA])
+    report = compare_with_corpus(corpus, np.arange(120, 123), ["a ship at the reef", "sailor and tide"])
+    likeness = report["task_likeness"]
+    assert likeness["kl_reduction"] > 1
+    assert likeness["kl_reduction"] == pytest.approx(likeness["kl_random"] - likeness["kl_selection"], abs=2e-4)
+    expected = divergence(count(hash_texts(["a ship at the reef", "sailor and tide"])), count(hash_texts(SEA)))
+    assert likeness["kl_selection"] == pytest.approx(expected, abs=1e-4)
+    assert {"the", "ship", "harbour"} <= {row["word"] for row in report["over_represented"]}
+
+
+def words_of(counts: dict[str, int]) -> WordCounts:
+    text = " ".join(word for word, count in counts.items() for _ in range(count)).encode()
+    return WordCounts.of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
+
+
+def test_the_whole_corpus_is_no_nearer_than_random_text(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, OTHER)
+    report = compare_with_corpus(corpus, np.random.default_rng(1).permutation(120), OTHER[:3])
+    assert report["task_likeness"]["kl_reduction"] == 0
+    assert report["task_likeness"]["random_passages"] == 120
+    assert report["over_represented"] == []
+
+
+def test_the_random_sample_has_as_much_text_as_the_selection(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [*OTHER, " ".join(OTHER[:6])])
+    report = compare_with_corpus(corpus, np.array([120]), OTHER[:3])  # as long as six others
+    assert 3 <= report["task_likeness"]["random_passages"] <= 12
+
+
+def test_the_random_sample_needs_8_bytes_per_position() -> None:
+    tracemalloc.start()
+    try:
+        first = next(random_batches(1_000_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(set(first)) == len(first) < 1000
+    assert peak < 10_000_000  # an array of 8 MB; a list of as many numbers takes 40
+    assert sorted(position for batch in random_batches(1_300) for position in batch) == list(range(1_300))
+
+
+def test_log_odds_are_the_hand_calculated_ones_with_a_prior_of_pooled_counts() -> None:
+    own, other = (words_of({"reef": 30, "the": 70, "7": 9}), words_of({"reef": 5, "the": 95}))
+    (row,) = over_represented(own, other)
+    prior = PRIOR_WORDS * 35 / 209
+    first, second = 30 + prior, 5 + prior
+    log_odds = math.log(first / (109 + PRIOR_WORDS - first)) - math.log(second / (100 + PRIOR_WORDS - second))
+    assert (row["word"], row["selection"], row["random"]) == ("reef", 30, 5)
+    assert row["log_odds"] == pytest.approx(log_odds, abs=1e-3)
+    assert row["z"] == pytest.approx(log_odds / math.sqrt(1 / first + 1 / second), abs=0.05)
