@@ -43,13 +43,7 @@ def test_labels_are_strings_whatever_they_look_like(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ((" ", "a"), "'text' is blank"),
-        (("x", ""), "label 'label' is empty"),
-        (("x", None), "label 'label' is empty"),
-        (("x", " "), "is empty"),
-    ],
+    ("row", "words"), [((" ", "a"), "'text' is blank"), *((("x", label), "label 'label' is empty") for label in ("", None, " "))]
 )
 def test_a_row_without_text_or_label_fails_by_line_or_is_skipped(tmp_path: Path, row: tuple[Any, Any], words: str) -> None:
     rows = [*ROWS, row]

@@ -147,26 +147,17 @@ def test_folders_and_globs_of_a_bucket_are_read_like_local_ones(tmp_path: Path) 
         system.rm("/bucket", recursive=True)
 
 
+FIRST, SECOND = ROWS[:150], ROWS[150:]
+CARD = {"configs": [{"config_name": "c", "data_files": [{"split": "train", "path": "odd/*"}]}, {"config_name": "d", "data_files": "t*"}]}
+
+
 @pytest.mark.parametrize(
     ("files", "card", "url"),
     [
-        (
-            {"data/train-0.parquet": ROWS[:150], "data/train-1.parquet": ROWS[150:], "data/test-0.parquet": ["x"]},
-            None,
-            "hf://owner/name/train",
-        ),
+        ({"data/train-0.parquet": FIRST, "data/train-1.parquet": SECOND, "data/test-0.parquet": ["x"]}, None, "hf://owner/name/train"),
         ({"en/train.parquet": ROWS, "yo/train.parquet": ["x"]}, None, "hf://owner/name:en/train"),
         ({"everything.parquet": ROWS}, None, "hf://owner/name/train"),
-        (
-            {"odd/first.parquet": ROWS[:150], "odd/second.parquet": ROWS[150:], "train.parquet": ["x"]},
-            {
-                "configs": [
-                    {"config_name": "c", "data_files": [{"split": "train", "path": "odd/*"}]},
-                    {"config_name": "d", "data_files": "t*"},
-                ]
-            },
-            "hf://owner/name:c/train",
-        ),
+        ({"odd/first.parquet": FIRST, "odd/second.parquet": SECOND, "train.parquet": ["x"]}, CARD, "hf://owner/name:c/train"),
     ],
 )
 def test_a_split_of_the_hub_is_found_by_the_card_or_by_names(

@@ -56,10 +56,7 @@ def fill_disk() -> None:
 
 @pytest.mark.parametrize(
     ("failure", "error", "message", "code"),
-    [
-        (raise_value_error, ValueError, "no", None),
-        (fill_disk, EnvironmentFault, "No space left on device", 4),
-    ],
+    [(raise_value_error, ValueError, "no", None), (fill_disk, EnvironmentFault, "No space left on device", 4)],
 )
 def test_a_writer_that_fails_changes_nothing(
     failure: Callable[[], None], error: type[Exception], message: str, code: int | None, tmp_path: Path
