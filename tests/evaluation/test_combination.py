@@ -10,6 +10,7 @@ import pytest
 from evaluation_fixtures import LABELS, dev_task
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
 
 from cramlm.evaluation.combination import Combination, calibrate, combine_on_dev
 from cramlm.records import FloatArray
@@ -18,15 +19,11 @@ TRUTH = np.arange(300) % len(LABELS)
 TASK = dev_task([LABELS[label] for label in TRUTH])
 
 
-def softmax(logits: Any) -> FloatArray:
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
 def model(evidence: float, *, seed: int, scale: float = 1.0) -> FloatArray:
     """Probabilities of a model whose logit of the true label is higher by `evidence` standard deviations of independent noise."""
     noise = np.random.default_rng(seed).normal(size=(len(TRUTH), len(LABELS)))
-    return softmax(scale * (noise + evidence * np.eye(len(LABELS))[TRUTH]))
+    probabilities: FloatArray = softmax(scale * (noise + evidence * np.eye(len(LABELS))[TRUTH]), axis=1).astype(np.float32)
+    return probabilities
 
 
 def accuracy(logits: Any) -> float:
@@ -52,7 +49,7 @@ def test_calibration_adds_back_the_prior_that_logit_adjustment_subtracted() -> N
     log_prior = np.log(np.array([0.7] + [0.3 / (len(LABELS) - 1)] * (len(LABELS) - 1)))
     truth = np.random.default_rng(0).choice(len(LABELS), size=2000, p=np.exp(log_prior))
     logits = np.random.default_rng(1).normal(size=(2000, len(LABELS))) + 1.0 * np.eye(len(LABELS))[truth]
-    calibration = calibrate(softmax(logits), truth, log_prior)
+    calibration = calibrate(softmax(logits, axis=1).astype(np.float32), truth, log_prior)
     assert calibration.shift == pytest.approx(log_prior, abs=0.2)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
 
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.confidence import ConfidenceFile, CoverageCurve, fit_confidence, load_confidence, usable_confidence
@@ -23,9 +24,7 @@ NO_PRIOR = np.zeros(3)
 def labelled(count: int, *, seed: int, scale: float = 1.0) -> tuple[FloatArray, IntArray]:
     """Probabilities of labels that are sampled from them, raised to a power: with a scale of 1 they are calibrated."""
     random = np.random.default_rng(seed)
-    logits = 2.0 * random.normal(size=(count, 3))
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    true = odds / odds.sum(axis=1, keepdims=True)
+    true = softmax(2.0 * random.normal(size=(count, 3)), axis=1)
     truth = (random.random((count, 1)) > true.cumsum(axis=1)).sum(axis=1)
     raised = true**scale
     return (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32), truth.astype(np.int64)

@@ -16,7 +16,6 @@ from cramlm.linear.settings import Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
-from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example, FloatArray, Task
 
 Rows = list[tuple[str, str]]
@@ -175,23 +174,6 @@ def test_vectors_predict_the_label_of_words_that_no_training_text_has() -> None:
     rows = [(f"{word} own{number}", label) for number in range(10) for word, label in (("water", "sea"), ("kinase", "cell"))]
     assert soft(rows, ["river"], vectors=vectors).passages[0, 1] > 0.8
     assert soft(rows, ["river"]).passages[0, 1] == pytest.approx(0.5, abs=0.1)
-
-
-def test_pieces_of_a_passage_have_soft_labels_of_their_own(tokenizer: Tokenizer) -> None:
-    rows = [
-        (f"{word} own{number}", label)
-        for number in range(10)
-        for word, label in (("river water bank", "sea"), ("kinase protein cell", "cell"))
-    ]
-    task = task_of(rows)
-    passage = "river water bank " * 20 + "kinase protein cell " * 20
-    tokens, pieces = tokenizer.pieces([passage], max_length=32)
-    found = soft_labels(model_of(task), task, pieces, seed=0).passages
-    assert len(found) == len(tokens) > 2
-    assert found[0, 1] > 0.9
-    assert found[-1, 0] > 0.9
-    whole = soft_labels(model_of(task), task, [passage], seed=0).passages
-    assert abs(whole[0, 0] - 0.5) < 0.3
 
 
 def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> None:

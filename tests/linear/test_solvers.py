@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import f1_score
 from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.linear import solvers
-from cramlm.linear.features import Vocabulary, unit_rows
+from cramlm.linear.features import unit_rows
 from cramlm.linear.settings import ClassWeights, Scheme
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products
 from cramlm.records import Example, IntArray, Task, TaskKind
@@ -216,31 +214,3 @@ def schemes(sizes: tuple[int, ...]) -> set[tuple[str, str]]:
     rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
     solver = SOLVERS["classification"]
     return set(solver.schemes(solver.targets(Task(rows, rows, (), names, False))))
-
-
-def test_multinomial_regression_is_better_than_one_vs_rest_where_labels_are_uneven() -> None:
-    """Ten labels, most of them rare, with words in common."""
-    generator = random.Random(0)
-    names = tuple(f"label{number}" for number in range(10))
-    words = {name: [f"w{generator.randrange(40)}" for _ in range(6)] for name in names}
-
-    def word(name: str) -> str:
-        return generator.choice(words[name]) if generator.random() < 0.3 else f"w{generator.randrange(40)}"
-
-    def rows(sizes: list[int]) -> tuple[Example, ...]:
-        labels = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
-        texts = [" ".join(word(name) for _ in range(20)) for name in labels]
-        return tuple(Example(text, text, None, name) for text, name in zip(texts, labels, strict=True))
-
-    task = Task(rows([60, 30, 10, 6, 5, 4, 4, 3, 3, 3]), rows([30] * 10), (), names, False)
-    vocabulary, train = Vocabulary.fit("words", [row.text for row in task.train])
-    dev, targets = vocabulary.transform([row.text for row in task.dev]), SOLVERS["classification"].targets(task)
-    true = [names.index(str(row.label)) for row in task.dev]
-
-    def best(scheme: Scheme) -> float:
-        settings = [(weights, c) for weights in get_args(ClassWeights) for c in (1.0, 10.0)]
-        return max(
-            f1_score(true, fitted(train, targets, scheme, *each, 10).scores(dev).argmax(axis=1), average="macro") for each in settings
-        )
-
-    assert best("multinomial") > best("one-vs-rest") + 0.05
