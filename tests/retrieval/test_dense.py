@@ -80,6 +80,20 @@ def test_the_corpus_is_encoded_once_for_all_tasks_and_again_for_another_prefix(c
     assert verify(tmp_path) == 2 * len(corpus.parts)
 
 
+def test_vectors_are_written_as_they_are_made(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is then an error of a write; the pages of a mapped file that has its full size at once end the process by a signal."""
+    sizes: list[int] = []
+
+    class Watching(LetterEncoder):
+        def encode(self, texts: Sequence[str]) -> FloatArray:
+            sizes.extend(path.stat().st_size for path in tmp_path.rglob("vectors.npy"))
+            return super().encode(texts)
+
+    monkeypatch.setattr(dense, "_ENCODED", 50)
+    DenseRetriever(CONFIG, Watching(), tmp_path).propose(corpus, TEXTS, emit=silent)
+    assert sizes[0] < sizes[-1] == next(tmp_path.rglob("vectors.npy")).stat().st_size
+
+
 def test_blank_texts_alone_find_nothing(corpus: Corpus, tmp_path: Path) -> None:
     encoder = LetterEncoder()
     proposal = DenseRetriever(CONFIG, encoder, tmp_path).propose(corpus, ["", " "], emit=silent)

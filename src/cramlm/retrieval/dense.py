@@ -25,7 +25,7 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import query_texts
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, search_deeper
-from cramlm.storage.arrays import save_array
+from cramlm.storage.arrays import ArrayFile
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
 
@@ -99,17 +99,14 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
     key = {"code": CODE_FORMAT, "content": part.content, "encoder": encoder.fingerprint, "prefix": prefix}
 
     def write(folder: Path) -> None:
-        vectors: FloatArray | None = None
+        file: ArrayFile | None = None
         for start in range(0, len(part), _ENCODED):
             stop = min(start + _ENCODED, len(part))
             block = encoder.encode([prefix + corpus.text(part.first + number) for number in range(start, stop)])
-            if vectors is None:
-                shape = (len(part), block.shape[1])
-                vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
-            vectors[start:stop] = block
+            file = file or ArrayFile(folder / "vectors.npy", np.float32, row=block.shape[1:])
+            file.append(block)
             emit(Event("progress", STAGE, "encoding", done=part.first + stop, total=len(corpus), unit="passages"))
-        if vectors is None:
-            save_array(folder / "vectors.npy", np.zeros((0, 0), np.float32))
+        (file or ArrayFile(folder / "vectors.npy", np.float32, row=(0,))).close()
 
     def forward(event: Event) -> None:
         if event.kind != "up_to_date":  # there may be many parts

@@ -46,17 +46,18 @@ def save_array(path: Path, values: npt.NDArray[Any]) -> None:
 
 
 class ArrayFile:
-    """A one-dimensional .npy file of unknown length, written piece by piece."""
+    """A .npy file of unknown length, written piece by piece. row: the shape of an element."""
 
-    def __init__(self, path: Path, dtype: type[np.generic]) -> None:
+    def __init__(self, path: Path, dtype: type[np.generic], *, row: tuple[int, ...] = ()) -> None:
         self._file = path.open("wb")
-        self._dtype = np.dtype(dtype)
+        self._dtype, self._row = np.dtype(dtype), row
         self._length = 0
         self._header()
 
     def append(self, values: npt.NDArray[Any]) -> None:
-        """Write values of the file's dtype."""
+        """Write elements of the file's dtype, (n, *row)."""
         assert values.dtype == self._dtype
+        assert values.shape[1:] == self._row
         self._file.write(np.ascontiguousarray(values).data)
         self._length += len(values)
 
@@ -68,7 +69,7 @@ class ArrayFile:
 
     def _header(self) -> None:
         # numpy pads the header so that it has one length for any number of values.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length, *self._row)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
