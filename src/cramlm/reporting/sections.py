@@ -686,7 +686,7 @@ class Neighbours:
 
     def __init__(self, corpus: Corpus, index: Bm25Index) -> None:
         self._index = index
-        self._rows = [int(document.id) for document in corpus]
+        self._rows = list(map(int, corpus.ids(range(len(corpus)))))
         self._positions = {row: position for position, row in enumerate(self._rows)}
 
     def nearest(self, texts: Sequence[str], *, top_k: int) -> list[list[NearPassage]]:

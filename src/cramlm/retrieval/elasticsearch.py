@@ -388,7 +388,8 @@ class ElasticsearchRetriever:
         rank, query, score = (read_array(folder / f"{name}.npy") for name in _ARRAYS)
         with (folder / "documents.jsonl").open(encoding="utf-8") as lines:
             number_of = {json.loads(line)["id"]: number for number, line in enumerate(lines)}
-        names = [name if (name := document.id) in number_of else name.rpartition("#")[0] for document in corpus]  # x#0: a passage of x
+        ids = corpus.ids(range(len(corpus)))
+        names = [name if name in number_of else name.rpartition("#")[0] for name in ids]  # x#0: a passage of x
         if unknown := set(names) - set(number_of):
             raise ArtifactError(f"{corpus.path}: holds {min(unknown)!r}, which is not among the hits of {self.settings.url}; run again")
         document = np.array([number_of[name] for name in names], np.int64)
