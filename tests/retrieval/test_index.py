@@ -91,6 +91,16 @@ def test_a_corpus_that_grew_keeps_its_segments_and_finds_what_a_new_index_finds_
         assert results(index, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
 
 
+def test_a_grown_corpus_keeps_the_segments_of_the_latest_published_index(tmp_path: Path) -> None:
+    texts = invented_texts(900, seed=31)
+    first = build_index(TextCorpus(texts[:600], cuts=[200, 400]), tmp_path)
+    unpublished = tmp_path / "indexes" / ".0123.tmp-host-7-abc"  # of a process that builds another one, or was killed
+    unpublished.mkdir()
+    (unpublished / "index.json").write_text('{"segments": [{"content": ["of another corpus"]}]}', "utf-8")
+    grown = build_index(TextCorpus(texts, cuts=[200, 400, 300]), tmp_path)
+    assert [segment.path for _, segment in grown.segments][:1] == [segment.path for _, segment in first.segments]
+
+
 def test_an_index_of_another_corpus_or_analyzer_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, other = TextCorpus(TEXTS), TextCorpus(["something else"])
     index = build_index(corpus, tmp_path)

@@ -237,8 +237,10 @@ def _summed(corpus: Corpus, emit: Emit) -> SummedProgress:
 
 
 def _latest_segments(store: Path) -> list[tuple[str, ...]]:
-    """Return the contents of the segments of the store's latest index; a deleted segment will be built again."""
-    listings = sorted((store / "indexes").glob(f"*/{LISTING}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    """Return the contents of the segments of the store's latest index; a deleted segment will be built again. Without those of an index
+    that another process is building, whose folder may get its name meanwhile.
+    """
+    listings = sorted((store / "indexes").glob(f"[!.]*/{LISTING}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     if not listings:
         return []
     try:
