@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from cramlm.data.task import text_key
 from cramlm.records import Emit, Event, Example, IntArray, Task, silent
+from cramlm.storage.arrays import joined
 from cramlm.text import kernels
 from cramlm.text.words import QUARTERS, hash_block, hash_words, segment_text, segment_utf8
 
@@ -50,7 +51,7 @@ class HeldOut:
         halves = [(example.id, half) for example in examples for half in (example.text, example.text_pair) if half is not None]
         self._ids = [name for name, _ in halves]
         self._texts = [segment_text(half) for _, half in halves]
-        hashes, sizes, offsets = hash_words(*_joined(self._texts))
+        hashes, sizes, offsets = hash_words(*joined(self._texts))
         windows, whole = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.bool_)
         length, text, start = (np.empty(len(hashes), np.int64) for _ in range(3))
         count = kernels.collect_windows(hashes, sizes, offsets, _LEAST, _MOST, windows, length, whole, text, start)
@@ -92,9 +93,9 @@ class HeldOut:
             batch.append(text)
             size += len(text)
             if size >= _BATCH_BYTES:
-                yield from self.find_in(positions, *_joined(batch))
+                yield from self.find_in(positions, *joined(batch))
                 positions, batch, size = [], [], 0
-        yield from self.find_in(positions, *_joined(batch))
+        yield from self.find_in(positions, *joined(batch))
 
     def find_in(self, positions: Sequence[int], text: npt.NDArray[np.uint8], offsets: IntArray) -> Iterator[Overlap]:
         """As `find`, for documents text[offsets[i]:offsets[i + 1]]."""
@@ -155,10 +156,6 @@ def _runs_within(hashes: _Hashes, offsets: IntArray, words: int) -> _Hashes:
     starts = np.arange(max(0, len(hashes) - words + 1))
     within = starts + words <= np.repeat(offsets[1:], np.diff(offsets))[: len(starts)]
     return sums[starts[within] + words] - sums[starts[within]]
-
-
-def _joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)
 
 
 def without_overlap(task: Task, *, emit: Emit = silent) -> Task:

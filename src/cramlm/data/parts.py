@@ -50,6 +50,7 @@ from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.storage.arrays import (
     column_numbers,
+    joined,
     map_table,
     number_column,
     offsets_of,
@@ -151,9 +152,9 @@ def read_part_job(task: dict[str, Any], emit: Emit) -> bool:
 
 def save_sources(folder: Path, names: Iterable[str]) -> None:
     """Write the names of sources to sources.bin and their offsets to source_offsets.npy."""
-    encoded = [name.encode() for name in names]
-    (folder / "sources.bin").write_bytes(b"".join(encoded))
-    save_array(folder / "source_offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+    encoded, offsets = joined([name.encode() for name in names])
+    (folder / "sources.bin").write_bytes(encoded.data)
+    save_array(folder / "source_offsets.npy", offsets)
 
 
 def _plain(stamp: FileStamp) -> list[Any]:
@@ -529,7 +530,7 @@ class PartIds:
         own = data.tobytes()
         spans = zip(indices.tolist(), pairwise(offsets.tolist()), strict=True)
         names = [self._name(index, own[start:end]).encode() for index, (start, end) in spans]
-        return np.frombuffer(b"".join(names), np.uint8), offsets_of(np.fromiter(map(len, names), np.int64, len(names)))
+        return joined(names)
 
     def _name(self, index: int, own: bytes) -> str:
         if own.startswith(NAMELESS):

@@ -19,6 +19,7 @@ from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
+from cramlm.storage.arrays import offsets_of
 from cramlm.training.sequences import pack
 
 BATCH_TOKENS = 8192
@@ -171,8 +172,7 @@ def _patterns(model: Model) -> int:
 def _only(sequences: Tokens, indices: IntArray) -> Tokens:
     """Some of the sequences, in the order of `indices`."""
     chosen = [sequences[int(index)] for index in indices]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in chosen])])
-    return Tokens(np.concatenate(chosen), offsets, sequences.source[indices])
+    return Tokens(np.concatenate(chosen), offsets_of(sequences.lengths[indices]), sequences.source[indices])
 
 
 def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:

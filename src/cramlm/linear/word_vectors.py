@@ -26,6 +26,7 @@ from cramlm.linear.features import count_terms
 from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
+from cramlm.storage.arrays import offsets_of
 
 FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
@@ -109,7 +110,7 @@ def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
     columns: those of the words of text i at [offsets[i]:offsets[i + 1]]; -1 for a word that is not counted.
     """
     kept = columns >= 0
-    ends = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+    ends = offsets_of(kept)
     entries = (np.ones(int(ends[-1]), dtype=np.float32), columns[kept], ends[offsets])
     counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, width))
     counts.sum_duplicates()

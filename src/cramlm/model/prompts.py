@@ -35,6 +35,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.huggingface.config import read_json
 from cramlm.model.tokenizer import IdArray, Tokenizer, Tokens, longest_first, split_evenly
 from cramlm.records import FloatArray, IntArray
+from cramlm.storage.arrays import offsets_of
 
 PROMPT_FILE: Final = "prompt.json"
 VECTORS_FILE: Final = "prompt.safetensors"
@@ -150,8 +151,8 @@ def _sequences(pieces: list[IdArray], counts: list[int], source: Any) -> Tokens:
     if not pieces:
         return Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(0, np.int64))
     ends = np.cumsum(np.resize(counts, len(source)))
-    lengths = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(piece) for piece in pieces])])
-    offsets = np.concatenate([np.zeros(1, np.int64), lengths[ends]])
+    starts = offsets_of(np.array([len(piece) for piece in pieces]))
+    offsets = np.concatenate([np.zeros(1, np.int64), starts[ends]])
     return Tokens(np.concatenate(pieces), offsets, np.asarray(source, np.int64))
 
 

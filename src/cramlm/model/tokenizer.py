@@ -346,8 +346,7 @@ def split_evenly(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntA
 
 def _join(parts: Sequence[IdArray], *, per_text: int) -> Tokens:
     lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, per_text).sum(1)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Tokens(np.concatenate(parts) if parts else np.zeros(0, np.uint16), offsets, np.arange(len(lengths), dtype=np.int64))
+    return Tokens(np.concatenate(parts) if parts else np.zeros(0, np.uint16), offsets_of(lengths), np.arange(len(lengths), dtype=np.int64))
 
 
 def _shortened(match: re.Match[str]) -> str:

@@ -26,6 +26,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.errors import counted
 from cramlm.model.model import CPU, ModelSpec, Precision, build_model
 from cramlm.records import IntArray
+from cramlm.storage.arrays import offsets_of
 from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
 from cramlm.training.loop import Updater, deterministic
@@ -214,7 +215,7 @@ def random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: I
         lengths = rng.integers(max(3, phase.text_length // (4 if lengths is None else 2)), phase.text_length + 1, size=1000)
     else:
         lengths = np.clip(rng.choice(lengths, size=1000), 3, phase.text_length)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     ids = rng.integers(len(special.all), special.vocab_size, size=offsets[-1]).astype(np.uint32)
     ids[offsets[:-1]], ids[offsets[1:] - 1] = special.cls, special.sep
     uniform = rng.random(len(ids), dtype=np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ from cramlm.records import IntArray
 from cramlm.storage.locks import raise_if_refused
 
 
-def offsets_of(sizes: IntArray) -> IntArray:
+def offsets_of(sizes: npt.NDArray[Any]) -> IntArray:
     """Return the offsets of values of these sizes, one after the other: int64 (n + 1,), from 0."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
+    """Return texts one after the other, uint8 (bytes,), and their offsets, int64 (n + 1,)."""
+    return np.frombuffer(b"".join(texts), np.uint8), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))
 
 
 def spread(starts: IntArray, sizes: IntArray) -> IntArray:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.records import IntArray
+from cramlm.storage.arrays import joined
 from cramlm.storage.tables import stored
 from cramlm.text import characters, kernels
 from cramlm.text.characters import HAN_AND_KANA, OTHER_SPACELESS, STACKING, all_marks, blocks_of, is_letter, table_of
@@ -94,9 +95,7 @@ def cut_into_tokens(text: str) -> list[Token]:
 
 def hash_block(texts: Sequence[bytes], buckets: int) -> Ngrams:
     """As `hash_utf8`, in one call of the kernel."""
-    lowered = [_lower(text) for text in texts]
-    offsets = np.cumsum([0, *map(len, lowered)], dtype=np.int64)
-    text = np.frombuffer(b"".join(lowered), np.uint8)
+    text, offsets = joined([_lower(text) for text in texts])
     out, out_offsets = np.empty(2 * len(text), np.uint16), np.zeros(len(offsets), np.int64)
     size = kernels.hash_ngrams(text, offsets, _character_classes(), buckets, out, out_offsets)
     return Ngrams(out[:size].copy(), out_offsets)

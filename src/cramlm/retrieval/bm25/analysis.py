@@ -21,6 +21,7 @@ from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
 from cramlm.retrieval.bm25.terms import ANALYZER, PAIRS, kind_of, split_terms
+from cramlm.storage.arrays import joined, offsets_of
 from cramlm.storage.artifacts import hash_json
 from cramlm.storage.tables import stored
 from cramlm.text import characters
@@ -164,9 +165,8 @@ class Vocabulary:
 
     def number(self, terms: Sequence[str]) -> tuple[Int32Array, IntArray]:
         """Return the numbers of terms, as `tokenize` does for documents; one that cannot be a term becomes several, or none."""
-        encoded = [term.encode() for term in terms]
-        offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        text, starts, term = np.frombuffer(b"".join(encoded), np.uint8), np.zeros(len(encoded) + 1, np.int64), 0
+        text, offsets = joined([term.encode() for term in terms])
+        starts, term = np.zeros(len(terms) + 1, np.int64), 0
         self._state[1] = 0
         while term < len(terms):
             term, reason = kernels.number_terms(
@@ -245,8 +245,7 @@ class _Words:
         self._term_of = np.concatenate((self._term_of, self._terms_of(new, terms)))
         found = self._term_of[words]
         kept = found >= 0
-        ends: IntArray = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
-        return found[kept], ends[starts]
+        return found[kept], offsets_of(kept)[starts]
 
     def _terms_of(self, words: Sequence[str], terms: Vocabulary) -> Int32Array:
         result = np.full(len(words), -1, np.int32)

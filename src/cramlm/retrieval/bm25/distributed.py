@@ -45,7 +45,7 @@ from cramlm.retrieval.bm25.search import (
     unpack,
 )
 from cramlm.retrieval.bm25.segment import Segment, load_array
-from cramlm.storage.arrays import ArrayFile, read_array, save_array
+from cramlm.storage.arrays import ArrayFile, joined, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify
 from cramlm.storage.locks import environment_faults, wait_while_locked
 
@@ -175,8 +175,9 @@ def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limi
     target = folder / hash_json(key)[:16]
 
     def write(batch: Path) -> None:
-        (batch / "texts.bin").write_bytes(b"".join(encoded))
-        save_array(batch / "offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+        content, offsets = joined(encoded)
+        (batch / "texts.bin").write_bytes(content.data)
+        save_array(batch / "offsets.npy", offsets)
         (batch / "batch.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
 
     _stage(target / "batch", "batch", key, write, silent)
@@ -218,7 +219,7 @@ def score_job(task: dict[str, Any], emit: Emit) -> None:
             sizes[query], fraction_bits[query] = len(keys), bits
             packed.append(keys)
         packed.close()
-        save_array(folder / "offsets.npy", np.concatenate(([0], np.cumsum(sizes))))
+        save_array(folder / "offsets.npy", offsets_of(sizes))
         save_array(folder / "fraction_bits.npy", fraction_bits)
 
     _stage(search.path("hits", group), "hits", _key(search, group), write, emit)

@@ -33,7 +33,7 @@ from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, CHUNK, BlockBuffers, Candidates, QueryTerms
 from cramlm.retrieval.bm25.segment import Segment
-from cramlm.storage.arrays import offsets_of, spread
+from cramlm.storage.arrays import joined, offsets_of, spread
 
 _EXACT: Final = 24  # bytes 0..23 are lengths 0..23
 _LEADING: Final = 3  # bits kept after the first one
@@ -106,10 +106,8 @@ class TokenizedTexts:
 
 def tokenize_texts(texts: Sequence[str], analyzer: Analyzer = PLAIN) -> TokenizedTexts:
     """Tokenize texts with a new vocabulary of their terms, numbered in order of first occurrence."""
-    encoded = [text.encode("utf-8", "replace") for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     vocabulary = Vocabulary(analyzer)
-    return TokenizedTexts(vocabulary, *vocabulary.tokenize(np.frombuffer(b"".join(encoded), np.uint8), ends))
+    return TokenizedTexts(vocabulary, *vocabulary.tokenize(*joined([text.encode("utf-8", "replace") for text in texts])))
 
 
 def count_documents(vocabulary: Vocabulary, segment: Segment) -> IntArray:

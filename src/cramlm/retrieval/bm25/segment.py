@@ -35,7 +35,7 @@ from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
-from cramlm.storage.arrays import ArrayFile, read_array, save_array
+from cramlm.storage.arrays import ArrayFile, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
 from cramlm.storage.locks import environment_faults, wait_while_locked
 
@@ -95,7 +95,7 @@ class Segment:
         except (ValueError, KeyError) as error:
             raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
         blocks = Blocks(*(arrays.pop(name) for name in Blocks._fields))
-        offsets = np.concatenate(([0], np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)))
+        offsets = offsets_of(arrays.pop("term_sizes"))
         segment = Segment(path, artifact.fingerprint, statistics, blocks, term_offsets=offsets, **arrays)
         segment._check()
         return segment
