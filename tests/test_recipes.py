@@ -15,11 +15,12 @@ import cramlm
 from commands import printed
 from cramlm import recipes
 from cramlm.cli.options import resolve_run
-from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig, TeacherConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig, TeacherConfig, load_config
 from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of
 from cramlm.recipes import RECIPES
+from cramlm.recipes.describe import describe_run, stages_of
 from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
@@ -380,6 +381,19 @@ def test_every_recipe_is_listed_with_a_line_and_what_it_needs() -> None:
     assert all(("--corpus" in line) == (line.split()[0] not in WITHOUT_CORPUS) for line in lines)
     for name in RECIPES.keys() - FROM_CHECKPOINT:
         assert printed("recipes", "show", name).startswith(f"{name}: {RECIPES[name].summary}")
+
+
+def test_a_dry_run_lists_the_stages_that_the_retriever_needs() -> None:
+    by_words = recipes.tlm(train="", corpus=["raw"])
+    assert {"corpus", "index", "selection"} <= set(stages_of(by_words))
+    at_random = stages_of(recipes.random_retrieval(train="", corpus=["raw"]))
+    assert ("index" in at_random, "selection" in at_random) == (False, True)
+    server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
+    on_a_server = load_config(by_words.model_dump(mode="json") | {"corpus": None, "retriever": server})
+    local, remote = stages_of(by_words), stages_of(on_a_server)
+    first = local.index("corpus")
+    assert remote == [*local[:first], "server", "corpus", *local[first + 2 :]], "a corpus of the server's hits, without an index of words"
+    assert "http://localhost:9200/passages: elasticsearch" in describe_run(on_a_server)
 
 
 def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_path: Path) -> None:

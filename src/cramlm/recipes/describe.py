@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig, linear_teachers
+from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.config.run import RetrieverConfig, RunConfig, TaskConfig
 from cramlm.config.terms import MaskingConfig, TermConfig
 from cramlm.errors import counted
@@ -38,8 +39,8 @@ def describe_run(config: RunConfig, *, summary: str = "") -> str:
 
 def stages_of(config: RunConfig) -> list[str]:
     """Return the names of the stages that `pipeline.run` builds, in its order, without those of optional prompts and token importance."""
-    retrieves, scored, teaching = config.retriever is not None and config.corpus is not None, config.baseline.enabled, config.teaching
-    text = ["corpus", "index", "selection"] if retrieves and config.model != "tfidf" else []
+    scored, teaching = config.baseline.enabled, config.teaching
+    text = [] if config.retriever is None or config.model == "tfidf" else _retrieval_stages(config.retriever)
     first = ["task", *(["baseline"] if scored or "tfidf" in teaching else [])]
     has_bayes = text and config.task.kind == "classification" and (scored or "bayes" in teaching)
     bayes = ["bayes"] if has_bayes else []
@@ -56,10 +57,19 @@ def stages_of(config: RunConfig) -> list[str]:
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 
+def _retrieval_stages(retriever: RetrieverConfig) -> list[str]:
+    by_words = any(isinstance(member, Bm25Config) for member in members_of(retriever))
+    on_server = isinstance(retriever, ElasticsearchConfig)  # whose hits become the corpus
+    return [*(["server"] if on_server else []), "corpus", *(["index"] if by_words else []), "selection"]
+
+
 def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "task", _task(config.task, config.seed)
-    if config.retriever is not None and config.corpus is not None:
-        yield "raw text", f"{', '.join(config.corpus.files)}: {_retrieval(config.retriever)}"
+    retriever = config.retriever
+    if isinstance(retriever, ElasticsearchConfig):
+        yield "raw text", f"{retriever.url}/{retriever.index}: {_retrieval(retriever)}"
+    elif retriever is not None and config.corpus is not None:
+        yield "raw text", f"{', '.join(config.corpus.files)}: {_retrieval(retriever)}"
     if config.model == "encoder":
         encoder = config.encoder
         size = f"{encoder.shape}, {counted(encoder.layers, 'layer')} of width {encoder.hidden}"
