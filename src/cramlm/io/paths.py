@@ -80,7 +80,7 @@ def stamp_input(name: str | Path) -> list[FileStamp]:
 
 
 def _stamp_remote(name: str) -> list[FileStamp]:
-    files = find_hub_files(name) if scheme(name) == "hf" else find_files(name, is_data_file)
+    files = find_hub_files(name) if scheme(name) == "hf" else find_files(name)
     return [FileStamp.of_remote(file) for file in files]
 
 
@@ -343,35 +343,29 @@ def scheme(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def split_column(url: str) -> tuple[str, str | None]:
-    """Return the URL without its `#` part, and that part."""
-    bare, _, column = url.partition("#")
-    return bare, column or None
-
-
-def find_files(url: str, is_data: Callable[[PurePosixPath], bool]) -> list[RemoteFile]:
-    """Return the files of a URL, sorted: the file itself, or the files below a folder (`/` at the end) or of a glob that `is_data` accepts.
+def find_files(url: str) -> list[RemoteFile]:
+    """Return the files of a URL, sorted: the file itself, or the data files below a folder (`/` at the end) or of a glob.
 
     Raises:
         UsageError: if there is no such file, none of a known format, or the server does not state size or version.
         EnvironmentFault: if a package is missing, access is denied or the network fails.
     """
-    bare, column = split_column(url)
+    bare, _, column = url.partition("#")
     parts = urlsplit(bare)
     if parts.password is not None:
         raise UsageError(f"{parts.scheme}://…@{parts.hostname}: a password in a URL would be stored in the run; pass it in the environment")
     many = bare.endswith("/") or any(character in parts.path for character in "*[")
     if not many:
-        return [describe(bare, column)]
+        return [describe(bare, column or None)]
     if scheme(bare) in ("http", "https"):
         raise UsageError(f"{bare}: a web server does not list files; pass the URL of each file")
     with remote_faults(bare):
         system, path = open_system(bare)
         names = system.glob(path) if not bare.endswith("/") else system.find(path)
-    urls = [system.unstrip_protocol(name) for name in names if is_data(PurePosixPath(name))]
+    urls = [system.unstrip_protocol(name) for name in names if is_data_file(PurePosixPath(name))]
     if not urls:
         raise UsageError(f"{bare}: no data file there; use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet")
-    return [describe(name, column) for name in sorted(urls)]
+    return [describe(name, column or None) for name in sorted(urls)]
 
 
 def describe(url: str, column: str | None) -> RemoteFile:
@@ -474,7 +468,7 @@ def find_hub_files(url: str) -> list[RemoteFile]:
         EnvironmentFault: if the hub cannot be reached, or huggingface_hub is missing.
     """
     if _OWN_FORM.match(url):
-        return find_files(url, is_data_file)
+        return find_files(url)
     requested = HubSplit.parse(url)
     info = _request(requested, requested.revision)
     files = _listed(requested, info)

@@ -8,6 +8,7 @@ About 180 MB of JSON lines per second on one core.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class Reader:
         if format_ == "stdin":
             first = next(blocks, b"")
             format_ = "jsonl" if first.lstrip().startswith(b"{") else "txt"
-            blocks = _put_back(first, blocks)
+            blocks = itertools.chain([first], blocks)
         lines = Lines(blocks, limit=self._limit)
         match format_:
             case "jsonl":
@@ -169,9 +170,3 @@ def _only(stamps: list[FileStamp]) -> FileStamp:
     if len(stamps) > 1:
         raise UsageError(f"{stamps[0].path} and {len(stamps) - 1} more: several files, expected one")
     return stamps[0]
-
-
-def _put_back(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from rest

@@ -35,6 +35,7 @@ from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, l
 from cramlm.reporting.record import Json, RunRecord
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.selection import read_selection
+from cramlm.storage.arrays import evenly
 from cramlm.text.words import count_words
 
 _BEFORE_PHASES = (  # stages in the order of the pipeline
@@ -485,7 +486,7 @@ def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[Passage
     if not run.passages:
         return
     queries = run.task.queries if run.task is not None else ()
-    for row in np.unique(np.linspace(0, len(run.passages) - 1, _PASSAGES).round().astype(int)).tolist():
+    for row in evenly(len(run.passages), _PASSAGES).tolist():
         passage = run.passages[row]
         number = int(passage["query"])
         query = queries[number] if 0 <= number < len(queries) else None

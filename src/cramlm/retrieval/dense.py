@@ -11,7 +11,7 @@ depend on. The search is exact. It holds the best `top_k` of `_QUERIES` texts an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -24,7 +24,7 @@ from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.phrases import query_texts
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, search_deeper
+from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
 from cramlm.storage.arrays import ArrayFile
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
@@ -108,11 +108,7 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
             emit(Event("progress", STAGE, "encoding", done=part.first + stop, total=len(corpus), unit="passages"))
         (file or ArrayFile(folder / "vectors.npy", np.float32, row=(0,))).close()
 
-    def forward(event: Event) -> None:
-        if event.kind != "up_to_date":  # there may be many parts
-            emit(replace(event, stage=STAGE))
-
-    path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=forward).path
+    path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=of_parts(emit)).path
     try:
         vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
     except (ValueError, OSError) as error:

@@ -23,7 +23,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,7 +34,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, IntArray, silent
-from cramlm.retrieval.ranking import STAGE, Proposal, one_each
+from cramlm.retrieval.ranking import STAGE, Proposal, of_parts, one_each
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
@@ -117,7 +117,7 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
         save_array(folder / "offsets.npy", offsets)
         save_array(folder / "counts.npy", counts)
 
-    path = shared_stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=_without_up_to_date(emit)).path
+    path = shared_stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=of_parts(emit)).path
     try:
         offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
         found = np.memmap(path / "buckets.bin", dtype="<u2", mode="r") if offsets[-1] else np.zeros(0, np.uint16)
@@ -126,11 +126,6 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
         raise_if_refused(error, path)
         raise ArtifactError(f"{path}: damaged n-grams ({error}); delete the folder and run again") from error
     return Ngrams(found, offsets), counts
-
-
-def _without_up_to_date(emit: Emit) -> Emit:
-    """Forward all events but "up_to_date": there may be many parts."""
-    return lambda event: None if event.kind == "up_to_date" else emit(replace(event, stage=STAGE))
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:

@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-import numpy as np
-
 from cramlm.config.retriever import QueriesOf
 from cramlm.data.corpus import Corpus
+from cramlm.storage.arrays import evenly
 from cramlm.text.ngrams import Token, cut_into_tokens
 
 STOP_SHARE_OF_CORPUS: Final = 0.1
@@ -43,8 +42,7 @@ def query_texts(texts: Sequence[str], corpus: Corpus, *, source: QueriesOf, max_
 
 def stop_words(corpus: Corpus, texts: Sequence[str]) -> frozenset[str]:
     """Return the words that are frequent in the corpus or the training texts, lower-cased."""
-    positions = np.unique(np.linspace(0, len(corpus) - 1, min(_SAMPLE, len(corpus))).round().astype(np.int64)).tolist()
-    common = _common((corpus.text(position) for position in positions), STOP_SHARE_OF_CORPUS)
+    common = _common((corpus.text(position) for position in evenly(len(corpus), _SAMPLE).tolist()), STOP_SHARE_OF_CORPUS)
     return frozenset(common | _common(texts, STOP_SHARE_OF_TASK))
 
 

@@ -15,7 +15,7 @@ Newsgroups) and 3.66 (Yoruba news) characters a token, so an estimate is off by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -110,6 +110,11 @@ class Retriever(Protocol):
             DataError: too many queries failed. ArtifactError: the index or stored vectors are damaged or belong to another corpus.
         """
         ...
+
+
+def of_parts(emit: Emit) -> Emit:
+    """Return an `emit` for stages of parts of a corpus: for events of the selection, without "up_to_date", since there may be many."""
+    return lambda event: None if event.kind == "up_to_date" else emit(replace(event, stage=STAGE))
 
 
 def one_each(position: IntArray, score: FloatArray | None = None) -> Ranking:

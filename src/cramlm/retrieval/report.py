@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from cramlm.data.corpus import Corpus
 from cramlm.records import IntArray
-from cramlm.storage.arrays import offsets_of
+from cramlm.storage.arrays import evenly, offsets_of
 from cramlm.text.ngrams import BUCKETS, count, divergence, hash_texts, hash_utf8
 from cramlm.text.words import WordHashes, hash_block, segment_utf8
 
@@ -37,10 +37,10 @@ _SAMPLE_BATCH: Final = 512
 
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
     """Return JSON data for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
-    chosen = corpus.gather(selected[_evenly(len(selected), MOST_PASSAGES)])
+    chosen = corpus.gather(selected[evenly(len(selected), MOST_PASSAGES)])
     ngrams = hash_utf8(_cut(*chosen))
     sample, sample_counts = _sample(corpus, len(ngrams.buckets))
-    target = _count_ngrams([task_texts[number] for number in _evenly(len(task_texts), MOST_TEXTS).tolist()])
+    target = _count_ngrams([task_texts[number] for number in evenly(len(task_texts), MOST_TEXTS).tolist()])
     random, own = divergence(target, sample_counts), divergence(target, count(ngrams))
     likeness = {"kl_random": round(random, 4), "kl_selection": round(own, 4), "kl_reduction": round(random - own, 4)}
     sizes = {"buckets": BUCKETS, "passages": len(chosen[1]) - 1, "random_passages": len(sample[1]) - 1}
@@ -109,11 +109,6 @@ def over_represented(own: WordCounts, other: WordCounts) -> list[dict[str, Any]]
         }
         for _, minus_z, word, index in sorted(rows)[:_SHOWN_WORDS]
     ]
-
-
-def _evenly(size: int, most: int) -> IntArray:
-    """Return at most `most` of the indices 0 to size - 1, evenly spaced, including the first and the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def _count_ngrams(texts: Sequence[str]) -> IntArray:

@@ -23,7 +23,7 @@ MEASURES: Final = ("nDCG@10", "R@100", "RR")
 _BEIR_HEADER: Final = ["query-id", "corpus-id", "score"]
 
 
-def run_lines(hits: Hits, query_ids: Sequence[str], *, tag: str = TAG) -> Iterator[str]:
+def run_lines(hits: Hits, query_ids: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a TREC run. Scores have the nine digits that distinguish all float32.
 
     Raises:
@@ -35,7 +35,7 @@ def run_lines(hits: Hits, query_ids: Sequence[str], *, tag: str = TAG) -> Iterat
             if not name or name.split() != [name]:
                 raise DataError(f"id {brief(name)}: a TREC run cannot hold ids with white space; rename it, or use --json")
         for rank, (document, score) in enumerate(zip(ids, scores.tolist(), strict=True), 1):
-            yield f"{query} Q0 {document} {rank} {score:.9g} {tag}\n"
+            yield f"{query} Q0 {document} {rank} {score:.9g} {TAG}\n"
 
 
 def read_qrels(path: str | Path) -> Qrels:

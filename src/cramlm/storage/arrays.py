@@ -32,6 +32,11 @@ def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     return np.frombuffer(b"".join(texts), np.uint8), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))
 
 
+def evenly(size: int, most: int) -> IntArray:
+    """Return at most `most` of the indices 0 to size - 1, evenly spaced, including the first and the last; ascending."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
 def spread(starts: IntArray, sizes: IntArray) -> IntArray:
     """Return the indices of all elements of the spans starts[i]..starts[i] + sizes[i], one span after the other, int64."""
     offsets = offsets_of(sizes)

@@ -289,11 +289,9 @@ def _shared(name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Pa
     return write if pool is None or kind not in pool.kinds else pool.obtain(name, kind=kind, key=key, write=write, emit=emit)
 
 
-def shared_stage(
-    target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit, name: str | None = None
-) -> Artifact:
+def shared_stage(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Artifact:
     """As `stage`, for a folder that runs share: wait while another process builds it (`wait_while_locked`)."""
-    return wait_while_locked(lambda: stage(target, kind=kind, key=key, write=write, emit=emit, name=name), stage=name or kind, emit=emit)
+    return wait_while_locked(lambda: stage(target, kind=kind, key=key, write=write, emit=emit), stage=kind, emit=emit)
 
 
 @dataclass(slots=True)

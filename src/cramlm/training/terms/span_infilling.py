@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cramlm.config.terms import MaskingConfig, SpanInfilling
 from cramlm.records import Batch, BoolArray
+from cramlm.storage.arrays import evenly
 from cramlm.training.masking import FlatTokens, SpecialIds, choose
 from cramlm.training.sequences import TokenPool, lay_out
 from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements, token_values_of
@@ -40,7 +41,7 @@ class Spans(VocabularyTerm):
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
         """With the spans after the text, estimated from a sample of the pool."""
-        sample = np.unique(np.linspace(0, len(pool) - 1, _SAMPLE).round().astype(np.int64)).tolist()
+        sample = evenly(len(pool), _SAMPLE).tolist()
         begins = [each for number in sample if (each := token_values_of(self.phase, pool, number)) is not None]
         sequences = [pool.sequence(number) for number in sample]
         rate, everywhere = self.phase.masking.rate_at(0, None), np.ones(len(sample), dtype=np.bool_)
