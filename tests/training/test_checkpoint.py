@@ -63,8 +63,6 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
     assert checkpoint.progress.step == 10
     assert [event.kind for event in events] == ["warning"]
     assert "step-00000020" in events[0].message
-    with pytest.raises(ArtifactError, match="step-00000020"):
-        load_newest(tmp_path, fingerprint=FINGERPRINT, emit=silent, stage="phase", strict=True)
 
 
 def test_a_checkpoint_of_other_settings_is_refused_with_the_fields_that_differ(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from training_fixtures import (
 )
 
 from cramlm.config.run import PhaseConfig
-from cramlm.errors import ArtifactError, DivergedError, EnvironmentFault, Stopped
+from cramlm.errors import DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event
 from cramlm.training.checkpoints import load_newest, save_checkpoint
@@ -129,8 +129,6 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Pa
         run_phase(make_model(), PHASE, tmp_path / "damaged", stop=stop_after(9))
     newest = tmp_path / "damaged" / "step-00000009" / "weights.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match="step-00000009"):
-        run_phase(make_model(), PHASE, tmp_path / "damaged", strict=True)
     events: list[Event] = []
     resumed = make_model(seed=5)
     run_phase(resumed, PHASE, tmp_path / "damaged", emit=events.append)

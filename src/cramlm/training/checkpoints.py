@@ -98,12 +98,12 @@ def save_checkpoint(
     return path
 
 
-def load_newest(work: Path, *, fingerprint: Mapping[str, Any], emit: Emit, stage: str, strict: bool = False) -> Checkpoint | None:
+def load_newest(work: Path, *, fingerprint: Mapping[str, Any], emit: Emit, stage: str) -> Checkpoint | None:
     """Read the newest undamaged checkpoint, or return None if there is none. A damaged one is named in a warning and skipped. Removes
     temporary folders of killed writers.
 
     Raises:
-        ArtifactError: if that checkpoint has another fingerprint (names the fields); with `strict`, if one is damaged.
+        ArtifactError: if that checkpoint has another fingerprint (names the fields).
     """
     with environment_faults(work):
         for leftover in work.glob(".step-*.tmp-*"):
@@ -114,8 +114,6 @@ def load_newest(work: Path, *, fingerprint: Mapping[str, Any], emit: Emit, stage
             verify(path)
             artifact = open_artifact(path, kind=KIND)
         except ArtifactError as error:
-            if strict:
-                raise
             emit(Event("warning", stage, f"checkpoint {path.name} is damaged and skipped ({error})", data={"checkpoint": str(path)}))
             continue
         if reasons := explain_difference(artifact.key, _plain(fingerprint)):

@@ -76,7 +76,6 @@ class TrainingJob:
     fingerprint: everything that the bits depend on; a checkpoint with another fingerprint is an error.
     dev: None = no evaluation. A phase that learns no labels is never evaluated.
     stop: called at every step boundary; returns the exit code of a signal that was received, else None.
-    strict: a damaged checkpoint is an error instead of a warning.
     ranks: the processes that train together. Each passes its own job; the weights, `work` and `dev` of rank 0 are used.
     """
 
@@ -87,7 +86,6 @@ class TrainingJob:
     dev: DevEvaluation | None = None
     emit: Emit = silent
     stop: Stop = never
-    strict: bool = False
     ranks: Ranks = ALONE
 
     @property
@@ -162,7 +160,7 @@ class _PhaseRun:
 
         def load() -> dict[str, Any] | None:
             nonlocal checkpoint
-            checkpoint = load_newest(job.work, fingerprint=job.fingerprint, emit=job.emit, stage=job.stage, strict=job.strict)
+            checkpoint = load_newest(job.work, fingerprint=job.fingerprint, emit=job.emit, stage=job.stage)
             return None if checkpoint is None else asdict(checkpoint.progress)
 
         progress = ranks.on_leader(load)

@@ -55,8 +55,7 @@ def evaluate_encoder(
 
         linear_outputs = outputs_of_linear_models(run.task, linear_models)
         outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
-        own = score_outputs(run.task, outputs[ENCODER], target)
-        models = {run.config.name: own}
+        models = {run.config.name: score_outputs(run.task, outputs[ENCODER], target)}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
         if linear_models and run.task.kind == "classification":
@@ -68,23 +67,7 @@ def evaluate_encoder(
             write_json(target / COMBINATION_FILE, fit.combination.as_dict())
         models |= score_linear_models(run.task, linear_models, linear_outputs, target)
         save_confidence(run.task, outputs, target)
-        verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
-        training = {report["name"]: report for report in trained.reports}
-        flops = {count: sum(report[f"{count}_flops"] for report in trained.reports) for count in ("paper", "executed")}
-        result = {
-            "models": models,
-            "verdict": verdict.text,
-            "comparison": verdict.as_dict(),
-            "flops": flops,
-            "training": training,
-            "labels": list(run.task.labels),
-            "kind": run.task.kind,
-        }
-        write_json(target / "scores.json", result)
-        metric = main_metric(run.task.kind)
-        run.emit(
-            Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {format_metric(metric, own['dev'][metric])}; test scored once")
-        )
+        _conclude(run, target, models, candidates, trained.reports)
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
     return run.build(Stage("evaluation", 6, {**_settings(run.config), "precision": plan.precision}, inputs, write))
@@ -201,21 +184,33 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> A
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         save_confidence(run.task, outputs, target)
-        verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
-        models = {named[name]: entry for name, entry in scores.items()}
-        result = {
-            "models": models,
-            "verdict": verdict.text,
-            "comparison": verdict.as_dict(),
-            "labels": list(run.task.labels),
-            "kind": run.task.kind,
-        }
-        write_json(target / "scores.json", {**result, "flops": {"paper": 0.0, "executed": 0.0}, "training": {}})
-        metric = main_metric(run.task.kind)
-        own = format_metric(metric, scores[run.config.model]["dev"][metric])
-        run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {own}; test scored once"))
+        _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, ())
 
     return run.build(Stage("evaluation", 4, _settings(run.config), _inputs(run.task, linear_models), write))
+
+
+def _conclude(
+    run: RunContext,
+    target: Path,
+    models: Mapping[str, Any],
+    candidates: Mapping[str, npt.NDArray[Any]],
+    phases: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write scores.json with the verdict. models: scores by name. candidates: dev predictions by name. phases: reports of the phases."""
+    verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
+    result = {
+        "models": models,
+        "verdict": verdict.text,
+        "comparison": verdict.as_dict(),
+        "flops": {count: sum((report[f"{count}_flops"] for report in phases), 0.0) for count in ("paper", "executed")},
+        "training": {report["name"]: report for report in phases},
+        "labels": list(run.task.labels),
+        "kind": run.task.kind,
+    }
+    write_json(target / "scores.json", result)
+    metric = main_metric(run.task.kind)
+    score = format_metric(metric, models[run.config.name]["dev"][metric])
+    run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {score}; test scored once"))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
