@@ -155,6 +155,7 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         (with_corpus(**UNION | {"retrievers": [UNION, UNION]}), "retrievers"),
         (with_corpus(**UNION | {"retrievers": [{"kind": "bm25", "near_duplicates": 0.8}, {"kind": "random"}]}), "on the union"),
         (with_corpus(**UNION | {"retrievers": [{"kind": "bm25", "rank_decay": 1}, {"kind": "random"}]}), "on the union"),
+        ({"name": "combined"}, "'combined' is reserved"),
         ({"encoder": {"hidden": 100, "heads": 3}}, "multiple of heads"),
         ({"encoder": {"shape": "bert"}}, "head.pooling"),
     ],
@@ -195,6 +196,11 @@ def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(override: 
     assert str(caught.value).startswith("config: ")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_hits_of_a_server_are_a_corpus_for_the_teacher() -> None:
+    server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
+    assert load_config(minimal(**TAUGHT, teacher={"models": ["static"]}, retriever=server)).teaching == ("static",)
 
 
 def test_the_first_of_several_errors_is_shown_and_the_others_are_counted() -> None:

@@ -29,6 +29,8 @@ LINEAR_NAMES: Final[tuple[LinearName, ...]] = get_args(LinearName)
 """The linear models of a run, cheapest first: logistic regression on TF-IDF; naive Bayes on labelled and retrieved texts; logistic
 regression on TF-IDF and text vectors.
 """
+COMBINED: Final = "combined"
+"""The name of the combination among the models of a run (evaluation/combination.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
 from cramlm.config.terms import Classify, Term
 from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
-from cramlm.records import LINEAR_NAMES, LinearName, TaskKind
+from cramlm.records import COMBINED, LINEAR_NAMES, LinearName, TaskKind
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 Duplicates: TypeAlias = Literal["exact", "words", "none"]
@@ -276,6 +276,10 @@ class RunConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check_model(self) -> RunConfig:
+        if self.name == COMBINED:
+            raise ValueError(
+                f"name: {self.name!r} is reserved for the combination of a run's models in tables of scores; choose another name"
+            )
         if self.name in LINEAR_NAMES and self.name != self.model:
             raise ValueError(f"name: {self.name!r} is reserved for a linear model in tables of scores; choose another name")
         if self.model == "encoder" and not self.phases:
@@ -331,7 +335,7 @@ class RunConfig(FrozenModel):
                 f"encoder.shape {self.encoder.shape!r} supports [CLS] pooling only, as its native class; set head.pooling = 'cls' or "
                 "encoder.shape = 'modernbert'"
             )
-        if self.teaching and self.corpus is None and "tfidf" not in self.teaching:
+        if self.teaching and self.retriever is None and "tfidf" not in self.teaching:
             raise ValueError(
                 f"teacher.models: there is no corpus, which {' and '.join(self.teaching)} would learn from; pass --corpus, or add tfidf"
             )

@@ -19,8 +19,6 @@ from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import Adjustment, choose_adjustment
 from cramlm.records import FloatArray, Task
 
-COMBINED: Final = "combined"
-"""The name of the combination among the models of a run."""
 ENCODER: Final = "encoder"
 """The name of the run's encoder in a combination; linear models have their own names."""
 COMBINATION_FILE: Final = "combination.json"

@@ -20,11 +20,10 @@ from typing import Any, Final
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
 from cramlm.errors import counted
-from cramlm.evaluation.combination import COMBINED
 from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.experiments.grid import ALL, Cell
 from cramlm.pipeline.run_folder import USAGE
-from cramlm.records import LINEAR_NAMES
+from cramlm.records import COMBINED, LINEAR_NAMES
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor
 from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import BoolArray, FloatArray, TaskKind
+from cramlm.records import COMBINED, BoolArray, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import environment_faults
 

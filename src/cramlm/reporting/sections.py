@@ -27,10 +27,10 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.decontamination import TaskCheck, check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
-from cramlm.evaluation.combination import COMBINED, ENCODER
+from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import FEWEST_TEXTS, Confidence, CoverageCurve
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
-from cramlm.records import Example, Task
+from cramlm.records import COMBINED, Example, Task
 from cramlm.reporting.charts import Estimate, Line, histogram, interval_chart, line_chart, reliability_chart
 from cramlm.reporting.record import Json, RunRecord
 from cramlm.retrieval.bm25.index import Bm25Index, build_index

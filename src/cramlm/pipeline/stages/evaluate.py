@@ -16,7 +16,7 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.combination import COMBINATION_FILE, COMBINED, ENCODER, Combination, CombinationFit, combine_on_dev
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, combine_on_dev
 from cramlm.evaluation.comparison import compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.evaluate import example_logits, outputs_of
@@ -31,7 +31,7 @@ from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
 from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_pretrained
-from cramlm.records import Event, Example, FloatArray, IntArray, Task
+from cramlm.records import COMBINED, Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact, hash_json
 
