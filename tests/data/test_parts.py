@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,15 +179,6 @@ def test_small_files_share_a_part_a_large_one_has_its_own_and_one_more_file_chan
     assert 5 <= len(parts) <= 21  # 5 kB in parts of about 500 bytes
     changed = [len(set(grouped({**sizes, f"{number:04}-new.jsonl": 12}, 1000)) - set(parts)) for number in range(0, 400, 10)]
     assert sum(changed) / len(changed) < 2.5
-
-
-def test_another_version_of_unicode_reads_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = written(tmp_path, a=invented("a", 3))
-    corpus = build(settings, tmp_path / "store")
-    monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
-    other = build(settings, tmp_path / "store")
-    assert other.path != corpus.path
-    assert {part.path for part in other.parts}.isdisjoint(part.path for part in corpus.parts)
 
 
 def test_a_file_that_is_added_is_read_alone(tmp_path: Path) -> None:

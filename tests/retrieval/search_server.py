@@ -1,5 +1,5 @@
 """A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that answers the requests which the retriever sends, with
-scores by the formula of BM25 over whitespace-separated, lower-cased terms, and fails on request.
+scores by the formula of BM25, and fails on request.
 
 It keeps the shapes of the real answers (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
 """
@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from retrieval_fixtures import reference_search, terms_of
 
 from cramlm.config.retriever import ElasticsearchConfig
 from stand_in import listening
@@ -63,9 +64,9 @@ class SearchServer:
         return [value if isinstance(value, str) else " ".join(value) for value in values]
 
     def _terms(self, item: Any) -> dict[str, Any]:
-        texts = [set(text.lower().split()) for text in self.texts()]
+        texts = [set(terms_of(text)) for text in self.texts()]
         terms = {}
-        for term, count in Counter(item["doc"][self.text_field].lower().split()).items():
+        for term, count in Counter(terms_of(item["doc"][self.text_field])).items():
             frequency = sum(term in text for text in texts)
             terms[term] = {"term_freq": count} | ({"doc_freq": frequency, "ttf": frequency} if frequency else {})
         vectors = {self.text_field: {"terms": terms}} if terms else {}
@@ -76,25 +77,13 @@ class SearchServer:
         if len(clauses) > self.max_clauses:
             reason = f"maxClauseCount is set to {self.max_clauses}"
             return {"error": {"type": "search_phase_execution_exception", "reason": reason, "root_cause": []}, "status": 400}
-        weights = {clause["term"][self.text_field]["value"]: clause["term"][self.text_field]["boost"] for clause in clauses}
+        terms = [clause["term"][self.text_field] for clause in clauses]
+        query = " ".join(term["value"] for term in terms for _ in range(term["boost"]))
         names = list(self.documents)
-        hits = [{"_index": self.index, "_id": names[place], "_score": score} for score, place in self._best(weights)[: item["size"]]]
+        found = reference_search(self.texts(), query, item["size"])
+        hits = [{"_index": self.index, "_id": names[position], "_score": score} for position, score in found]
         shards = {"total": 2, "successful": 2, "skipped": 0, "failed": 0}
         return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}, "status": 200}
-
-    def _best(self, weights: Mapping[str, int]) -> list[tuple[float, int]]:
-        documents = [Counter(text.lower().split()) for text in self.texts()]
-        average = sum(document.total() for document in documents) / len(documents)
-        scored = []
-        for place, document in enumerate(documents):
-            norm, score = 1.2 * (0.25 + 0.75 * document.total() / average), 0.0
-            for term in weights.keys() & document.keys():
-                frequency = sum(term in other for other in documents)
-                idf = math.log1p((len(documents) - frequency + 0.5) / (frequency + 0.5))
-                score += weights[term] * idf * document[term] / (document[term] + norm)
-            if score:
-                scored.append((score, place))
-        return sorted(scored, key=lambda hit: (-hit[0], hit[1]))
 
     def _get(self, item: Any) -> dict[str, Any]:
         source = self.documents.get(item["_id"])

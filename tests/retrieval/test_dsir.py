@@ -133,13 +133,6 @@ def test_the_corpus_is_hashed_once_and_neither_threads_nor_tasks_change_its_ngra
     assert verify(tmp_path / "one") == verify(tmp_path / "two") == len(corpus.parts)
 
 
-def test_another_version_of_unicode_hashes_the_corpus_again(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("14.0.0", "99.0.0", "99.0.0"):
-        monkeypatch.setattr(unicodedata, "unidata_version", version)
-        propose(corpus, DsirConfig(max_documents=3), tmp_path)
-    assert len(list((tmp_path / "ngrams").glob("*/manifest.json"))) == 2
-
-
 def test_training_texts_without_a_character_are_an_error(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 n-grams in the training texts"):
         DsirRetriever(DsirConfig(), tmp_path, 1, 1).propose(corpus, ["", " \n"], emit=silent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -240,24 +241,21 @@ def test_bad_queries_are_refused_with_file_and_line(folder: Path, tmp_path: Path
     assert message in error_line(command("search", folder / "index", "--queries", write_lines(tmp_path / name, *rows), *options), 3)
 
 
-BAD_QRELS = {
-    "q1 0 ship": "2: 3 columns, expected 4: QUERY 0 DOCUMENT GRADE",
-    "q1 0 ship high": "2: the grade 'high' is not a whole number",
-    "q1 0 hill 0": "2: query 'q1' judges document 'hill' twice",
-}
-
-
-@pytest.mark.parametrize("line", BAD_QRELS)
-def test_a_damaged_judgement_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
-    path = write_lines(tmp_path / "qrels.txt", "q1 0 hill 1", line)
-    with pytest.raises(DataError) as caught:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"q1 0 hill 1\nq1 0 ship\n", ":2: 3 columns, expected 4: QUERY 0 DOCUMENT GRADE"),
+        (b"q1 0 hill 1\nq1 0 ship high\n", ":2: the grade 'high' is not a whole number"),
+        (b"q1 0 hill 1\nq1 0 hill 0\n", ":2: query 'q1' judges document 'hill' twice"),
+        (b"q1 0 caf\xe9 1\n", ":1: not UTF-8"),
+        (b"\n", ": no judgements"),
+    ],
+)
+def test_damaged_judgements_are_refused_with_their_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "qrels.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(f"{path}{message}")):
         read_qrels(path)
-    assert str(caught.value).startswith(f"{path}:{BAD_QRELS[line]}")
-    with pytest.raises(DataError, match="no judgements"):
-        read_qrels(write_lines(tmp_path / "empty.txt", ""))
-    (tmp_path / "latin.txt").write_bytes(b"q1 0 caf\xe9 1\n")
-    with pytest.raises(DataError, match=r"latin.txt:1: not UTF-8"):
-        read_qrels(tmp_path / "latin.txt")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from retrieval_fixtures import invented_texts, reference_union, results
 from selection_fixtures import World, make_task, report_of, select, selected, write_corpus
 
-from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
+from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import DataError, UsageError
@@ -74,16 +74,17 @@ def test_the_folder_holds_texts_in_order_and_a_report_whose_sums_agree(world: Wo
     assert verify(out) == 1
 
 
-def test_another_version_of_unicode_selects_again(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kinds() -> list[str]:
-        events: list[Event] = []
-        select(world, make_task(QUERIES), tmp_path, RandomConfig(max_documents=3), emit=events.append)
-        return [event.kind for event in events]
-
-    kinds()
-    assert kinds() == ["up_to_date"]
-    monkeypatch.setattr(unicodedata, "unidata_version", "99.0.0")
-    assert "stale" in kinds()
+def test_another_version_of_unicode_reads_hashes_and_selects_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CorpusConfig(files=(str(write_jsonl(tmp_path / "corpus.jsonl", ({"text": text} for text in QUERIES))),))
+    events: list[Event] = []
+    for version in ("14.0.0", "99.0.0", "99.0.0"):
+        monkeypatch.setattr(unicodedata, "unidata_version", version)
+        corpus = build_corpus(config, tmp_path / "store")
+        select((corpus, None), make_task(QUERIES), tmp_path / "out", DsirConfig(max_documents=3), emit=events.append)
+    for kind in ("parts", "corpora", "ngrams"):
+        assert len(list((tmp_path / "store" / kind).glob("*/manifest.json"))) == 2, kind
+    repeated = [event.message for event in events if event.kind in ("stale", "up_to_date")]
+    assert repeated == ["runs again: unicode 14.0.0 -> 99.0.0", "up to date"]
 
 
 def test_a_report_lists_the_sources_of_most_passages_and_counts_the_others(tmp_path: Path) -> None:

@@ -139,6 +139,19 @@ def test_a_disk_error_at_every_sync_is_an_environment_fault_and_nothing_is_half(
     assert contents(target) == {"content 2"}
 
 
+def test_a_file_size_limit_is_an_environment_fault(tmp_path: Path) -> None:
+    publish_version(tmp_path / "thing", OLD)
+
+    def work() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        publish(tmp_path / "thing", kind="thing", key=NEW, write=writer("x" * 5000))
+
+    assert in_child(work) == 4
+    assert contents(tmp_path / "thing") == {"content 1"}
+
+
 def test_the_name_is_never_absent_while_folders_are_exchanged(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     publish_version(target, OLD)
