@@ -74,6 +74,7 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
     found = {finding.rule: finding for finding in check_corpus(train, [test], corpus)}
     assert set(found) == {"in-corpus", "foreign-corpus"}
     assert found["in-corpus"].location.endswith("test.jsonl:2")
+    assert " shares 13 words with this text (" in found["in-corpus"].message
     (tmp_path / "russian.jsonl").write_text(json.dumps({"text": texts[0] * 9}) + "\n", "utf-8")
     russian = build_corpus(CorpusConfig(files=(str(tmp_path / "russian.jsonl"),)), tmp_path / "store", workers=1)
     assert {finding.rule: finding.severity for finding in check_corpus(train, [test], russian)} == {

@@ -221,12 +221,14 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
 
 def show_selection(report: Mapping[str, Any]) -> None:
     """Print a selection's report.json: sources, counts of queries and passages, and how its words differ from the corpus."""
+    from cramlm.retrieval.ranking import count_reasons
+
     documents, likeness = report["documents"], report["task_likeness"]
     total, tokens = documents["selected"], report["tokens"]["estimated"]
     header = ("source", "passages", "words", "share", "in the corpus", "ratio")
     title = f"{counted(total, 'passage')}, {report['words']:,} words, about {tokens / 1e6:.2f}M tokens"
     show_table(title, header, _source_rows(report, total))
-    lines = [["passages", _counts(documents)], ["dropped", _counts(report["dropped"]) or "none"]]
+    lines = [["passages", _counts(documents)], ["dropped", count_reasons(report["dropped"]) or "none"]]
     others = report["other_sources"]
     if others["sources"]:
         lines.insert(0, ["other sources", f"{others['sources']:,} with {others['passages']:,} passages"])

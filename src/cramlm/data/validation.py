@@ -139,7 +139,8 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
     texts = ((position, corpus.data(position)) for position in range(len(corpus)))
     for overlap in prepared.find(texts):
         document = corpus.document(overlap.position)
-        message = f"passage {document.id} {overlap.reason} ({brief(overlap.match, 60)}); retrieval drops it"
+        what = "shares 13 words with this text" if overlap.reason == "shares 13 words" else "contains this text"
+        message = f"passage {document.id} {what} ({brief(overlap.match, 60)}); retrieval drops it"
         yield Finding(overlap.split_example_id, "notice", "in-corpus", message)
     corpus.release()
     sample = [corpus.text(int(position)) for position in np.unique(np.linspace(0, len(corpus) - 1, SAMPLE).astype(np.int64))]

@@ -174,6 +174,18 @@ class Dropped:
     details: Mapping[str, str | int | float]
 
 
+_COUNTED: Final = {
+    "shares 13 words": "sharing 13 words with a dev or test text",
+    "contains the whole text": "containing a whole dev or test text",
+    "near-duplicate": "nearly equal to another passage",
+}
+
+
+def count_reasons(dropped: Mapping[str, int]) -> str:
+    """Return the numbers of dropped documents by reason, as users read them; empty if there are none."""
+    return ", ".join(f"{number:,} {_COUNTED.get(reason, reason)}" for reason, number in dropped.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Filtered:
     """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents."""

@@ -31,7 +31,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
-from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, filter_ranking
+from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, count_reasons, filter_ranking
 from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
@@ -320,11 +320,10 @@ class _Writer:
 
     def _emit_summary(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
-        reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
         selected, answered = counted(documents["selected"], "passage"), counted(queries["answered"], "query", "queries")
         summary = (
             f"{selected}, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
-            f"{documents['dropped']} dropped ({reasons or 'no overlap with dev or test'})"
+            f"{documents['dropped']:,} dropped ({count_reasons(report['dropped']) or 'no overlap with dev or test'})"
         )
         if queries["texts"]:
             summary += f"; {answered} answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
