@@ -259,13 +259,15 @@ def test_the_report_omits_stages_of_other_settings(copied: Path) -> None:
     assert not facts.stale
 
 
-def test_a_folder_with_other_files_is_refused_and_left_as_it_was(place: Path) -> None:
+def test_a_folder_with_other_files_is_refused_before_the_task_is_read_and_left_as_it_was(place: Path) -> None:
+    events: list[Event] = []
     before = {path: hash_file(path) for path in Path("sea").rglob("*") if path.is_file()}
     for overwrite in (False, True):
         with pytest.raises(
             UsageError, match=r"^sea: holds other files \(.+ and \d more\) and no run of cramlm; pass a new or empty folder"
         ):
-            run(config_of(), out="sea", store="store", overwrite=overwrite)
+            run(config_of(), out="sea", store="store", overwrite=overwrite, emit=events.append)
+    assert not events
     assert {path: hash_file(path) for path in Path("sea").rglob("*") if path.is_file()} == before
 
 

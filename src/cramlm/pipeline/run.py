@@ -95,9 +95,10 @@ def run(
     config, pretrained = start_from(config)
     if config.model == "encoder":
         resolve_device(config.device)  # refuses a device that is not there before anything is written
+    if out is not None:
+        refuse_other_folder(Path(out))
     task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
-    refuse_other_folder(folder)
     with lock(folder / "run"), _restored_threads():
         if not overwrite:
             refuse_other_task(folder, config, task)
