@@ -14,7 +14,7 @@ import typer
 from commands import cramlm, error_line, printed
 from cramlm.cli import options
 from cramlm.cli.app import PANELS, app
-from cramlm.cli.help import RENAMED_OPTIONS, replace_old_spellings, split_help
+from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, replace_old_spellings, split_help
 from cramlm.config.run import Duplicates, OnBadRow
 from cramlm.inference.combined import ModelPart
 from cramlm.pipeline.trackers import PACKAGES
@@ -22,28 +22,32 @@ from cramlm.recipes.recipe import PRESETS
 from cramlm.records import TaskKind
 
 GROUP: Any = typer.main.get_command(app)
-COMMANDS = sorted(GROUP.commands)
+COMMANDS = [*sorted(GROUP.commands), "recipes show"]
 SCREEN = 50  # lines, at 80 characters
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_fits_on_a_screen_and_its_examples_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    printed = cramlm(name, "--help").stdout
+    command = GROUP
+    for word in name.split():
+        command = command.commands[word]
+    printed = cramlm(*name.split(), "--help").stdout
     assert len(printed.splitlines()) <= SCREEN
-    description, examples = split_help(GROUP.commands[name].help)
+    assert max(map(len, printed.splitlines())) <= MAX_WIDTH, "the examples, which are not wrapped"
+    description, examples = split_help(command.help)
     sentence = description.partition("\n\n")[0]
     assert sentence.endswith(".")
     assert not sentence.endswith("..")
     assert examples
     assert all(example in printed for example in examples)
-    names = [option for parameter in GROUP.commands[name].params for option in parameter.opts if option.startswith("--")]
+    names = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
     assert names == [option.lower() for option in names], "some versions of typer take an upper-case metavar for the option's name"
     for example in examples:
         assert "curl" not in example or "-H 'Content-Type: application/json'" in example, "the server refuses any other type"
         if example.startswith("cramlm "):
-            _, command, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
-            GROUP.commands[command].make_context(command, arguments, resilient_parsing=command == "recipes").close()
+            _, named, *arguments = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
+            GROUP.commands[named].make_context(named, arguments, resilient_parsing=named == "recipes").close()
 
 
 @pytest.mark.parametrize(

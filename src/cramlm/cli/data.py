@@ -123,7 +123,8 @@ def sample_data(
 
     Examples:
         cramlm sample-data data/
-        cramlm fit --train data/train.csv --dev data/dev.csv --test data/test.csv --corpus data/corpus.jsonl --budget 1m
+        cd data
+        cramlm fit --train train.csv --dev dev.csv --test test.csv --corpus corpus.jsonl --budget 1m
     """
     from cramlm.data.sample import write_sample
 
@@ -217,7 +218,7 @@ def select(
 
     Examples:
         cramlm select --train train.csv --index index -o selection --top-k 50
-        cramlm select --queries texts.txt --index index -o selection --jsonl passages.jsonl --select-tokens 50M
+        cramlm select --queries texts.txt --index index -o selection --jsonl out.jsonl --select-tokens 50M
     """
     from cramlm.cli.console import console_events, show_selection
     from cramlm.config.run import TaskConfig

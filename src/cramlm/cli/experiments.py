@@ -78,8 +78,8 @@ def compare(
     Writes scores, paired tests, costs and a plot. Run it again to continue.
 
     Examples:
-        cramlm compare --recipes tlm,labels-only,static --train train.csv --test test.csv --corpus raw --budget 10m
-        cramlm compare --recipes tlm,tlm-plain --train train.csv --corpus raw --seed 7 --seed 11 --labels 100,all
+        cramlm compare --recipes tlm,labels-only,static --train train.csv --corpus raw --budget 10m
+        cramlm compare --recipes tlm,static --train train.csv --corpus raw --seed 7 --seed 11 --labels 100
     """
     from cramlm.experiments.grid import arms_of, default_folder
 
