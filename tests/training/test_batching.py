@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 
 from cramlm.errors import DataError
 from cramlm.records import Batch
-from cramlm.training.batching import Batches, Stream, derived_key, generator, torch_seed
+from cramlm.training.batching import Batches, Stream, derived_key, torch_seed
 from cramlm.training.sequences import TokenPool, pack
 
 
@@ -84,10 +86,8 @@ def test_a_batch_depends_on_seed_phase_and_step_and_not_on_earlier_calls(mixing:
 @pytest.mark.parametrize("mixing", ["blended", "interleaved"])
 def test_a_pool_is_sampled_evenly(mixing: str) -> None:
     batches = make_batches(make_phase(mixing=mixing, batch_unit="sequences", batch_size=9), task=40)
-    task_batches = [batch for batch in (batches.batch(step) for step in range(120)) if not batch.external.all()][:40]
-    seen = Counter(
-        sequence for batch in task_batches for sequence, external in zip(sequences_of(batch), batch.external, strict=True) if not external
-    )
+    task_batches = [batch for batch in map(batches.batch, range(120)) if not batch.external.all()][:40]
+    seen = Counter(text for batch in task_batches for text in itertools.compress(sequences_of(batch), ~batch.external))
     per_step = int((~task_batches[0].external).sum())
     pool = make_pool(40, labelled=True, seed=2)
     # 40 steps of k sequences are k whole epochs, though single steps straddle two.
@@ -96,26 +96,19 @@ def test_a_pool_is_sampled_evenly(mixing: str) -> None:
 
 def test_interleaved_cycles_have_exactly_the_ratio_in_whole_batches_external_first() -> None:
     batches = make_batches(make_phase(mixing="interleaved", external=3, task=2))
-    kinds = []
-    for step in range(15):
-        external = batches.batch(step).external
-        assert external.all() or not external.any()
-        kinds.append("E" if external.all() else "T")
-    assert "".join(kinds) == "EEETT" * 3
+    kinds = ["".join(sorted({"TE"[external] for external in batch.external.tolist()})) for batch in map(batches.batch, range(15))]
+    assert "".join(kinds) == "EEETT" * 3  # "ET" would be of both
     assert batches.tokens_per_step == pytest.approx(256, rel=0.05)
 
 
 @pytest.mark.parametrize(("external", "task"), [(1, 1), (4, 1), (1, 3)])
 def test_blended_batches_hold_both_origins_in_the_ratio_of_tokens(external: int, task: int) -> None:
     batches = make_batches(make_phase(external=external, task=task, batch_size=2000), external=500, task=500)
-    tokens = {True: 0, False: 0}
-    for step in range(20):
-        batch = batches.batch(step)
-        lengths = np.bincount(batch.sequence[batch.sequence >= 0])
-        for is_external in (True, False):
-            tokens[is_external] += int(lengths[batch.external == is_external].sum())
-    assert tokens[True] / tokens[False] == pytest.approx(external / task, rel=0.06)
-    assert sum(tokens.values()) / 20 == pytest.approx(2000, rel=0.03)
+    tokens = np.zeros(2)  # of task and of external text
+    for batch in map(batches.batch, range(20)):
+        tokens += np.bincount(batch.external[batch.sequence[batch.sequence >= 0]], minlength=2)
+    assert tokens[1] / tokens[0] == pytest.approx(external / task, rel=0.06)
+    assert tokens.sum() / 20 == pytest.approx(2000, rel=0.03)
     rare = make_batches(make_phase(external=999 * external, task=task))
     assert all((~rare.batch(step).external).sum() == 1 for step in range(5))
 
@@ -147,21 +140,14 @@ def test_a_phase_that_samples_from_an_empty_pool_names_it() -> None:
 
 
 def weighted(weights: list[float]) -> TokenPool:
-    pool = make_pool(len(weights), labelled=False)
-    return TokenPool(pool.ids, pool.offsets, pool.labels, np.array(weights, np.float32))
-
-
-def counts_in_epochs(pool: TokenPool, epochs: int, *, seed: int = 7) -> np.ndarray:
-    """How often each sequence is sampled, (epochs, n)."""
-    stream = Stream(pool, "external", seed=seed, phase_index=0)
-    return np.array([np.bincount(stream.indices(range(e * len(pool), (e + 1) * len(pool))), minlength=len(pool)) for e in range(epochs)])
+    return replace(make_pool(len(weights), labelled=False), weights=np.array(weights, np.float32))
 
 
 @given(st.lists(st.floats(0.0625, 9, width=32), min_size=1, max_size=30), st.integers(0, 5))
 def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(weights: list[float], seed: int) -> None:
     share = np.array(weights) * len(weights) / np.sum(weights)
-    (counts,) = counts_in_epochs(weighted(weights), 1, seed=seed)
-    assert counts.sum() == len(weights)
+    sampled = Stream(weighted(weights), "external", seed=seed, phase_index=0).indices(range(len(weights)))
+    counts = np.bincount(sampled, minlength=len(weights))
     assert (np.floor(share - 1e-4) <= counts).all()
     assert (counts <= np.ceil(share + 1e-4)).all()
 
@@ -169,16 +155,10 @@ def test_an_epoch_holds_a_sequence_as_often_as_its_weight_rounded_down_or_up(wei
 def test_keys_differ_by_every_argument_and_are_pinned() -> None:
     keys = {
         derived_key(seed, phase_index=phase, purpose=purpose, index=index)
-        for seed in (0, 1)
-        for phase in (0, 1)
-        for purpose in ("masks", "order of task")
-        for index in (0, 1)
+        for seed, phase, purpose, index in itertools.product((0, 1), (0, 1), ("masks", "order of task"), (0, 1))
     }
     assert len(keys) == 16
     # First 16 bytes, little-endian, of sha256("cramlm/13/0/masks/5") by coreutils' sha256sum.
-    assert derived_key(13, phase_index=0, purpose="masks", index=5) == int.from_bytes(
-        bytes.fromhex("11e06a3723202be0f1e24c40f89cc5bd"), "little"
-    )
+    pinned = int.from_bytes(bytes.fromhex("11e06a3723202be0f1e24c40f89cc5bd"), "little")
+    assert derived_key(13, phase_index=0, purpose="masks", index=5) == pinned
     assert 0 <= torch_seed(13, phase_index=0, purpose="dropout", index=5) < 2**63
-    first, second = (generator(13, phase_index=0, purpose="masks", index=5).random(4).tolist() for _ in range(2))
-    assert first == second

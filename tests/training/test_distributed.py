@@ -53,15 +53,11 @@ def at(boundary: int, accident: Accident) -> Callable[[Model], Stop]:
     return stop_of
 
 
-def to_itself(number: signal.Signals) -> Accident:
-    return lambda model: os.kill(os.getpid(), number)
-
-
 Build = Callable[..., Model]
 
 
 def train(
-    phase: PhaseConfig, folder: Path, accidents: Mapping[int, Callable[[Model], Stop]] | None = None, build: Build = make_model
+    phase: PhaseConfig, folder: Path, *, accidents: Mapping[int, Callable[[Model], Stop]] | None = None, build: Build = make_model
 ) -> Callable[[Ranks], None]:
     """What each rank does: the phase, from other weights than the first rank's; results in `folder/weights-N` and `folder/losses`."""
 
@@ -79,30 +75,42 @@ def train(
     return work
 
 
-def one_process(phase: PhaseConfig, folder: Path, build: Build = make_model) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    folder.mkdir(exist_ok=True)
-    train(phase, folder, build=build)(ALONE)
-    return results(folder)
-
-
 def results(folder: Path, *, rank: int = 0) -> tuple[dict[str, torch.Tensor], list[Any]]:
     return load_file(folder / f"weights-{rank}"), json.loads((folder / "losses").read_text("utf-8"))
 
 
-def several(
-    ranks: int,
-    phase: PhaseConfig,
-    folder: Path,
-    *,
-    accidents: Mapping[int, Callable[[Model], Stop]] | None = None,
-    build: Build = make_model,
-) -> list[int]:
-    """Train on so many ranks; their exit codes."""
-    return exit_codes(start_ranks(ranks, train(phase, folder, accidents, build), errors=folder / "errors"))
+def several(ranks: int, phase: PhaseConfig, folder: Path, **changes: Any) -> list[int]:
+    """Train on so many ranks; their exit codes. changes: accidents and build of `train`."""
+    return exit_codes(start_ranks(ranks, train(phase, folder, **changes), errors=folder / "errors"))
 
 
-def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: int, build: Build = make_model) -> None:
-    expected, (steps, best, tokens, padded) = one_process(phase, tmp_path / "one", build)
+ADAMW = {"optimizer": {"kind": "adamw"}}
+PHASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    (ADAMW, {}),
+    ({**ADAMW, "external": 0, "text_weight": 0.0}, {}),
+    ({"mixing": "interleaved", "loss_scale": "mean"}, {}),
+    ({"external": 0, "text_weight": 0.0, "label_smoothing": 0.1}, {}),
+    ({"external": 0, "batch_size": 2, "batch_unit": "sequences"}, {}),
+    ({"text": "causal", "label_weight": 0.0}, {}),
+    ({**ADAMW, "text": "causal", "of_text": {"share": 0.5}}, {}),
+    ({**ADAMW, "text": "replaced_tokens"}, {"generator": 16}),
+    (ADAMW, {"shape": "moe"}),
+    (ADAMW, {"shape": "albert"}),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("changes", "model"), [pytest.param(*case, marks=[] if case == (ADAMW, {}) else pytest.mark.slow) for case in PHASES]
+)
+def test_any_phase_and_model_on_several_ranks_has_the_losses_of_one_process(
+    tmp_path: Path, ranks: int, changes: dict[str, Any], model: dict[str, Any]
+) -> None:
+    phase, build = make_phase(steps=12, evaluate_every=4, **changes), functools.partial(make_model, **model)
+    (tmp_path / "one").mkdir()
+    train(phase, tmp_path / "one", build=build)(ALONE)
+    expected, (steps, best, tokens, padded) = results(tmp_path / "one")
     folder = tmp_path / "several"
     assert several(ranks, phase, folder, build=build) == [0] * ranks, error_messages(folder / "errors")
     weights, (together, *rest) = results(folder)
@@ -116,40 +124,6 @@ def assert_losses_of_one_process(phase: PhaseConfig, tmp_path: Path, *, ranks: i
         assert_same_bits(results(folder, rank=rank)[0], weights)
     if phase.optimizer.kind == "adamw":  # Muon gives directions without gradient a size, and their sign hangs on the last bit
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
-
-
-def test_two_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
-    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, optimizer={"kind": "adamw"}), tmp_path, ranks=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"optimizer": {"kind": "adamw"}},
-        {"optimizer": {"kind": "adamw"}, "external": 0, "text_weight": 0.0},
-        {"mixing": "interleaved", "loss_scale": "mean"},
-        {"external": 0, "text_weight": 0.0, "label_smoothing": 0.1},
-        {"external": 0, "batch_size": 2, "batch_unit": "sequences"},
-        {"text": "causal", "label_weight": 0.0},
-        {"text": "causal", "of_text": {"share": 0.5}, "optimizer": {"kind": "adamw"}},
-    ],
-)
-def test_any_phase_on_several_ranks_has_the_losses_of_one_process(tmp_path: Path, ranks: int, changes: dict[str, Any]) -> None:
-    assert_losses_of_one_process(make_phase(steps=12, evaluate_every=4, **changes), tmp_path, ranks=ranks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "objective"),
-    [("modernbert", "replaced_tokens"), ("moe", "mlm"), ("albert", "mlm")],
-)
-def test_any_encoder_and_a_generator_on_two_ranks_have_the_losses_of_one_process(tmp_path: Path, shape: str, objective: str) -> None:
-    build = functools.partial(make_model, shape=shape, generator=16 if objective == "replaced_tokens" else None)
-    phase = make_phase(steps=6, evaluate_every=3, optimizer={"kind": "adamw"}, text=objective)
-    assert_losses_of_one_process(phase, tmp_path, ranks=2, build=build)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])
@@ -189,7 +163,7 @@ def test_61_training_resumes_with_the_same_bits_after_a_rank_was_killed(
 ) -> None:
     """A broken connection is noticed at once: with the timeout of an hour this test would not end."""
     folder = tmp_path / "killed"
-    codes = several(2, PHASE, folder, accidents={killed: at(7, to_itself(signal.SIGKILL))})
+    codes = several(2, PHASE, folder, accidents={killed: at(7, lambda model: os.kill(os.getpid(), signal.SIGKILL))})
     assert codes == ([-signal.SIGKILL, 4] if killed == 0 else [4, -signal.SIGKILL])
     (line,) = error_messages(folder / "errors")
     assert line.startswith(f"rank {1 - killed} of 2: another rank is gone")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +20,14 @@ from cramlm.training.sequences import TokenPool, pack
 from cramlm.training.terms.important_tokens import IMPORTANT, UNIMPORTANT, UNLABELLED, label_words, score_tokens
 
 SCORER = {"terms": [{"kind": "important_tokens"}], "external": 0, "keep": "last"}
+MUON = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model that learnt the labels."""
     model = model_of()
-    muon = {"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2}
-    run_phase(model, make_phase(external=0, text_weight=0.0, steps=60, optimizer=muon), tmp_path_factory.mktemp("tuned"), evaluate=None)
+    run_phase(model, make_phase(external=0, text_weight=0.0, steps=60, optimizer=MUON), tmp_path_factory.mktemp("tuned"), evaluate=None)
     return model
 
 
@@ -61,7 +60,6 @@ def probabilities_of(model: Model, tokens: list[int]) -> torch.Tensor:
 
 def words_of(pool: TokenPool, number: int) -> list[list[int]]:
     """Positions in the text of each word but [CLS] and [SEP]."""
-    assert pool.begins is not None
     positions = np.arange(pool.offsets[number], pool.offsets[number + 1])
     words = np.split(positions, np.flatnonzero(pool.begins[positions])[1:])
     return [(word - positions[0]).tolist() for word in words[1:-1]]
@@ -142,15 +140,11 @@ def test_only_labelled_tokens_are_in_the_loss_and_important_ones_weigh_more() ->
 
 
 def test_a_scorer_finds_important_tokens_in_other_text(tmp_path: Path) -> None:
-    def labelled(seed: int, **more: Any) -> TokenPool:
-        pool = replace(make_pool(80, labelled=True, seed=seed), begins=None, **more)
-        return replace(
-            pool, token_labels=np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids < 20)).astype(np.uint8)
-        )
-
-    phase = make_phase(**SCORER, steps=50, optimizer={"kind": "muon", "learning_rate": 3e-3, "muon_learning_rate": 1e-2})
-    model = model_of()
-    run_phase(model, phase, tmp_path, batches=Batches(phase, None, labelled(2), seed=1, phase_index=0, special=SPECIAL), evaluate=None)
+    pool = make_pool(80, labelled=True, seed=2)
+    token_labels = np.where(np.isin(pool.ids, SPECIAL.all), UNLABELLED, UNIMPORTANT + (pool.ids < 20)).astype(np.uint8)
+    phase, model = make_phase(**SCORER, steps=50, optimizer=MUON), model_of()
+    batches = Batches(phase, None, replace(pool, token_labels=token_labels), seed=1, phase_index=0, special=SPECIAL)
+    run_phase(model, phase, tmp_path, batches=batches, evaluate=None)
     other = make_pool(50, labelled=False, seed=9)
     scores = score_tokens(model, other, precision="fp32")
     real = ~np.isin(other.ids, SPECIAL.all)

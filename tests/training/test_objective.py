@@ -34,7 +34,7 @@ def first_batch(phase: PhaseConfig, step: int = 0) -> PackedBatch:
     return PackedBatch.of(make_batches(phase).batch(step))
 
 
-def computed(phase: PhaseConfig, step: int = 0, **changes: Any) -> tuple[Model, PackedBatch, Losses]:
+def computed(phase: PhaseConfig, step: int = 0) -> tuple[Model, PackedBatch, Losses]:
     model, batch = make_model(), first_batch(phase, step)
     return model, batch, objective_of(phase).losses(model, batch)
 

@@ -24,10 +24,8 @@ def special_ids(vocabulary: list[str]) -> SpecialIds:
     return SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=len(vocabulary))
 
 
-def units(pool: TokenPool | None, vocabulary: list[str]) -> list[list[str]]:
+def units(pool: TokenPool, vocabulary: list[str]) -> list[list[str]]:
     """The units of each sequence, tokens joined."""
-    assert pool is not None
-    assert pool.begins is not None
     joined = []
     for number in range(len(pool)):
         tokens = [vocabulary[token] for token in pool.sequence(number)]
