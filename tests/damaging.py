@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,22 @@ class Marker:
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return os.mkdir, (str(self.path),)
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the tensors of a safetensors file."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def edit_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a safetensors file, and not its data."""
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    fields = json.loads(content[8 : 8 + size])
+    change(fields)
+    text = json.dumps(fields).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])

@@ -56,26 +56,19 @@ def training_texts() -> list[str]:
 
 def packed(tokens: Tokens, *, per_row: int, pad_id: int = 0, padding: int = 3) -> PackedBatch:
     """`per_row` sequences side by side in each row, in order, and a few positions of padding at its end."""
-    groups = [range(start, min(start + per_row, len(tokens))) for start in range(0, len(tokens), per_row)]
-    width = max(sum(len(tokens[index]) for index in group) for group in groups) + padding
-    token_ids = np.full((len(groups), width), pad_id, np.int64)
-    sequence = np.full((len(groups), width), -1, np.int64)
-    position = np.zeros((len(groups), width), np.int64)
-    first = []
-    for row, group in enumerate(groups):
-        column = 0
-        for index in group:
-            stop = column + len(tokens[index])
-            token_ids[row, column:stop] = tokens[index]
-            sequence[row, column:stop] = index
-            position[row, column:stop] = np.arange(stop - column)
-            first.append(row * width + column)
-            column = stop
-    none = np.zeros(0, np.int64)
-    count = len(tokens)
-    labels, external = np.full(count, -1, np.int64), np.zeros(count, np.bool_)
+    count, lengths = len(tokens), tokens.lengths
+    rows = [np.arange(start, min(start + per_row, count)) for start in range(0, count, per_row)]
+    width = max(lengths[row].sum() for row in rows) + padding
+    token_ids, sequence, position = (np.full((len(rows), width), fill, np.int64) for fill in (pad_id, -1, 0))
+    for number, row in enumerate(rows):
+        used = slice(0, lengths[row].sum())
+        token_ids[number, used] = np.concatenate([tokens[index] for index in row])
+        sequence[number, used] = np.repeat(row, lengths[row])
+        position[number, used] = np.concatenate([np.arange(length) for length in lengths[row]])
+    first = np.unique(sequence, return_index=True)[1][-count:]
+    none, soft_labels = np.zeros(0, np.int64), np.zeros((count, 0), np.float32)
     return PackedBatch.of(
-        Batch(token_ids, sequence, position, np.array(first, np.int64), none, none, labels, external, np.zeros((len(first), 0), np.float32))
+        Batch(token_ids, sequence, position, first, none, none, np.full(count, -1, np.int64), np.zeros(count, np.bool_), soft_labels)
     )
 
 

@@ -16,10 +16,7 @@ from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside transformers while it loads
 
 LABELS = ("007", "negative", "très bien")
 TORTURE = [

@@ -20,9 +20,9 @@ def plain_attention(
     qkv: torch.Tensor, bias: torch.Tensor, rotation: Rotation | None, heads: int, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The formula, a head at a time, with rotate_half as in Su et al. 2021 and transformers. factors: of the probabilities (R, H, L, L)."""
-    rows, length, width = qkv.shape
+    width = qkv.shape[-1]
     size = width // 3 // heads
-    result = torch.zeros(rows, length, width // 3, dtype=qkv.dtype)
+    results = []
     for head in range(heads):
         query, key, value = (qkv[..., part * width // 3 + head * size :][..., :size] for part in range(3))
         if rotation is not None:
@@ -31,8 +31,8 @@ def plain_attention(
         probabilities = (query @ key.transpose(1, 2) / size**0.5 + bias[:, 0]).softmax(-1)
         if factors is not None:
             probabilities = probabilities * factors[:, head]
-        result = result + torch.cat([probabilities @ value if other == head else torch.zeros_like(value) for other in range(heads)], dim=-1)
-    return result
+        results.append(probabilities @ value)
+    return torch.cat(results, dim=-1)
 
 
 def dropout_factors(mask: Mask | None, kind: torch.dtype, rows: int, heads: int, length: int) -> torch.Tensor | None:

@@ -126,19 +126,13 @@ def test_the_packed_gradient_equals_the_gradient_of_each_sequence_alone(shape: s
         torch.testing.assert_close(gradient, gradients[1][name], atol=2e-4, rtol=1e-3, msg=name)
 
 
-@pytest.fixture(params=[{"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True}, {}], ids=str)
-def capabilities(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """Of the CPU of a machine with a GPU that computes in bf16, as PyTorch describes both."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: request.param)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+@pytest.mark.parametrize("capabilities", [{"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True}, {}], ids=str)
+def test_the_precision_of_a_device_is_that_of_its_hardware(capabilities: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    gpu = {"is_available": True, "is_bf16_supported": True, "device_count": 1}  # which computes in bf16
+    for name, value in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-    flags: dict[str, bool] = request.param
-    return flags
-
-
-def test_the_precision_of_a_device_is_that_of_its_hardware(capabilities: dict[str, bool]) -> None:
     lines = dict(machine_lines())  # of `cramlm doctor`
     assert lines["device"] == "Some GPU (cuda:0) (--device auto)"
     assert lines["bf16"] == "supported by the device"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.model.sentences import SentenceEncoder, open_sentence_encoder
 from damaging import cut, edit_json
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside transformers while it loads
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "ship", "tide", "summit", "eagle", "reef"]
 TEXTS = ["a ship", "the tide a ship reef eagle summit summit", "", "summit", "eagle " * 50]
@@ -31,20 +29,14 @@ def save_encoder(folder: Path, kind: str) -> tuple[Any, Any]:
     import transformers
 
     torch.manual_seed(3)
-    classes = {
-        "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=40)),
-        "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)),
-        "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)),
-        "modernbert": lambda: transformers.ModernBertModel(
-            transformers.ModernBertConfig(**SIZES, max_position_embeddings=40, pad_token_id=0, cls_token_id=2, sep_token_id=3)
-        ),
-    }
+    more = {"cls_token_id": 2, "sep_token_id": 3} if kind == "ModernBert" else {}
+    config = getattr(transformers, f"{kind}Config")(**SIZES, max_position_embeddings=40, pad_token_id=0, **more)
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, "[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     special = {f"{name.strip('[]').lower()}_token": name for name in WORDS[:5]}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=32, **special)
-    model = classes[kind]().eval()
+    model = getattr(transformers, f"{kind}Model")(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model, tokenizer
@@ -53,11 +45,11 @@ def save_encoder(folder: Path, kind: str) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("encoder")
-    save_encoder(path, "bert")
+    save_encoder(path, "Bert")
     return path
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet", "modernbert"])
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "MPNet", "ModernBert"])
 def test_a_vector_is_the_pooled_last_state_of_the_text_with_length_one(tmp_path: Path, kind: str) -> None:
     model, tokenizer = save_encoder(tmp_path, kind)
     vectors = {pooling: SentenceEncoder(tmp_path, max_length=24, pooling=pooling).encode(TEXTS) for pooling in ("mean", "cls")}
@@ -76,7 +68,7 @@ def test_the_fingerprint_depends_on_content_and_settings_and_loads_nothing(folde
     assert one.fingerprint == same.fingerprint
     assert "_opened" not in vars(one)
     assert SentenceEncoder(folder, max_length=25, pooling="mean").fingerprint != one.fingerprint
-    save_encoder(tmp_path, "roberta")
+    save_encoder(tmp_path, "Roberta")
     assert SentenceEncoder(tmp_path, max_length=24, pooling="mean").fingerprint != one.fingerprint
 
 
@@ -90,18 +82,18 @@ def test_a_folder_that_was_trained_with_another_pooling_or_is_missing_is_refused
         SentenceEncoder(tmp_path / "nowhere", max_length=24, pooling="mean")
 
 
-@pytest.mark.parametrize("damage", ["no weights", "pickled weights", "code", "truncated"])
-def test_a_folder_that_cannot_or_must_not_be_read_is_refused(tmp_path: Path, damage: str) -> None:
-    save_encoder(tmp_path, "bert")
-    weights = tmp_path / "model.safetensors"
-    match damage:
-        case "no weights":
-            weights.unlink()
-        case "pickled weights":
-            weights.rename(tmp_path / "pytorch_model.bin")
-        case "code":
-            edit_json(tmp_path / "config.json", auto_map={"AutoModel": "evil.Model"})
-        case "truncated":
-            cut(weights, 0.1)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        lambda folder: edit_json(folder / "config.json", auto_map={"AutoModel": "evil.Model"}),
+        lambda folder: cut(folder / "model.safetensors", 0.1),
+    ],
+    ids=["no weights", "pickled weights", "code", "truncated"],
+)
+def test_a_folder_that_cannot_or_must_not_be_read_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    save_encoder(tmp_path, "Bert")
+    damage(tmp_path)
     with pytest.raises(ArtifactError, match=str(tmp_path)):
         SentenceEncoder(tmp_path, max_length=24, pooling="mean").encode(["a"])
