@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import os
-import shutil
 import socket
 import struct
 import zipfile
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from crashes import command
-from figures import Figure
+from figures import Figure, measured
 from workloads import World, finish, results, start
 
 ROWS = [{"text": f"wave ship harbour number {number}", "label": "sea" if number % 2 else "hill"} for number in range(20)]
@@ -69,12 +68,8 @@ def replaced(content: bytes, line: bytes) -> bytes:
 
 def cases() -> Iterator[Case]:
     """Yield all cases."""
-    yield from _files()
-    yield from _csv_rows()
-    yield from _json_rows()
-    yield from _compressed()
-    yield from _parquet()
-    yield from _tasks()
+    for some in (_files, _csv_rows, _json_rows, _compressed, _parquet, _tasks):
+        yield from some()
 
 
 def _files() -> Iterator[Case]:
@@ -253,30 +248,28 @@ def make_file(case: Case, folder: Path) -> Path:
 
 def arguments(command_name: str, path: Path, world: World, folder: Path) -> list[str | Path]:
     """Return the command line that reads a file."""
-    match command_name:
-        case "fit":
-            return ["fit", "--train", path, "--recipe", "labels-only", "--out", folder / "run", "--store", folder / "store"]
-        case "index":
-            return ["index", path, "--out", folder / "index", "--workers", "1"]
-        case "evaluate":
-            return ["evaluate", world.folder / "run/export", path]
-        case _:
-            return ["predict", world.folder / "run/export", path, "--out", folder / "answers.jsonl"]
+    export = world.folder / "run/export"
+    rest: dict[str, list[str | Path]] = {
+        TASK: ["--train", path, "--recipe", "labels-only", "--out", folder / "run", "--store", folder / "store"],
+        CORPUS: [path, "--out", folder / "index", "--workers", "1"],
+        PREDICT: [export, path, "--out", folder / "answers.jsonl"],
+        EVALUATE: [export, path],
+    }
+    return [command_name, *rest[command_name]]
 
 
-def bad_inputs(world: World, scratch: Path, *, most: int | None = None) -> Figure:
-    """R5: every case with each of its commands. most: only so many of them, from all rows."""
-    figure = Figure("R5", "bad input files x commands that read them: one line, the right exit code, the location, nothing published")
-    with figure.timed():
-        chosen = [(case, name) for case in cases() for name in case.commands]
-        figure.notes.append(f"of {len(chosen)}")
-        step = 1 if most is None or most >= len(chosen) else len(chosen) / most
-        rows = set()
-        for case, name in (chosen[int(number * step)] for number in range(int(len(chosen) / step))):
-            rows.add(case.row)
-            _one(figure, case, name, world, scratch / "trial")
-        figure.notes.append(f"rows {', '.join(map(str, sorted(rows)))}")
-    return figure
+@measured("R5", "bad input files x commands that read them: one line, the right exit code, the location, nothing published")
+def bad_inputs(figure: Figure, world: World, scratch: Path, *, most: int | None = None) -> None:
+    """Every case with each of its commands. most: only so many of them, from all rows."""
+    chosen = [(case, name) for case in cases() for name in case.commands]
+    figure.notes.append(f"of {len(chosen)}")
+    step = 1 if most is None or most >= len(chosen) else len(chosen) / most
+    rows = set()
+    for case, name in (chosen[int(number * step)] for number in range(int(len(chosen) / step))):
+        rows.add(case.row)
+        with figure.trial(scratch) as folder:
+            _one(figure, case, name, world, folder)
+    figure.notes.append(f"rows {', '.join(map(str, sorted(rows)))}")
 
 
 def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> None:
@@ -300,5 +293,3 @@ def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> N
         counts = [json.loads(path.read_bytes())["files"][0] for path in folder.glob("index/parts/*/statistics.json")]
         rows = [(count["rows_read"], count["rows_used"], count["rows_rejected"]) for count in counts]
         figure.check(rows == [(len(ROWS), len(ROWS) - 1, 1)], f"{where}, skipped: rows read, used, rejected {rows}")
-    figure.trials += 1
-    shutil.rmtree(folder)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from figures import Figure
+from figures import Figure, measured
 from syscalls import KILL, Call, supervise
 from workloads import States, Workload, World, check_states, finish, results, start
 
@@ -32,35 +32,30 @@ def counted(folder: Path, at: int, what: Callable[[Call], int | None]) -> tuple[
     return decide, seen
 
 
-def kills(world: World, scratch: Path, *, most: int, workloads: Sequence[str] | None = None, seed: int = 11) -> Figure:
-    """R1: kill -9 before a sample of the calls that change files, then the same command again. workloads: default all."""
-    figure = Figure("R1", "kill -9 before a call that changes files, then the same command again")
-    generator = random.Random(seed)
-    with figure.timed():
-        cases: list[tuple[Workload, bool, int]] = []
-        ends = {}
-        for workload in world.some_workloads(workloads):
-            ends[workload.name] = workload.states(scratch / f"{workload.name}-end")
-            for replacing in workload.ways:
-                folder = scratch / f"{workload.name}-count"
-                workload.prepare(folder, replacing=replacing)
-                decide, seen = counted(folder, 10**9, lambda call: None)
-                assert supervise(workload.body(folder), decide) == 0
-                shutil.rmtree(folder)
-                cases += [(workload, replacing, number) for number in range(len(seen))]
-        chosen = cases if len(cases) <= most else generator.sample(cases, most)
-        figure.notes.append(f"of {len(cases)} moments in {len(ends)} commands")
-        for workload, replacing, number in chosen:
-            folder = scratch / "trial"
+@measured("R1", "kill -9 before a call that changes files, then the same command again")
+def kills(figure: Figure, world: World, scratch: Path, *, most: int, workloads: Sequence[str] | None = None, seed: int = 11) -> None:
+    """Kill before a sample of the calls that change files. workloads: default all."""
+    cases: list[tuple[Workload, bool, int]] = []
+    ends = {}
+    for workload in world.some_workloads(workloads):
+        ends[workload.name] = workload.states(scratch / f"{workload.name}-end")
+        for replacing in workload.ways:
+            folder = scratch / f"{workload.name}-count"
+            workload.prepare(folder, replacing=replacing)
+            decide, seen = counted(folder, 10**9, lambda call: None)
+            assert supervise(workload.body(folder), decide) == 0
+            shutil.rmtree(folder)
+            cases += [(workload, replacing, number) for number in range(len(seen))]
+    figure.notes.append(f"of {len(cases)} moments in {len(ends)} commands")
+    for workload, replacing, number in cases if len(cases) <= most else random.Random(seed).sample(cases, most):
+        with figure.trial(scratch) as folder:
             workload.prepare(folder, replacing=replacing)
             decide, seen = counted(folder, number, lambda call: KILL)
             code = supervise(workload.body(folder), decide)
             where = f"{workload.name}{' replacing' if replacing else ''}, call {number} ({seen[-1].name} {Path(seen[-1].path).name})"
             figure.check(code == -signal.SIGKILL, f"{where}: exit {code}")
-            workload.check_recovery(figure, where, folder, ends[workload.name])
-            figure.trials += 1
-            shutil.rmtree(folder)
-    return figure
+            check_states(figure, where, folder, ends[workload.name])
+            workload.check_next_run(figure, where, folder, ends[workload.name])
 
 
 def command(arguments: Sequence[str | Path], folder: Path) -> Callable[[], int]:
@@ -92,78 +87,73 @@ def without_waiting(body: Callable[[], int]) -> Callable[[], int]:
     return set_limit
 
 
-def stops(world: World, scratch: Path, *, times: int) -> Figure:
-    """R8: SIGTERM to a training command at random moments saves it, and the same command finishes with the same results."""
-    what = "SIGTERM to `cramlm fit`: exit 75 within 30 s, then the same command to the same end"
-    return _signals(Figure("R8", what), signal.SIGTERM, world, scratch, times)
+@measured("R8", "SIGTERM to `cramlm fit`: exit 75 within 30 s, then the same command to the same end")
+def stops(figure: Figure, world: World, scratch: Path, *, times: int) -> None:
+    _signals(figure, signal.SIGTERM, world, scratch, times)
 
 
-def random_kills(world: World, scratch: Path, *, times: int) -> Figure:
-    """R1: kill -9 at random moments, also between calls on files."""
-    what = "kill -9 to `cramlm fit` at a random moment, then the same command to the same end"
-    return _signals(Figure("R1", what), signal.SIGKILL, world, scratch, times)
+@measured("R1", "kill -9 to `cramlm fit` at a random moment, then the same command to the same end")
+def random_kills(figure: Figure, world: World, scratch: Path, *, times: int) -> None:
+    """Also between calls on files."""
+    _signals(figure, signal.SIGKILL, world, scratch, times)
 
 
-def _signals(figure: Figure, number: signal.Signals, world: World, scratch: Path, times: int, seed: int = 5) -> Figure:
+def _signals(figure: Figure, number: signal.Signals, world: World, scratch: Path, times: int, seed: int = 5) -> None:
     generator = random.Random(seed)
     arguments = ["fit", "--config", world.folder / "run.toml"]
 
     def fit(folder: Path) -> Callable[[], int]:
         return command([*arguments, "--out", folder / "run", "--store", folder / "store"], folder)
 
-    with figure.timed():
-        whole = scratch / "undisturbed"
-        whole.mkdir()
-        began = time.monotonic()
-        assert finish(start(fit(whole))) == 0, (whole / "stderr").read_text()
-        duration = time.monotonic() - began
-        end, slowest, late = results(whole), 0.0, 0
-        while figure.trials < times:
-            folder = scratch / "trial"
-            folder.mkdir()
-            for _ in range(2):
-                pid = start(fit(folder))
-                time.sleep(generator.uniform(0.0, 0.9) * duration)
-                os.kill(pid, number)
-                sent = time.monotonic()
-                code = finish(pid)
-                slowest = max(slowest, time.monotonic() - sent)
-                lines = (folder / "stderr").read_text().strip().splitlines() if (folder / "stderr").exists() else []
-                if code == 0:
-                    late += 1
-                    continue
-                figure.trials += 1
-                where = f"trial {figure.trials}"
-                check_states(figure, where, folder, only(end))
-                if code == -number and not lines and not (folder / "run").exists():
-                    continue  # before the command's first line
-                if number == signal.SIGKILL:
-                    figure.check(code == -number, f"{where}: exit {code}")
-                else:
-                    figure.check(code == 75, f"{where}: exit {code}")
-                    figure.check(lines and lines[-1].startswith("cramlm: error: "), f"{where}: last line {lines[-1:]}")
-            figure.check(finish(start(fit(folder))) == 0, f"trial {figure.trials}: the next run fails")
-            figure.check(results(folder) == end, f"trial {figure.trials}: the end differs from the undisturbed one")
-            shutil.rmtree(folder)
-        figure.check_time(slowest < 30, f"{slowest:.1f} s until one stopped")
-        figure.notes.append(f"slowest {slowest:.2f} s; {late} finished before the signal")
-    return figure
+    whole = scratch / "undisturbed"
+    whole.mkdir()
+    began = time.monotonic()
+    assert finish(start(fit(whole))) == 0, (whole / "stderr").read_text()
+    duration = time.monotonic() - began
+    end, slowest, late = results(whole), 0.0, 0
+    while figure.trials < times:
+        folder = scratch / "trial"
+        folder.mkdir()
+        for _ in range(2):
+            pid = start(fit(folder))
+            time.sleep(generator.uniform(0.0, 0.9) * duration)
+            os.kill(pid, number)
+            sent = time.monotonic()
+            code = finish(pid)
+            slowest = max(slowest, time.monotonic() - sent)
+            lines = (folder / "stderr").read_text().strip().splitlines() if (folder / "stderr").exists() else []
+            if code == 0:
+                late += 1
+                continue
+            figure.trials += 1
+            where = f"trial {figure.trials}"
+            check_states(figure, where, folder, only(end))
+            if code == -number and not lines and not (folder / "run").exists():
+                continue  # before the command's first line
+            if number == signal.SIGKILL:
+                figure.check(code == -number, f"{where}: exit {code}")
+            else:
+                figure.check(code == 75, f"{where}: exit {code}")
+                figure.check(lines and lines[-1].startswith("cramlm: error: "), f"{where}: last line {lines[-1:]}")
+        figure.check(finish(start(fit(folder))) == 0, f"trial {figure.trials}: the next run fails")
+        figure.check(results(folder) == end, f"trial {figure.trials}: the end differs from the undisturbed one")
+        shutil.rmtree(folder)
+    figure.check_time(slowest < 30, f"{slowest:.1f} s until one stopped")
+    figure.notes.append(f"slowest {slowest:.2f} s; {late} finished before the signal")
 
 
-def races(world: World, scratch: Path, *, times: int, seed: int = 7) -> Figure:
-    """R9: a builder is held at a call while a second one runs on the same path; then the first continues."""
-    figure = Figure("R9", "two `cramlm index` on one path, the first held at a call until the second has ended")
+@measured("R9", "two `cramlm index` on one path, the first held at a call until the second has ended")
+def races(figure: Figure, world: World, scratch: Path, *, times: int, seed: int = 7) -> None:
     generator = random.Random(seed)
     arguments = ["index", world.folder / "data/corpus.jsonl", "--workers", "1", "--out"]
     outcomes: Counter[tuple[int, int]] = Counter()
-    with figure.timed():
-        whole = scratch / "undisturbed"
-        whole.mkdir()
-        decide, seen = counted(whole, 10**9, lambda call: None)
-        assert supervise(command([*arguments, whole / "index"], scratch), decide) == 0
-        end, calls = results(whole / "index"), len([call for call in seen if "/index" in call.path])
-        for _ in range(times):
-            folder = scratch / "trial"
+    whole = scratch / "undisturbed"
+    whole.mkdir()
+    decide, seen = counted(whole, 10**9, lambda call: None)
+    assert supervise(command([*arguments, whole / "index"], scratch), decide) == 0
+    end, calls = results(whole / "index"), len([call for call in seen if "/index" in call.path])
+    for _ in range(times):
+        with figure.trial(scratch) as folder:
             (folder / "second").mkdir(parents=True)
             codes: list[int] = []
 
@@ -178,10 +168,7 @@ def races(world: World, scratch: Path, *, times: int, seed: int = 7) -> Figure:
             figure.check(results(folder / "index") == end, f"{where}: the index differs from that of one builder")
             check_states(figure, where, folder / "index", only(end))
             outcomes[first, *codes[:1]] += 1
-            figure.trials += 1
-            shutil.rmtree(folder)
     figure.notes.append(f"{outcomes[0, 7]} times the second exited 7, {outcomes[0, 0]} times it was first or the index was complete")
-    return figure
 
 
 def only(end: dict[str, str]) -> States:

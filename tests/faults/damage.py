@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from figures import Figure
+from figures import Figure, measured
 from workloads import World, run_child
 
 from cramlm.data.corpus import verify_corpora
@@ -40,45 +40,43 @@ def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
         yield folder, lambda key=key: load_newest(work, fingerprint=key, emit=lambda event: None, stage="phase", strict=True)
 
 
-def damages(world: World, *, every: int | None, most: int | None, seed: int = 23) -> Figure:
+@measured("R4", "a byte flipped, a file cut or gone, in every kind of folder: detected by `verify` and at opening")
+def damages(figure: Figure, world: World, *, every: int | None, most: int | None, seed: int = 23) -> None:
     """Flip bytes, truncate and remove files. every: flip one byte in so many. most: a sample of so many cases."""
-    figure = Figure("R4", "a byte flipped, a file cut or gone, in every kind of folder: detected by `verify` and at opening")
     generator = random.Random(seed)
-    with figure.timed():
-        _interrupt_a_training(world)
-        files = [
-            (folder, path, opener)
-            for folder, opener in openers(world)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.stat().st_size
-        ]
-        cases: list[tuple[Path, Path, Callable[[], object], str, int]] = []
-        size = 0
-        for folder, path, opener in files:
-            length = path.stat().st_size
-            size += length
-            cases += [(folder, path, opener, "flip", offset) for offset in range(0, length, every or 1)]
-            cases += [(folder, path, opener, "cut", length * sixteenth // 16) for sixteenth in range(16)]
-            cases.append((folder, path, opener, "gone", 0))
-        if most is not None and len(cases) > most:
-            one_per_file = list({id(case[1]): case for case in cases}.values())
-            count = min(len(one_per_file), most // 2)
-            cases = [*generator.sample(one_per_file, count), *generator.sample(cases, most - count)]
-        figure.notes.append(f"{len(files)} files, {size / 1e3:,.0f} kB")
-        for folder, path, opener, how, offset in cases:
-            whole = path.read_bytes()
-            flipped = bytes([whole[offset] ^ 1 << generator.randrange(8)]) if how == "flip" else b""
-            if path.name == MANIFEST and flipped.isspace() and whole[offset : offset + 1].isspace():
-                continue  # JSON with other white space is equal
-            if how == "gone":
-                path.unlink()
-            else:
-                path.write_bytes(whole[:offset] + (flipped + whole[offset + 1 :] if how == "flip" else b""))
-            try:
-                _check(figure, f"{path.relative_to(world.folder)}: {how} at {offset}", folder, path, opener)
-            finally:
-                path.write_bytes(whole)
-    return figure
+    _interrupt_a_training(world)
+    files = [
+        (folder, path, opener)
+        for folder, opener in openers(world)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.stat().st_size
+    ]
+    cases: list[tuple[Path, Path, Callable[[], object], str, int]] = []
+    size = 0
+    for folder, path, opener in files:
+        length = path.stat().st_size
+        size += length
+        cases += [(folder, path, opener, "flip", offset) for offset in range(0, length, every or 1)]
+        cases += [(folder, path, opener, "cut", length * sixteenth // 16) for sixteenth in range(16)]
+        cases.append((folder, path, opener, "gone", 0))
+    if most is not None and len(cases) > most:
+        one_per_file = list({id(case[1]): case for case in cases}.values())
+        count = min(len(one_per_file), most // 2)
+        cases = [*generator.sample(one_per_file, count), *generator.sample(cases, most - count)]
+    figure.notes.append(f"{len(files)} files, {size / 1e3:,.0f} kB")
+    for folder, path, opener, how, offset in cases:
+        whole = path.read_bytes()
+        flipped = bytes([whole[offset] ^ 1 << generator.randrange(8)]) if how == "flip" else b""
+        if path.name == MANIFEST and flipped.isspace() and whole[offset : offset + 1].isspace():
+            continue  # JSON with other white space is equal
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(whole[:offset] + (flipped + whole[offset + 1 :] if how == "flip" else b""))
+        try:
+            _check(figure, f"{path.relative_to(world.folder)}: {how} at {offset}", folder, path, opener)
+        finally:
+            path.write_bytes(whole)
 
 
 def _check(figure: Figure, where: str, folder: Path, path: Path, opener: Callable[[], object]) -> None:
@@ -107,23 +105,20 @@ def _interrupt_a_training(world: World) -> None:
     assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if next(calls) == 8 else None)) == 75
 
 
-def store_damages(world: World) -> Figure:
-    """Remove a whole part or segment of a store."""
-    figure = Figure("R4", "a whole part or segment that is gone: detected by `cramlm verify` of the store")
+@measured("R4", "a whole part or segment that is gone: detected by `cramlm verify` of the store")
+def store_damages(figure: Figure, world: World) -> None:
     catalog = world.folder / "catalog"
-    with figure.timed():
-        for kind in ("parts", "segments"):
-            for folder in sorted((catalog / kind).glob("*/")):
-                aside = folder.rename(folder.with_name("aside.tmp-1"))
-                try:
-                    verify(catalog)
-                    verify_corpora(catalog)
-                    verify_indexes(catalog)
-                except ArtifactError as error:
-                    figure.check(str(folder) in str(error), f"{folder}: another folder is named: {error}")
-                else:
-                    figure.failures.append(f"{kind}: not detected")
-                finally:
-                    aside.rename(folder)
-                figure.trials += 1
-    return figure
+    for kind in ("parts", "segments"):
+        for folder in sorted((catalog / kind).glob("*/")):
+            aside = folder.rename(folder.with_name("aside.tmp-1"))
+            try:
+                verify(catalog)
+                verify_corpora(catalog)
+                verify_indexes(catalog)
+            except ArtifactError as error:
+                figure.check(str(folder) in str(error), f"{folder}: another folder is named: {error}")
+            else:
+                figure.failures.append(f"{kind}: not detected")
+            finally:
+                aside.rename(folder)
+            figure.trials += 1

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from pathlib import Path
 
-from figures import Figure
+from figures import Figure, measured
 from workloads import World, results, run_child
 
 from cramlm.config.retriever import Bm25Config
@@ -18,31 +17,26 @@ from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import select_documents
 
 
-def repeats(world: World, scratch: Path, *, runs: int) -> Figure:
-    """Repeat whole runs, then index and selection by 1, 2 and 4 processes."""
-    figure = Figure("R6", "whole runs with the same bytes; index and selection by 1, 2, 4 processes")
-    with figure.timed():
-        expected: dict[str, str] = {}
-        for number in range(runs):
-            folder = scratch / "run"
+@measured("R6", "whole runs with the same bytes; index and selection by 1, 2, 4 processes")
+def repeats(figure: Figure, world: World, scratch: Path, *, runs: int) -> None:
+    expected: dict[str, str] = {}
+    for number in range(runs):
+        with figure.trial(scratch) as folder:
             folder.mkdir()
             figure.check(run_child(functools.partial(world.fit_anew, folder)) == 0, f"run {number} fails")
             made = results(folder)
             expected = expected or made
             figure.check(made == expected, f"run {number} differs in {[name for name in made if made[name] != expected.get(name)]}")
-            figure.trials += 1
-            shutil.rmtree(folder)
-        files = _split(world.folder / "data/corpus.jsonl", scratch / "corpus")
-        config = CorpusConfig(files=(str(files),))
-        expected = {}
-        for workers in (1, 2, 4):
-            folder = scratch / f"{workers}-workers"
-            code = run_child(functools.partial(_build, world, config, folder, workers))
-            figure.check(code == 0, f"{workers} workers: exit {code}")
-            expected = expected or results(folder)
-            figure.check(results(folder) == expected, f"{workers} workers: another index or selection")
-            figure.trials += 1
-    return figure
+    files = _split(world.folder / "data/corpus.jsonl", scratch / "corpus")
+    config = CorpusConfig(files=(str(files),))
+    expected = {}
+    for workers in (1, 2, 4):
+        folder = scratch / f"{workers}-workers"
+        code = run_child(functools.partial(_build, world, config, folder, workers))
+        figure.check(code == 0, f"{workers} workers: exit {code}")
+        expected = expected or results(folder)
+        figure.check(results(folder) == expected, f"{workers} workers: another index or selection")
+        figure.trials += 1
 
 
 def _build(world: World, config: CorpusConfig, folder: Path, workers: int) -> None:

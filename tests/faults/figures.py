@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
@@ -32,12 +37,11 @@ class Figure:
             self.late.append(failure)
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds += time.monotonic() - began
+    def trial(self, scratch: Path) -> Iterator[Path]:
+        """Yield the path of a folder for one trial; then count the trial and remove the folder."""
+        yield scratch / "trial"
+        self.trials += 1
+        shutil.rmtree(scratch / "trial")
 
     @property
     def wrong(self) -> list[str]:
@@ -55,3 +59,19 @@ class Figure:
             "notes": self.notes,
             "seconds": round(self.seconds, 1),
         }
+
+
+def measured(name: str, what: str) -> Callable[[Callable[Concatenate[Figure, P], None]], Callable[P, Figure]]:
+    """Make a function that fills a figure, its first argument, into one that returns a new figure with its seconds."""
+
+    def decorate(fill: Callable[Concatenate[Figure, P], None]) -> Callable[P, Figure]:
+        @functools.wraps(fill)
+        def filled(*arguments: P.args, **named: P.kwargs) -> Figure:
+            new, began = Figure(name, what), time.monotonic()
+            fill(new, *arguments, **named)
+            new.seconds = time.monotonic() - began
+            return new
+
+        return filled
+
+    return decorate

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 from crashes import command
-from figures import Figure
+from figures import Figure, measured
 from syscalls import CHANGES, Call, supervise
 from workloads import World
 
 from cramlm.storage.artifacts import MANIFEST, hash_json
-from damaging import Marker, edit_json
+from damaging import Marker, edit_header, edit_json
 
 PRIVATE = f"{tempfile.gettempdir()}/cramlm-"  # private folders from tempfile
 PICKLES = ("pytorch_model.bin", "model.pt", "scaler.pkl", "head.joblib", "MODEL.PTH", "weights.pkl.gz", "optimizer.ckpt", "x.dill")
@@ -70,12 +70,11 @@ def attacks() -> Iterator[Attack]:
         yield Attack(f"an archive with ../ named {name}", "export", index, _archive(name), (3,))
 
 
-def hostile(world: World, scratch: Path) -> Figure:
-    """R11 for model folders, indexes, runs and archives; tests/serving has hostile requests."""
-    figure = Figure("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
-    with figure.timed():
-        for attack in attacks():
-            folder = scratch / "trial"
+@measured("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
+def hostile(figure: Figure, world: World, scratch: Path) -> None:
+    """For model folders, indexes, runs and archives; tests/serving has hostile requests."""
+    for attack in attacks():
+        with figure.trial(scratch) as folder:
             target, out = folder / attack.target, folder / "out"
             out.mkdir(parents=True)
             shutil.copytree(world.folder / ("run/export" if attack.target == "export" else attack.target), target)
@@ -94,9 +93,6 @@ def hostile(world: World, scratch: Path) -> Figure:
             figure.check("Traceback" not in errors, f"{attack.name}: a traceback")
             figure.check(not mark.exists(), f"{attack.name}: code was executed")
             figure.check(not seen, f"{attack.name}: {seen[:3]}")
-            figure.trials += 1
-            shutil.rmtree(folder)
-    return figure
 
 
 def _watch(call: Call, out: Path, seen: list[str]) -> None:
@@ -138,14 +134,12 @@ def _huge_header(folder: Path, mark: Path) -> None:
 
 def _overlap(folder: Path, mark: Path) -> None:
     _unlisted(folder)
-    path = folder / "model.safetensors"
-    content = path.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    fields = json.loads(content[8 : 8 + size])
-    tensors = [value for name, value in fields.items() if name != "__metadata__"]
-    tensors[1]["data_offsets"] = tensors[0]["data_offsets"]
-    text = json.dumps(fields).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+
+    def change(fields: dict[str, Any]) -> None:
+        tensors = [value for name, value in fields.items() if name != "__metadata__"]
+        tensors[1]["data_offsets"] = tensors[0]["data_offsets"]
+
+    edit_header(folder / "model.safetensors", change)
 
 
 def _pickle_inside(folder: Path, mark: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from figures import Figure
+from figures import Figure, measured
 from workloads import results
 
 from cramlm.config.run import RunConfig, to_toml
@@ -68,39 +67,32 @@ def ranks_of(folder: Path) -> dict[int, int]:
     return pids
 
 
-def losses(scratch: Path, *, times: int, seed: int = 7) -> Figure:
+@measured("R10", "one of 2 ranks under torchrun killed, stopped, or at NaN: no process left in time, the rerun with the same bits")
+def losses(figure: Figure, scratch: Path, *, times: int, seed: int = 7) -> None:
     """Kill a rank, stop one, and compute NaN on one, in turn, `times` in all; a random rank at a random moment."""
-    figure = Figure(
-        "R10", "one of 2 ranks under torchrun killed, stopped, or at NaN: no process left in time, the rerun with the same bits"
-    )
     rng = random.Random(seed)
-    with figure.timed():
-        config = write_config(scratch)
-        began = time.monotonic()
-        assert launch(config, scratch / "undisturbed").wait(PATIENCE) == 0, output(scratch / "undisturbed")
-        duration, end = time.monotonic() - began, results(scratch / "undisturbed")
-        done, slowest = 0, 0.0
-        for trial in range(times):
-            kind, rank, folder = ("killed", "stopped", "NaN")[trial % 3], rng.randrange(2), scratch / "trial"
-            where = f"trial {trial}, rank {rank} {kind}"
+    config = write_config(scratch)
+    began = time.monotonic()
+    assert launch(config, scratch / "undisturbed").wait(PATIENCE) == 0, output(scratch / "undisturbed")
+    duration, end = time.monotonic() - began, results(scratch / "undisturbed")
+    done, slowest = 0, 0.0
+    for trial in range(times):
+        kind, rank = ("killed", "stopped", "NaN")[trial % 3], rng.randrange(2)
+        where = f"trial {trial}, rank {rank} {kind}"
+        with figure.trial(scratch) as folder:
             if kind == "NaN":
                 seconds = _compute_nan(figure, where, config, folder, rank, rng.randrange(STEPS))
             else:
                 number = signal.SIGKILL if kind == "killed" else signal.SIGSTOP
                 seconds = _send(figure, where, config, folder, rank, number, rng.uniform(0.1, 0.9) * duration)
-            if seconds is None:
-                done += 1
-            else:
-                slowest = max(slowest, seconds)
+            done += seconds is None
+            slowest = max(slowest, seconds or 0.0)
             figure.check(not (left := ranks_of(folder)), f"{where}: ranks {sorted(left)} are left")
             figure.check(launch(config, folder).wait(PATIENCE) == 0, f"{where}: the next run fails: {output(folder)[-300:]}")
             figure.check(results(folder) == end, f"{where}: the end differs from the undisturbed one")
-            figure.trials += 1
-            print(f"R10: {figure.trials} of {times}, {len(figure.failures)} failures so far", file=sys.stderr, flush=True)
-            shutil.rmtree(folder)
-        figure.check(slowest < TIMEOUT + 60, f"{slowest:.0f} s until all had ended")
-        figure.notes.append(f"at most {slowest:.0f} s until all had ended, {done} times the run had ended before")
-    return figure
+        print(f"R10: {figure.trials} of {times}, {len(figure.failures)} failures so far", file=sys.stderr, flush=True)
+    figure.check(slowest < TIMEOUT + 60, f"{slowest:.0f} s until all had ended")
+    figure.notes.append(f"at most {slowest:.0f} s until all had ended, {done} times the run had ended before")
 
 
 def _send(figure: Figure, where: str, config: Path, folder: Path, rank: int, number: signal.Signals, after: float) -> float | None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from figures import Figure
+from figures import Figure, measured
 from syscalls import Call, supervise
 from workloads import Workload, World, check_states, results
 
@@ -56,7 +55,6 @@ class Disk:
         node = self.top
         *folders, name = Path(path).relative_to(self.root).parts
         for folder in folders:
-            assert node.entries is not None
             node = node.entries[folder]
         return node, name
 
@@ -66,7 +64,6 @@ class Disk:
             return
         parent, name = self._find(step.path)
         entries = parent.entries
-        assert entries is not None
         match step.what:
             case "mkdir":
                 entries[name] = Node({})
@@ -84,14 +81,12 @@ class Disk:
                 node.synced, node.synced_entries = node.data, dict(node.entries or {})
             case "rename" | "exchange":
                 to, to_name = self._find(step.other)
-                assert to.entries is not None
                 moved, replaced = entries.pop(name), to.entries.get(to_name)
                 to.entries[to_name] = moved
                 if step.what == "exchange" and replaced is not None:
                     entries[name] = replaced
             case "link":
                 to, to_name = self._find(step.other)
-                assert to.entries is not None
                 to.entries[to_name] = entries[name]
             case "remove":
                 del entries[name]
@@ -158,42 +153,40 @@ def _steps(call: Call) -> list[Step]:
     raise AssertionError(f"{call.name} is not recorded")
 
 
-def losses(world: World, scratch: Path, *, most: int, rerun_every: int, workloads: Sequence[str] | None = None, seed: int = 17) -> Figure:
-    """R3. rerun_every: the command is run again after one in so many images. workloads: default all."""
-    figure = Figure("R3", "power lost after any change: each result old or new, what was published stays, the same command finishes")
+@measured("R3", "power lost after any change: each result old or new, what was published stays, the same command finishes")
+def losses(
+    figure: Figure, world: World, scratch: Path, *, most: int, rerun_every: int, workloads: Sequence[str] | None = None, seed: int = 17
+) -> None:
+    """rerun_every: the command is run again after one in so many images. workloads: default all."""
     generator = random.Random(seed)
     reruns = 0
-    with figure.timed():
-        cases: list[tuple[Workload, bool, int, str]] = []
-        recorded = {}
-        for workload in world.some_workloads(workloads):
-            states = workload.states(scratch / f"{workload.name}-states")
-            for replacing in workload.ways:
-                folder = scratch / f"{workload.name}-{replacing}"
-                workload.prepare(folder, replacing=replacing)
-                before = read(folder)
-                steps = record(workload, folder)
-                whole = Disk(folder, steps, before)
-                figure.check(_same(whole.top, read(folder)), f"{workload.name}: the recorded disk differs from the folder")
-                recorded[workload.name, replacing] = (folder, before, steps, states)
-                cases += [(workload, replacing, count, image) for count in range(len(steps) + 1) for image in IMAGES]
-        figure.notes.append(f"of {len(cases)} images of {len(cases) // len(IMAGES)} prefixes")
-        for workload, replacing, count, image in cases if len(cases) <= most else generator.sample(cases, most):
-            folder, before, steps, states = recorded[workload.name, replacing]
-            trial = scratch / "trial"
+    cases: list[tuple[Workload, bool, int, str]] = []
+    recorded = {}
+    for workload in world.some_workloads(workloads):
+        states = workload.states(scratch / f"{workload.name}-states")
+        for replacing in workload.ways:
+            folder = scratch / f"{workload.name}-{replacing}"
+            workload.prepare(folder, replacing=replacing)
+            before = read(folder)
+            steps = record(workload, folder)
+            whole = Disk(folder, steps, before)
+            figure.check(_same(whole.top, read(folder)), f"{workload.name}: the recorded disk differs from the folder")
+            recorded[workload.name, replacing] = (folder, before, steps, states)
+            cases += [(workload, replacing, count, image) for count in range(len(steps) + 1) for image in IMAGES]
+    figure.notes.append(f"of {len(cases)} images of {len(cases) // len(IMAGES)} prefixes")
+    for workload, replacing, count, image in cases if len(cases) <= most else generator.sample(cases, most):
+        folder, before, steps, states = recorded[workload.name, replacing]
+        last = f"after {steps[count - 1].what} {Path(steps[count - 1].path).name}" if count else "before all"
+        where = f"{workload.name}{' replacing' if replacing else ''}, step {count} ({last}), {image}"
+        with figure.trial(scratch) as trial:
             _write_image(image, folder, steps[:count], before, trial, generator)
-            last = f"after {steps[count - 1].what} {Path(steps[count - 1].path).name}" if count else "before all"
-            where = f"{workload.name}{' replacing' if replacing else ''}, step {count} ({last}), {image}"
             check_states(figure, where, trial, states)
             if count == len(steps):  # the command has reported success
                 figure.check(states.end.items() <= results(trial).items(), f"{where}: what was published is lost")
             if figure.trials % rerun_every == 0 or count == len(steps):
                 reruns += 1
                 workload.check_next_run(figure, where, trial, states)
-            figure.trials += 1
-            shutil.rmtree(trial)
     figure.notes.append(f"{reruns} of them run again")
-    return figure
 
 
 def _write_image(image: str, root: Path, steps: Sequence[Step], before: Node, target: Path, generator: random.Random) -> None:

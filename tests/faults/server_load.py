@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from figures import Figure
+from figures import Figure, measured
 from workloads import World
 
 from cramlm.inference.predictor import Predictor
@@ -51,7 +51,7 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
 Predictions: TypeAlias = dict[str, list[float]]  # text -> probabilities
 
 
-async def client(server: Server, expected: Predictions, outcome: Outcome, *, seed: int, until: float, at_least: int = 0) -> None:
+async def client(server: Server, expected: Predictions, outcome: Outcome, *, seed: int, until: float, at_least: int) -> None:
     """Send requests on one connection until the time is over and `at_least` were sent, or the server closes it."""
     rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -88,20 +88,14 @@ async def send_one(
         await asyncio.sleep(0.05)
 
 
-async def load(server: Server, expected: Predictions, *, seconds: float) -> Outcome:
-    outcome = Outcome()
-    until = time.monotonic() + seconds
-    await asyncio.gather(*(client(server, expected, outcome, seed=seed, until=until, at_least=MIN_REQUESTS) for seed in range(CLIENTS)))
-    return outcome
-
-
-async def load_and_stop(server: Server, expected: Predictions) -> Outcome:
-    """Send SIGTERM to the server under load."""
-    outcome = Outcome()
-    until = time.monotonic() + 15
-    tasks = [asyncio.create_task(client(server, expected, outcome, seed=seed, until=until)) for seed in range(CLIENTS)]
-    await asyncio.sleep(0.3)
-    server.process.send_signal(signal.SIGTERM)
+async def load(server: Server, expected: Predictions, *, seconds: float, at_least: int = MIN_REQUESTS, stop: bool = False) -> Outcome:
+    """Run all clients. stop: send SIGTERM to the server under load."""
+    outcome, until = Outcome(), time.monotonic() + seconds
+    clients = [client(server, expected, outcome, seed=seed, until=until, at_least=at_least) for seed in range(CLIENTS)]
+    tasks = [asyncio.create_task(each) for each in clients]
+    if stop:
+        await asyncio.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
     await asyncio.gather(*tasks)
     return outcome
 
@@ -113,11 +107,12 @@ def model_of(world: World, folder: Path) -> tuple[Path, Predictions]:
     return folder, dict(zip(texts, Predictor.load(folder).probabilities(texts).tolist(), strict=True))
 
 
-def clients(world: World, scratch: Path, *, seconds: float) -> Figure:
-    """R7: no wrong prediction, no 5xx, bounded memory and waiting time; then SIGTERM under load."""
-    figure = Figure("R7", f"{CLIENTS} clients for {seconds:g} s, a fifth of their requests malformed: right answers or one line")
+@measured("R7", f"{CLIENTS} clients, a fifth of their requests malformed: right answers or one line")
+def clients(figure: Figure, world: World, scratch: Path, *, seconds: float) -> None:
+    """No wrong prediction, no 5xx, bounded memory and waiting time; then SIGTERM under load."""
+    figure.what = figure.what.replace("clients", f"clients for {seconds:g} s")
     folder, expected = model_of(world, scratch / "export")
-    with figure.timed(), serving(folder, "--max-wait", str(WAIT_SECONDS), "--queue-texts", "512") as server:
+    with serving(folder, "--max-wait", str(WAIT_SECONDS), "--queue-texts", "512") as server:
         asyncio.run(load(server, expected, seconds=1))
         before = server.rss_bytes
         outcome = asyncio.run(load(server, expected, seconds=seconds))
@@ -133,11 +128,10 @@ def clients(world: World, scratch: Path, *, seconds: float) -> Figure:
         figure.check(grown < 60, f"memory grew by {grown:.0f} MB")
         figure.notes.append(f"{outcome.statuses[200]:,} answered, p99 {p99:.2f} s, {grown:+.0f} MB")
         began = time.monotonic()
-        _check_responses(figure, asyncio.run(load_and_stop(server, expected)))
+        _check_responses(figure, asyncio.run(load(server, expected, seconds=15, at_least=0, stop=True)))
         figure.check(server.process.wait(timeout=PATIENCE) == 0, f"exit {server.process.returncode} at SIGTERM")
         figure.check_time((waited := time.monotonic() - began) < 10, f"{waited:.1f} s until the server ended")
         figure.check(len(server.lines) == 2, f"printed {server.lines}")
-    return figure
 
 
 def _check_responses(figure: Figure, outcome: Outcome) -> None:
@@ -147,19 +141,16 @@ def _check_responses(figure: Figure, outcome: Outcome) -> None:
     figure.failures += outcome.unexpected[:20]
 
 
-def stops(world: World, scratch: Path, *, times: int, seed: int = 3) -> Figure:
-    """R8, servers: SIGTERM at random moments, while the server loads and after."""
-    figure = Figure("R8", "SIGTERM to `cramlm serve`, loading or loaded: exit 0 within 10 s")
+@measured("R8", "SIGTERM to `cramlm serve`, loading or loaded: exit 0 within 10 s")
+def stops(figure: Figure, world: World, scratch: Path, *, times: int, seed: int = 3) -> None:
     folder, _ = model_of(world, scratch / "export")
     rng, slowest = random.Random(seed), 0.0
-    with figure.timed():
-        for number in range(times):
-            with serving(folder, ready=number % 2 == 0) as server:
-                time.sleep(rng.random() * 2)
-                code, seconds = server.stop()
-            figure.trials += 1
-            slowest = max(slowest, seconds)
-            figure.check(code == 0, f"trial {number}: exit {code}")
-            figure.check_time(seconds < 10, f"trial {number}: {seconds:.1f} s")
+    for number in range(times):
+        with serving(folder, ready=number % 2 == 0) as server:
+            time.sleep(rng.random() * 2)
+            code, seconds = server.stop()
+        figure.trials += 1
+        slowest = max(slowest, seconds)
+        figure.check(code == 0, f"trial {number}: exit {code}")
+        figure.check_time(seconds < 10, f"trial {number}: {seconds:.1f} s")
     figure.notes.append(f"slowest {slowest:.2f} s")
-    return figure

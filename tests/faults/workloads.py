@@ -37,7 +37,7 @@ from cramlm.retrieval.selection import select_documents
 from cramlm.storage.artifacts import MANIFEST, hash_json, verify
 from tiny_task import tiny_config, write_task
 
-Action: TypeAlias = Callable[[Path], None]
+Action: TypeAlias = Callable[[Path], object]
 TIMED = ("fit.json", "phase.json", "plan.json", "scores.json", "provenance.json", "README.md")  # contain seconds: equal runs differ
 
 
@@ -92,12 +92,8 @@ class Workload:
                 allowed.setdefault(published, set()).add(value)
         return States(allowed, results(folder / "end"))
 
-    def check_recovery(self, figure: Figure, where: str, folder: Path, states: States) -> None:
-        """Check a folder after a fault: each result is old or new, and the same command finishes with the undisturbed results."""
-        check_states(figure, where, folder, states)
-        self.check_next_run(figure, where, folder, states)
-
     def check_next_run(self, figure: Figure, where: str, folder: Path, states: States) -> None:
+        """Check that the same command finishes with the undisturbed results."""
         code = self.run(folder)
         figure.check(code == 0, f"{where}: the next run exits {code}")
         figure.check(states.end.items() <= results(folder).items(), f"{where}: the end differs from the undisturbed one")
@@ -121,7 +117,6 @@ class World:
         (folder / "run.toml").write_text(to_toml(config), "utf-8")
         cramlm.pipeline.run.run(config, out=folder / "run", store=folder / "store")
         torch.set_num_threads(1)
-        assert config.corpus is not None
         build_catalog(config.corpus, folder / "catalog", workers=1)
         gc.collect()
         gc.freeze()  # garbage collection in a child would copy every page of this process: two thirds of its time
@@ -129,11 +124,10 @@ class World:
 
     def workloads(self) -> dict[str, Workload]:
         """Return the workloads by name, in the order of a run. `train` and `finish` continue a run whose earlier stages are done."""
-        assert self.config.corpus is not None
         fewer = self.config.corpus.model_copy(update={"passage_words": 20})
         after_training = ("logit-adjustment", "evaluation", "export", "report.html")
         all_ = (
-            Workload("index", self.index, older=lambda folder: void(build_catalog(fewer, folder, workers=1))),
+            Workload("index", self.index, older=lambda folder: build_catalog(fewer, folder, workers=1)),
             Workload("select", self.select, older=functools.partial(self.select, top_k=5)),
             Workload(
                 "train", self.fit, before=functools.partial(self.copy_run, without=("phase-*", *after_training)), until=after_training[0]
@@ -149,7 +143,6 @@ class World:
 
     def index(self, folder: Path) -> None:
         """`cramlm index`."""
-        assert self.config.corpus is not None
         build_catalog(self.config.corpus, folder, workers=1)
 
     def select(self, folder: Path, top_k: int = 20) -> None:
@@ -182,11 +175,7 @@ def fault_config(paths: dict[str, str]) -> dict[str, Any]:
     return config
 
 
-def void(value: object) -> None:
-    """Drop a value, so that a lambda with a call returns None."""
-
-
-def in_child(action: Callable[[], None]) -> Callable[[], int]:
+def in_child(action: Callable[[], object]) -> Callable[[], int]:
     """Return a function that runs `action` and returns the exit code of the command line (1, with a traceback, for other errors)."""
 
     def body() -> int:
@@ -226,7 +215,7 @@ def finish(pid: int, *, within: float = 600.0) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def run_child(action: Callable[[], None]) -> int:
+def run_child(action: Callable[[], object]) -> int:
     """Run `action` in a forked child; return its exit code, or minus the signal."""
     return finish(start(in_child(action)))
 
