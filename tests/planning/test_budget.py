@@ -1,4 +1,4 @@
-"""The planner: what it leaves alone, what it sets, and what it refuses."""
+"""The planner: what it leaves alone, what it sets, and what it refuses; the forecast cost of a run, beside the resources of the machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import PhaseConfig
 from cramlm.config.terms import Classify, Distil
-from cramlm.errors import UsageError
+from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.planning.budget import (
     DROPOUT,
     EVALUATION_SPEEDUP,
@@ -32,8 +33,10 @@ from cramlm.planning.budget import (
     plan_selection,
     row_length,
 )
+from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, forecast_cost
 from cramlm.planning.plan import forecast_runs
-from cramlm.recipes import RECIPES, finetune_phase, joint_phase
+from cramlm.planning.speed import Measurement
+from cramlm.recipes import RECIPES, finetune_phase, joint_phase, tlm
 from cramlm.records import silent
 
 SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
@@ -48,10 +51,6 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
     except UsageError:
         assert seconds * rate < 22 * 4096 / 0.7 + 8 * SIZES.dev_tokens  # only a budget that buys fewer than 20 steps is refused
         return
-    assert joint.steps is not None
-    assert finetune.steps is not None
-    assert joint.evaluate_every is not None
-    assert finetune.evaluate_every is not None
     evaluations = 1 + -(-finetune.steps // finetune.evaluate_every)  # the joint phase's end, and during the next
     training = joint.steps * 4096 / speed.joint + finetune.steps * 32 * 50 / speed.finetune
     spent = training + evaluations * SIZES.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
@@ -192,3 +191,43 @@ def test_a_linear_model_has_no_plan(recipe: str) -> None:
     config = RECIPES[recipe](train="", corpus=["raw"])
     with pytest.raises(UsageError, match=f"model '{recipe}' is linear"):
         forecast_runs([config], emit=silent)
+
+
+FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "line"),
+    [
+        (2_900_000_000, 9_000_000_000, "needs about 3.0 GB of memory and 2.9 GB are available; pass a smaller"),
+        (None, 1_900_000_000, "runs/x: this run needs about 2.0 GB of disk and 1.9 GB are free; free space, or pass"),
+    ],
+)
+def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers(memory: int | None, disk: int, line: str) -> None:
+    with pytest.raises(EnvironmentFault, match=line):
+        check_resources(FORECAST, memory=memory, disk=disk, folder="runs/x")
+
+
+def test_a_run_that_just_fits_is_not_refused() -> None:
+    check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
+
+
+def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0) -> CostForecast:
+    texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
+    return forecast_cost(tlm(train="", corpus=["corpus.txt"]), budget, texts, Machine(measured, measured, 1000))
+
+
+def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never() -> None:
+    busy = Measurement(100.0, 2, 0.2, 1e7, None)
+    for budget in (Budget(seconds=20.0), Budget(flops=1e13)):
+        assert all(phase.steps for phase in forecast(budget, busy).phases)
+    with pytest.raises(UsageError, match="at least 20 are needed"):
+        forecast(Budget(flops=1e10), busy)
+
+
+def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -> None:
+    quiet = Measurement(10_000.0, 1, 1.0, 1e7, None)
+    none, some, many = (sum(forecast(Budget(seconds=600.0), quiet, size).phase_seconds) for size in (0, 500_000_000, 5_000_000_000))
+    assert none == pytest.approx(600, rel=0.05)
+    assert some == pytest.approx(600 - 25 - 27 - 6, rel=0.05)
+    assert many > 250, "of a larger corpus a sample is counted"
