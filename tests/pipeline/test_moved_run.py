@@ -17,6 +17,7 @@ from commands import printed, succeed
 from cramlm.config.run import load_config
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
+from cramlm.storage.artifacts import MANIFEST
 from hub_stand_in import running_hub
 from jsonl import write_jsonl
 from server_process import PATIENCE, serving
@@ -150,4 +151,5 @@ def test_attention(moved: Path, tmp_path: Path) -> None:
 
 
 def test_verify(moved: Path) -> None:
-    assert "folders verified" in printed("verify", moved)
+    shown = printed("verify", moved)
+    assert f"{len(list(moved.rglob(MANIFEST)))} folders verified" in shown

@@ -46,7 +46,7 @@ def fit(folder: Path, **changes: Any) -> Path:
 def terms_of(run: Path) -> dict[str, set[str]]:
     """Phase -> terms of its loss in the log."""
     terms: dict[str, set[str]] = {}
-    for event in map(json.loads, (run / "events.jsonl").read_text("utf-8").splitlines()):
+    for event in read_jsonl(run / "events.jsonl"):
         if event["kind"] == "step":
             found = {name for name in event["data"] if name.rpartition("_")[2] in ("external", "task")}
             terms.setdefault(event["stage"].split("-", 2)[2], set()).update(found)

@@ -149,15 +149,23 @@ def test_stages_that_are_built_again_decode_the_passages_once(copied: Finished, 
     assert set(decoded) == {1}
 
 
-def test_a_changed_setting_rebuilds_its_stage_and_later_ones_with_a_reason(copied: Finished) -> None:
-    changed = json.loads(json.dumps(copied.config))
-    changed["phases"][1]["steps"] = 12
-    events = copied.again(changed)
-    stale = {event.stage: event.message for event in events if event.kind == "stale"}
+def test_a_changed_setting_or_test_file_rebuilds_its_stage_and_later_ones_with_a_reason(copied: Finished, tmp_path: Path) -> None:
+    def again(changed: dict[str, Any]) -> tuple[set[str], dict[str, str]]:
+        """The stages that are up to date, and why the others are not."""
+        events = copied.again(changed)
+        stale = {event.stage: event.message for event in events if event.kind == "stale"}
+        return {event.stage for event in events if event.kind == "up_to_date"}, stale
+
+    joint, finetune = copied.config["phases"]
+    changed = {**copied.config, "phases": [joint, finetune | {"steps": 12}]}
+    kept, stale = again(changed)
     assert "steps 16 -> 12" in stale["phase-2-finetune"]
-    kept = {event.stage for event in events if event.kind == "up_to_date"}
     assert {"selection", "tokenizer", "phase-1-joint"} <= kept
     assert not kept & {"phase-2-finetune", "evaluation", "export"}
+    shorter = write_jsonl(tmp_path / "test.jsonl", read_jsonl(copied.config["task"]["test"])[:10])
+    kept, stale = again({**changed, "task": changed["task"] | {"test": str(shorter)}})
+    assert {"baseline", "tokenizer"} <= kept
+    assert "evaluation" in stale
 
 
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])
@@ -176,8 +184,8 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_dev_predictions(
 
 
 def test_dev_predictions_of_another_config_are_not_used(finished: Finished, tmp_path: Path) -> None:
-    other = json.loads(json.dumps(finished.config))
-    other["phases"][1] |= {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}
+    joint, finetune = finished.config["phases"]
+    other = {**finished.config, "phases": [joint, finetune | {"evaluate_every": 1, "optimizer": {"learning_rate": 0.02}}]}
     fit_and_stop(other, tmp_path / "run", finished.store, "phase-2-finetune", after=3)
     for checkpoint in (tmp_path / "run/.work/phase-2-finetune").glob("step-*"):
         shutil.rmtree(checkpoint)  # as if it had been killed before its first one
@@ -207,22 +215,13 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
     made = load_config(shortened(changed))
     run(made, out=out, store=finished.store)
     assert stages_of(made) == ran_stages(out), "those of a dry run"
-    fitted = {
-        name: (out / stage / "fit.json").is_file() for name, stage in (("tfidf", "baseline"), ("bayes", "bayes"), ("static", "static"))
-    }
-    assert fitted == {name: name in teachers for name in fitted}
+    stages = {"tfidf": "baseline", "bayes": "bayes", "static": "static"}
+    assert {name for name, stage in stages.items() if (out / stage / "fit.json").is_file()} == set(teachers)
     assert (out / "teacher").exists() == bool(teachers)
     scores = json.loads((out / "evaluation/scores.json").read_bytes())
     assert list(scores["models"]) == list(scores["comparison"]["cross_fitted"]) == ["tlm"]
     assert not list(out.rglob("*-static.jsonl")) + list(out.rglob("*-tfidf.jsonl"))
     assert all("test" not in json.loads(path.read_bytes()) for path in out.glob("*/fit.json"))
-
-
-def test_another_test_file_does_not_refit_the_linear_models(copied: Finished, tmp_path: Path) -> None:
-    shorter = write_jsonl(tmp_path / "test.jsonl", read_jsonl(copied.config["task"]["test"])[:10])
-    events = copied.again({**copied.config, "task": copied.config["task"] | {"test": str(shorter)}})
-    assert {"baseline", "tokenizer"} <= {event.stage for event in events if event.kind == "up_to_date"}
-    assert "evaluation" in {event.stage for event in events if event.kind == "stale"}
 
 
 def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: Path) -> None:
@@ -237,15 +236,6 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
     assert "zyxwvut" in (tmp_path / "run/selection/dropped.jsonl").read_text("utf-8")
     for name in ("selection/selection.arrow", "tokenizer/tokenizer.json", "export/tokenizer.json"):
         assert b"zyxwvut" not in (tmp_path / "run" / name).read_bytes()
-
-
-def test_labels_only_needs_no_corpus_and_exports_no_language_model(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = tiny_config(paths, corpus=None, retriever=None, tokens_per_second=None)  # which is measured then
-    config["phases"] = config["phases"][1:]
-    finished = run(load_config(shortened(config)), out=tmp_path / "run", store=tmp_path / "store")
-    assert (finished.export / "model.safetensors").is_file()
-    assert not (finished.export / "mlm").exists()
 
 
 def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_training(tmp_path: Path) -> None:
@@ -264,14 +254,6 @@ def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_train
             emit=count_threads,
         )
     assert threads == {1}
-
-
-def test_a_run_without_budget_or_steps_names_the_options(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = tiny_config(paths)
-    config["phases"][0]["steps"] = None
-    with pytest.raises(UsageError, match="--budget"):
-        run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
 
 
 def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
@@ -320,12 +302,11 @@ def test_the_teacher_labels_pieces_of_passages_and_training_texts(finished: Fini
     passages = Tokenizer.load(folder / "tokenizer").pieces(selected, max_length=32)[1]
     assert soft.shape == (len(passages), 2)
     np.testing.assert_allclose(soft.sum(axis=1), 1, rtol=1e-5)
-    hill = np.array([sum(word in TOPICS["hill"] for word in text.split()) for text in passages])
-    sea = np.array([sum(word in TOPICS["sea"] for word in text.split()) for text in passages])
+    hill, sea = (np.array([sum(word in TOPICS[topic] for word in text.split()) for text in passages]) for topic in ("hill", "sea"))
     clear = abs(hill - sea) > 3
     assert ((soft[:, 0] > soft[:, 1]) == (hill > sea))[clear].mean() > 0.95
-    steps = [event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "step"]
     assert own.shape == (len(read_jsonl(finished.config["task"]["train"])), 2)
+    steps = [event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "step"]
     distilled = {event["stage"] for event in steps if {"distil_external", "distil_task"} & set(event["data"])}
     assert distilled == {"phase-1-joint", "phase-2-finetune"}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
-from commands import Result, cramlm, error_line
+from commands import cramlm, error_line
 from cramlm.config.run import RunConfig, load_config, to_toml
 from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
@@ -86,8 +87,7 @@ def test_a_file_with_other_texts_gets_a_new_folder(place: Path) -> None:
     first = folder_of(config)
     save_task(read_task(config.task, seed=config.seed), first, emit=silent)
     assert folder_of(config) == first
-    with Path("sea/test.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"text": "wave ship", "label": "sea"}) + "\n")
+    rewrite("sea/test.jsonl", " old ", " ancient ")
     assert folder_of(config) == Path("runs/sea-tlm-2")
 
 
@@ -133,8 +133,7 @@ def test_another_task_is_refused_with_a_remedy(place: Path, monkeypatch: pytest.
         UsageError, match=r"run: holds a run on other training texts \(.*/sea/train\.jsonl\); pass another --out, or --over"
     ):
         refuse(folder, config_of("other"))
-    for split in ("train", "dev", "test"):
-        rewrite(f"sea/{split}.jsonl", '"label": "hill"', '"label": "lake"')
+    other_task()
     with pytest.raises(UsageError, match=r"run: holds a run with other labels \('hill', 'sea'\), sea/train\.jsonl has 'lake', 'sea'; pass"):
         refuse(folder, config_of())
     elsewhere = place / "elsewhere"
@@ -190,10 +189,8 @@ def small_config(**changes: Any) -> RunConfig:
 
 def test_the_record_of_a_finished_run_has_every_stage(copied: Path) -> None:
     record = read_record(Path("run"))
-    assert record is not None
     assert record.finished
     assert set(record.stages) == {path.parent.name for path in Path("run").glob("*/manifest.json")}
-    assert unfinished(small_config(), out=Path("run"), store="store") is None
 
 
 def test_unfinished_changes_nothing(copied: Path) -> None:
@@ -283,8 +280,7 @@ def test_a_folder_with_hidden_files_or_of_a_call_that_failed_at_once_is_taken(co
 
 def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
     """As a kill between the two writes leaves it."""
-    with Path("run/run.toml").open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
+    rewrite("run/run.toml", "seed = ", "# changed\nseed = ")
     assert read_record(Path("run")).stages == {}  # type: ignore[union-attr]
     assert not read_run(Path("run")).finished
 
@@ -311,7 +307,6 @@ def test_another_recipe_name_rebuilds_the_evaluation(copied: Path) -> None:
     run(small_config(name="mine"), out="run", store="store")
     facts = read_run(Path("run"))
     assert facts.own_scores["test"]["rows"] == 16
-    assert facts.scores is not None
     assert "tlm" not in facts.scores["models"]
 
 
@@ -341,7 +336,7 @@ def test_bad_input_creates_no_folder(place: Path) -> None:
     assert not Path("runs").exists()
 
 
-def fit(*options: str) -> Result:
+def fit(*options: str) -> CompletedProcess[str]:
     """`cramlm fit` with `small_config`."""
     Path("tiny.toml").write_text(to_toml(small_config()), "utf-8")
     return cramlm("fit", "--config", "tiny.toml", "--store", "store", *options)

@@ -22,6 +22,9 @@ from tiny_task import tiny_config, write_task
 ALL = set(SHARED) - {SOFT_LABELS} | {"teacher"}  # names of stages: events have that of the whole stage
 
 
+NO_PATHS = dict.fromkeys(("train", "dev", "test", "corpus"), "")
+
+
 def short_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
     """Return a config with phases of two steps: only what surrounds training matters."""
     config = tiny_config(paths, tokens_per_second=1e6, baseline={"c": [3.0]})
@@ -87,6 +90,7 @@ def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_
         ({"tokenizer": {"vocab_size": 150}}, ALL - {"tokenizer", "tokens", "embedding", "teacher"}),
         ({"teacher": {"passage_share": 0.25}}, ALL - {"teacher"}),
         ({"budget": "1e13flops"}, ALL - {"selection"}),  # another bound, the same passages
+        ({"name": "other", "phases": [short_config(NO_PATHS)["phases"][0] | {"external": 1, "steps": 3}]}, ALL),  # another recipe
     ],
 )
 def test_a_changed_setting_builds_the_stages_that_depend_on_it(changes: dict[str, Any], same: set[str], store: Store) -> None:
@@ -96,11 +100,12 @@ def test_a_changed_setting_builds_the_stages_that_depend_on_it(changes: dict[str
 
 
 @pytest.mark.parametrize(
-    ("split", "same"), [("train", set()), ("dev", {"tokenizer", "embedding"}), ("test", ALL - {"selection", "tokens"})]
+    ("name", "same"),
+    [("train", set()), ("dev", {"tokenizer", "embedding"}), ("test", ALL - {"selection", "tokens"}), ("corpus", {"baseline"})],
 )
-def test_a_changed_text_of_the_task_builds_the_stages_that_read_it(split: str, same: set[str], store: Store) -> None:
+def test_a_changed_text_of_the_task_or_the_corpus_builds_the_stages_that_read_it(name: str, same: set[str], store: Store) -> None:
     store.fit()
-    file = Path(store.paths[split])
+    file = Path(store.paths[name])
     file.write_text(file.read_text("utf-8").replace("wave", "billow", 1), "utf-8")
     store.fit()
     assert store.reused() == same
@@ -125,21 +130,6 @@ def test_a_seed_that_samples_texts_is_part_of_what_is_shared(store: Store, monke
     store.fit()
     store.fit(seed=4)
     assert store.reused() == {"selection", "tokenizer", "tokens"}
-
-
-def test_a_changed_corpus_builds_all_but_the_baseline(store: Store) -> None:
-    store.fit()
-    with Path(store.paths["corpus"]).open("a", encoding="utf-8") as file:
-        file.write('{"text": "the gull and the anchor near the reef on the island of the captain"}\n')
-    store.fit()
-    assert store.reused() == {"baseline"}
-
-
-def test_another_recipe_on_the_same_texts_shares_the_linear_models_and_the_text(store: Store) -> None:
-    store.fit()
-    phases = short_config(store.paths)["phases"]
-    store.fit(name="other", phases=[phases[0] | {"external": 1, "steps": 3}])
-    assert store.reused() == ALL
 
 
 def test_no_stage_is_shared_with_a_limit_of_zero(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,11 +46,7 @@ def test_each_piece_of_a_passage_has_its_weight_and_equal_weights_are_none(tmp_p
         chosen = publish_selection(tmp_path / name, ["kinase " * 40, "river bank"], weights)
         pool = external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16)
         assert len(pool) > 2
-        if name == "equal":
-            assert pool.weights is None
-        else:
-            assert pool.weights is not None
-            assert pool.weights.tolist() == [1.5] * (len(pool) - 1) + [0.5]
+        assert pool.weights is None if name == "equal" else pool.weights.tolist() == [1.5] * (len(pool) - 1) + [0.5]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,6 @@ def test_the_stage_tokens_equals_encoding_the_texts_again(pair: str | None, tmp_
     config = load_config(tiny_config(write_task(tmp_path / "data")))
     text = tokens(context(config, task, tmp_path), chosen, tokenizer)
     cached, encoded = text.tokenizer, text.selection
-    assert encoded is not None
     assert encoded.spans is not None, "the recipe has a linear teacher"
     with counting() as counts:
         results = [

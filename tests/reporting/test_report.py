@@ -228,12 +228,14 @@ def test_an_error_of_the_page_is_a_warning_after_a_finished_fit(copied: Path) ->
     assert "cramlm report" in events[0].message
 
 
-def test_a_labels_only_run_without_test_file_says_what_is_missing(reported: Path, tmp_path: Path) -> None:
+def test_a_labels_only_run_without_test_file_says_what_is_missing_and_exports_no_language_model(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    data = tiny_config(paths, corpus=None, retriever=None, baseline={"enabled": False})
+    data = tiny_config(paths, corpus=None, retriever=None, baseline={"enabled": False}, tokens_per_second=None)  # which is measured then
     data["task"].pop("test")
     data["phases"] = [{**data["phases"][1], "steps": 4}]
-    run(load_config(data), out=tmp_path / "run", store=tmp_path / "store")
+    export = run(load_config(data), out=tmp_path / "run", store=tmp_path / "store").export
+    assert (export / "model.safetensors").is_file()
+    assert not (export / "mlm").exists()
     words = Page((tmp_path / "run/report.html").read_text("utf-8")).words
     assert "nothing was retrieved" in words
     assert "There is no test file" in words
