@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, NoReturn
 
 import torch
@@ -26,19 +27,10 @@ from typer.testing import CliRunner
 from cramlm.cli.app import main
 
 
-@dataclass(frozen=True)
-class Result:
-    """Named as in `subprocess.CompletedProcess`, so that a test can run a command in a process of its own instead."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def cramlm(
     *arguments: str | Path, stdin: str | None = None, cwd: Path | None = None, environment: Mapping[str, str] | None = None
-) -> Result:
-    """Run `cramlm ARGUMENTS` as a process would, without loading everything again."""
+) -> CompletedProcess[str]:
+    """Run `cramlm ARGUMENTS` as `subprocess.run` would, without loading everything again."""
     with _process_state(), CliRunner().isolation(input=stdin, env=environment) as (stdout, stderr, _):
         sys.argv = ["cramlm", *map(str, arguments)]
         if cwd is not None:
@@ -50,10 +42,10 @@ def cramlm(
         sys.stdout.flush()
         sys.stderr.flush()
         assert isinstance(code, int)
-        return Result(code, stdout.getvalue().decode(), stderr.getvalue().decode())
+        return CompletedProcess(sys.argv, code, stdout.getvalue().decode(), stderr.getvalue().decode())
 
 
-def succeed(*arguments: str | Path, **options: Any) -> Result:
+def succeed(*arguments: str | Path, **options: Any) -> CompletedProcess[str]:
     """Run a command as `cramlm` does; it must exit with 0."""
     result = cramlm(*arguments, **options)
     assert result.returncode == 0, result.stderr
@@ -65,7 +57,7 @@ def printed(*arguments: str | Path, **options: Any) -> str:
     return succeed(*arguments, **options).stdout
 
 
-def error_line(result: Result | subprocess.CompletedProcess[str], code: int) -> str:
+def error_line(result: CompletedProcess[str], code: int) -> str:
     """Return the last line of a command that exits with `code`, without `cramlm: error: `; no traceback may precede it."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
@@ -80,6 +72,22 @@ def python(code: str, *arguments: str | Path, **environment: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+COMMANDS = """
+import json, sys
+from cramlm.cli.app import app
+
+for command in json.loads(sys.argv[1]):
+    app(command, standalone_mode=False)
+print(json.dumps(sorted(set(sys.argv[2:]) & set(sys.modules))))
+"""
+
+
+def imported_by(commands: Iterable[Iterable[str | Path]], *packages: str) -> list[str]:
+    """Run commands in one new interpreter; return those of the packages that it has imported then."""
+    shown = python(COMMANDS, json.dumps([[*map(str, command)] for command in commands]), *packages)
+    return list(json.loads(shown.splitlines()[-1]))
 
 
 def start(*arguments: str | Path, environment: Mapping[str, str] | None = None, prepare: Callable[[], None] | None = None) -> Child:

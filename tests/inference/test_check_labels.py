@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from commands import cramlm
+from commands import cramlm, error_line
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import read_labelled
 from cramlm.inference.label_errors import find_suspicious_rows
 from cramlm.records import Event
 from cramlm.storage.artifacts import MANIFEST
+from jsonl import read_jsonl, write_jsonl, write_labelled
 
 WRONG = 7  # a line whose label is swapped
 
@@ -22,12 +23,9 @@ WRONG = 7  # a line whose label is swapped
 @pytest.fixture
 def corrupted(tiny_run: Path, tmp_path: Path) -> Path:
     """The training file of the run with one wrong label."""
-    lines = (tiny_run / "data/train.jsonl").read_text("utf-8").splitlines()
-    row = {"text": "ship harbour sailor tide anchor reef gull captain island", "label": "hill"}
-    lines[WRONG - 1] = json.dumps(row)
-    path = tmp_path / "train.jsonl"
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
+    rows = read_jsonl(tiny_run / "data/train.jsonl")
+    rows[WRONG - 1] = {"text": "ship harbour sailor tide anchor reef gull captain island", "label": "hill"}
+    return write_jsonl(tmp_path / "train.jsonl", rows)
 
 
 def found(model: Path, train: Path) -> tuple[list[Any], list[Event]]:
@@ -64,28 +62,23 @@ def test_an_exported_model_uses_its_linear_model(finished: Path, corrupted: Path
     assert found(copied / "combination" / "tfidf", corrupted)[0][0].location == f"{corrupted}:{WRONG}"
     (copied / MANIFEST).unlink()
     shutil.rmtree(copied / "combination")
-    result = cramlm("check", corrupted, "--model", copied)
-    assert result.returncode == 2
-    assert "holds no linear model" in result.stderr.strip().splitlines()[-1]
+    assert "holds no linear model" in error_line(cramlm("check", corrupted, "--model", copied), 2)
 
 
 def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_path: Path) -> None:
-    several = tmp_path / "several.jsonl"
-    several.write_text('{"text": "a b", "label": ["sea"]}\n{"text": "c d", "label": []}\n', "utf-8")
-    result = cramlm("check", several, "--model", finished, "--task-type", "multi-label")
-    assert (result.returncode, "one label each" in result.stderr.strip().splitlines()[-1]) == (2, True)
-    strange = tmp_path / "strange.jsonl"
-    strange.write_text('{"text": "a b", "label": "sea"}\n{"text": "c d", "label": "lake"}\n', "utf-8")
-    result = cramlm("check", strange, "--model", finished)
-    assert result.returncode == 3
-    assert "strange.jsonl:2: label 'lake' is none of the model's" in result.stderr.strip().splitlines()[-1]
-    assert cramlm("check", corrupted, "--model", tmp_path).returncode == 5
+    several = write_labelled(tmp_path / "several.jsonl", [("a b", ["sea"]), ("c d", [])])
+    strange = write_labelled(tmp_path / "strange.jsonl", [("a b", "sea"), ("c d", "lake")])
+    for arguments, code, needle in (
+        ((several, "--model", finished, "--task-type", "multi-label"), 2, "one label each"),
+        ((strange, "--model", finished), 3, "strange.jsonl:2: label 'lake' is none of the model's"),
+        ((corrupted, "--model", tmp_path), 5, str(tmp_path)),
+    ):
+        assert needle in error_line(cramlm("check", *arguments), code)
 
 
 def test_in_a_run_of_naive_bayes_its_regression_predicts_the_texts_out_of_fold(linear_runs: Path, tmp_path: Path) -> None:
     train = linear_runs / "data/train.jsonl"
     assert found(linear_runs / "bayes", train)[0] == found(linear_runs / "tfidf", train)[0]
     alone = shutil.copytree(linear_runs / "bayes/export", tmp_path / "alone")
-    result = cramlm("check", train, "--model", alone)
-    assert result.returncode == 2
-    assert "holds no linear model to predict training texts out of fold (tfidf or static)" in result.stderr.strip().splitlines()[-1]
+    needle = "holds no linear model to predict training texts out of fold (tfidf or static)"
+    assert needle in error_line(cramlm("check", train, "--model", alone), 2)

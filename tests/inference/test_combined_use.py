@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import printed
+from commands import imported_by, printed
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, CombinedPredictor
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST
-from jsonl import read_jsonl
+from jsonl import read_jsonl, write_labelled
 from tiny_task import TOPICS
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
@@ -63,6 +63,24 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
     assert len(different) == 4
 
 
+@pytest.mark.parametrize(
+    ("model_part", "packages"),
+    [
+        ("static", ["torch", "transformers", "sklearn", "numba", "pyarrow"]),
+        ("combined", ["transformers", "sklearn", "numba", "pyarrow", "sympy"]),
+    ],
+)
+def test_predicting_evaluating_embedding_and_choosing_texts_do_not_import(
+    model_part: str, packages: list[str], finished: Path, tmp_path: Path
+) -> None:
+    """Importing one of these takes longer than a prediction."""
+    texts = write_labelled(tmp_path / "texts.jsonl", [(f"a ship near the harbour, {count}", "sea") for count in range(3)])
+    commands = [(name, finished, texts, "--model-part", model_part) for name in ("predict", "evaluate", "label-next")]
+    vectors = ("embed", finished, texts, "--out", tmp_path / "vectors.npy")
+    commands.append((*vectors, "--model-part", "static" if model_part == "static" else "encoder"))
+    assert imported_by(commands, *packages) == []
+
+
 def test_a_combined_prediction_does_not_depend_on_the_other_texts(finished: Path) -> None:
     predictor = Predictor.load(finished / "export")
     alone = np.concatenate([predictor.probabilities([text]) for text in TEXTS])
@@ -71,8 +89,6 @@ def test_a_combined_prediction_does_not_depend_on_the_other_texts(finished: Path
 
 def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> None:
     exact, auto = (Predictor.load(finished / "export", precision=precision) for precision in ("fp32", "auto"))
-    assert isinstance(exact, CombinedPredictor)
-    assert isinstance(auto, CombinedPredictor)
     models = exact.models
     for word in TOPICS["sea"]:
         text = f"the old {word} was near the summit"

@@ -13,6 +13,7 @@ from commands import cramlm, error_line, printed
 from cramlm.errors import UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
+from cramlm.model.kernels.torch import no_dropout
 from jsonl import write_jsonl
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley", "tide reef, and a stone cabin in the old forest by the sea", "sea"]
@@ -31,17 +32,11 @@ def test_vectors_are_the_input_of_the_classifier_in_the_order_of_the_texts(finis
     assert np.allclose(vectors, alone, atol=1e-5)
     model = load_classifier(finished / "export").model
     with torch.no_grad():
-        logits = model.classifier(torch.from_numpy(vectors), dropout=model_without_dropout()).numpy()
+        logits = model.classifier(torch.from_numpy(vectors), dropout=no_dropout()).numpy()
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     assert np.allclose(odds / odds.sum(axis=1, keepdims=True), predictor.probabilities(TEXTS), atol=1e-5)
     assert (Predictor.load(finished / "export").embeddings(TEXTS) == vectors).all()
     assert predictor.embeddings([]).shape == (0, 32)
-
-
-def model_without_dropout() -> object:
-    from cramlm.model.kernels.torch import no_dropout
-
-    return no_dropout()
 
 
 def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_path: Path) -> None:

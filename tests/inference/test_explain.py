@@ -11,7 +11,7 @@ import pytest
 from commands import printed
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.base import word_spans
-from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
+from cramlm.inference.explain import explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.predictor import Predictor, held_out
 from cramlm.model.tokenizer import Tokenizer
@@ -23,9 +23,7 @@ TEXT = "The old ship was near the harbour, and a Sailor on the path to the islan
 
 @pytest.fixture(scope="module")
 def predictor(finished: Path) -> Predictor:
-    encoder = Predictor.load(finished / "export", model_part="encoder")
-    assert isinstance(encoder, Predictor)
-    return encoder
+    return Predictor.load_encoder(finished / "export")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,8 @@ def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished
         column = predictor.labels.index(explanation.label)
         top = sorted(explanation.words, key=lambda word: -word.contribution)[:3]
         sampled = [explanation.words[index] for index in generator.permutation(len(explanation.words))[:3]]
-        remaining = predictor.probabilities([_without(words, explanation) for words in (top, sampled)])[:, column]
+        texts = [" ".join(word.text for word in explanation.words if word not in removed) for removed in (top, sampled)]
+        remaining = predictor.probabilities(texts)[:, column]
         without_top.append(explanation.probability - remaining[0])
         without_random.append(explanation.probability - remaining[1])
     assert np.mean(without_top) > np.mean(without_random) + 0.05
@@ -114,7 +113,3 @@ def test_explain_errors_are_one_line(predictor: Predictor) -> None:
     with pytest.raises(CramError, match="lone surrogate"):
         explain(predictor, "a \ud800")
     assert explain(predictor, "\u200e").words == ()
-
-
-def _without(removed: list[ExplainedWord], explanation: Explanation) -> str:
-    return " ".join(word.text for word in explanation.words if word not in removed)
