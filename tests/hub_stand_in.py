@@ -124,17 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
             if repository is None:
                 return self._missing("RepoNotFound")
             wanted = json.loads(body)["paths"] if b"{" in body[:1] else re.findall(r"paths=([^&]+)", unquote(body.decode()))
-            found = [
-                {"type": "file", "path": name, "oid": repository.describe(name)["blobId"], **_with_oid(repository.describe(name))}
-                for name in wanted
-                if name in repository.files
-            ]
-            folders = [
-                {"type": "directory", "path": name, "oid": "0" * 40}
-                for name in wanted
-                if any(file.startswith(f"{name}/") for file in repository.files)
-            ]
-            return self._json(found + folders)
+            folders = [name for name in wanted if any(file.startswith(f"{name}/") for file in repository.files)]
+            return self._json([_entry(repository, name) for name in wanted if name in repository.files] + list(map(_folder, folders)))
         if path.startswith("/blobs/"):  # such a url carries its own permission
             hub.blobs[path.removeprefix("/blobs/")] = body
             return self._json({})
@@ -184,38 +175,29 @@ class _Handler(BaseHTTPRequestHandler):
         status, begin, end = 200, 0, len(data)
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             status, begin, end = 206, int(match[1]), min(len(data), int(match[2] or len(data) - 1) + 1)
-        part = data[begin:end]
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
+        headers = {**(headers or {}), "Accept-Ranges": "bytes"}
         if self.state.etags:
-            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.send_header("Accept-Ranges", "bytes")
+            headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
         if status == 206:
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         if self.command != "HEAD":
-            cut = self.state.cut_after
-            self.state.bytes_sent += len(part)
-            self.wfile.write(part if cut is None else part[:cut])
-            if cut is not None and cut < len(part):
-                self.close_connection = True
+            self.state.bytes_sent += end - begin
+        self._send(data[begin:end], status, headers, cut=self.state.cut_after)
 
     def _json(self, value: Any, status: int = 200) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        self._send(json.dumps(value).encode(), status, {"Content-Type": "application/json"})
 
     def _missing(self, code: str) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
+        self._send(b"", 404, {"X-Error-Code": code})
+
+    def _send(self, data: bytes, status: int, headers: dict[str, str], *, cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(data))}).items():
+            self.send_header(name, value)
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[:cut])
+            self.close_connection |= len(data[:cut]) < len(data)
 
 
 def _tree(repository: Repository, folder: str) -> list[dict[str, Any]]:
@@ -223,15 +205,14 @@ def _tree(repository: Repository, folder: str) -> list[dict[str, Any]]:
     start = len(folder) + 1 if folder else 0
     files = [name for name in inside if "/" not in name[start:]]
     folders = sorted({name[: name.index("/", start)] for name in inside if "/" in name[start:]})
-    described = [(name, repository.describe(name)) for name in files]
-    return [
-        *({"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in folders),
-        *({"type": "file", "path": name, "oid": entry["blobId"], **_with_oid(entry)} for name, entry in described),
-    ]
+    return [*map(_folder, folders), *(_entry(repository, name) for name in files)]
 
 
-def _with_oid(entry: dict[str, Any]) -> dict[str, Any]:
-    shown = {"size": entry["size"]}
-    if "lfs" in entry:
-        shown["lfs"] = {"oid": entry["lfs"]["sha256"], "size": entry["lfs"]["size"], "pointerSize": 130}
-    return shown
+def _folder(name: str) -> dict[str, Any]:
+    return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
+
+
+def _entry(repository: Repository, name: str) -> dict[str, Any]:
+    file = repository.describe(name)
+    lfs = {"lfs": file["lfs"] | {"oid": file["lfs"]["sha256"]}} if "lfs" in file else {}
+    return {"type": "file", "path": name, "oid": file["blobId"], "size": file["size"], **lfs}

@@ -137,7 +137,6 @@ def holding(folder: Path, token: str) -> Iterator[Server]:
 def running(process: Child | subprocess.Popen[str]) -> Iterator[Server]:
     """A serving process that listens already; killed at the end if it still runs."""
     server = Server(process)
-    assert process.stderr is not None
     reader = threading.Thread(target=lambda lines: server.lines.extend(line.rstrip("\n") for line in lines), args=(process.stderr,))
     reader.start()
     try:

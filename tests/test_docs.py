@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -37,15 +37,6 @@ PARTIAL = ("reproduction.md", "log.md")  # their commands leave out the files
 PAGES = sorted([README, *(page for page in DOCS.rglob("*.md") if page.name not in PARTIAL)])
 SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
@@ -90,7 +81,7 @@ def test_no_page_names_a_commit() -> None:
 
 
 def test_the_reference_names_every_command_and_every_setting() -> None:
-    pages = load(DOCS / "hooks.py").pages()
+    pages = runpy.run_path(str(DOCS / "hooks.py"))["pages"]()
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
         assert f"## cramlm {name}\n" in pages["reference/commands.md"]
@@ -111,16 +102,13 @@ def test_the_test_files_that_the_list_of_faults_names_exist() -> None:
 
 
 def test_the_figure_of_the_method_is_up_to_date() -> None:
-    assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == load(DOCS / "pictures" / "method.py").draw()
+    assert (DOCS / "pictures" / "method.svg").read_text("utf-8") == runpy.run_path(str(DOCS / "pictures" / "method.py"))["draw"]()
 
 
 def front_page() -> PurePath:
     """Return the page below site/ that `make docs` prints."""
     target = re.search(r"^docs:.*\n((?:\t.*\n)+)", (DOCS.parent / "Makefile").read_text("utf-8"), re.MULTILINE)
-    assert target is not None
-    named = re.search(r"site/(\S+\.html)", target[1])
-    assert named is not None
-    return PurePath(named[1])
+    return PurePath(re.search(r"site/(\S+\.html)", target[1])[1])
 
 
 def test_the_page_that_make_docs_prints_exists_and_is_first_in_the_navigation() -> None:
@@ -134,16 +122,10 @@ def prepare(folder: Path) -> None:
     """Write the input files of the tutorials, made from the tiny task."""
     paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=240).items()}
     rows = {name: read_jsonl(path) for name, path in paths.items()}
-    for name, split, header, dialect in (
-        ("reviews.csv", "train", ("review", "topic"), "excel"),
-        ("new.csv", "test", ("review", "topic"), "excel"),
-        ("train.tsv", "train", ("text", "label"), "excel-tab"),
-        ("test.tsv", "test", ("text", "label"), "excel-tab"),
-    ):
-        with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, dialect)
-            writer.writerow(header)
-            writer.writerows([row["text"], row["label"]] for row in rows[split])
+    for name, split in (("reviews.csv", "train"), ("new.csv", "test")):
+        write_csv(folder / name, [{"review": row["text"], "topic": row["label"]} for row in rows[split]])
+    for split in ("train", "test"):
+        write_csv(folder / f"{split}.tsv", rows[split], "excel-tab")
     (folder / "raw").mkdir()
     (folder / "raw" / "all.txt").write_text("\n\n".join(row["text"] for row in rows["corpus"]), "utf-8")
     (folder / "web.jsonl").write_bytes(paths["corpus"].read_bytes())
@@ -168,9 +150,9 @@ def prepare_guides(folder: Path) -> None:
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n", "utf-8")
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: Path, rows: list[dict[str, Any]], dialect: str = "excel") -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(rows[0]), dialect=dialect)
         writer.writeheader()
         writer.writerows(rows)
 

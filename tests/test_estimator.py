@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -198,24 +199,6 @@ def test_parameters_are_set_and_cloned_and_methods_raise_not_fitted_error_before
             call()
 
 
-class NAType:
-    """A stand-in for pandas.NA: comparisons return itself, and it has no truth value."""
-
-    def __eq__(self, other: object) -> Any:
-        return self
-
-    def __ne__(self, other: object) -> Any:
-        return self
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        raise TypeError("boolean value of NA is ambiguous")
-
-    def __repr__(self) -> str:
-        return "<NA>"
-
-
 TEXTS = ["a ship", "a hill", "a wave", "a ridge"]
 Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
@@ -236,9 +219,9 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: (x, [*y[:3], None]), "y\\[3\\] is missing"),
         (lambda x, y: (x, [0, 1, 0, float("nan")]), "y\\[3\\] is missing"),
         (lambda x, y: (x, [0, 1, 0, np.float32("nan")]), "y\\[3\\] is missing"),
-        (lambda x, y: (x, [*y[:3], NAType()]), "y\\[3\\] is missing \\(<NA>\\); drop the row"),
-        (lambda x, y: (x, np.array([NAType(), *y[1:]], dtype=object)), "y\\[0\\] is missing"),
-        (lambda x, y: ([*x[:3], NAType()], y), "X\\[3\\] is missing \\(<NA>\\)"),
+        (lambda x, y: (x, [*y[:3], pandas.NA]), "y\\[3\\] is missing \\(<NA>\\); drop the row"),
+        (lambda x, y: (x, np.array([pandas.NA, *y[1:]], dtype=object)), "y\\[0\\] is missing"),
+        (lambda x, y: ([*x[:3], pandas.NA], y), "X\\[3\\] is missing \\(<NA>\\)"),
         (lambda x, y: (x, [0, 1, 0, "b"]), "y mixes text and other labels"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
         (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),

@@ -119,7 +119,6 @@ def test_an_onnx_folder_gives_the_models_predictions(place: Place, fitted: Path)
 def server(place: Place, fitted: Path) -> Iterator[str]:
     command = [place.folder / "venv" / "bin" / "cramlm", "serve", fitted / "export", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=place.folder)
-    assert process.stderr is not None
     try:
         found = None
         while found is None:

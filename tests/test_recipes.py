@@ -28,10 +28,7 @@ from jsonl import write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside transformers and its dependencies while they load
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside transformers while it loads
 
 DATA = {"train": "", "corpus": "corpus.jsonl"}
 LABELS = 7
@@ -100,7 +97,6 @@ def test_the_twins_of_the_papers_recipes_run_every_part_of_them(name: str, place
     config = resolve_run(f"{name}:scierc:0.0001", None, [*QUICK, *SMALL], task=task, corpus=[place["corpus"]], budget=None, seed=3)
     joint, finetune = config.phases
     assert (joint.steps, joint.mixing, joint.loss_scale) == (20 if name == "tlm-small" else 30, "interleaved", "mean")
-    assert joint.steps is not None
     assert joint.steps // (joint.external + joint.task) >= 5
     assert finetune.reset_task_head
     run, _ = fit(config, place, tmp_path / "run")
@@ -158,7 +154,6 @@ def test_the_papers_recipes_hold_the_papers_numbers(line: str) -> None:
         top_k, rho_1, rho_2, steps, batch, length, external = (int(column.split("/")[place]) for column in columns)
         config = RECIPES[f"tlm-{scale}"](**DATA, like=task)
         joint, finetune = config.phases
-        assert config.retriever is not None
         assert config.retriever.model_dump()["top_k"] == top_k
         assert (joint.external, joint.task, joint.mixing) == (rho_1, 1, "interleaved")
         assert joint.terms == (Mlm(on="external"), Mlm(on="task", weight=rho_2), Classify())
@@ -186,7 +181,6 @@ def test_another_task_gets_the_papers_settings_by_its_number_of_labels(labelled:
     file = tmp_path / "train.jsonl"
     file.write_text('{"text": "a b", "label": "c"}\n' * labelled, "utf-8")
     config = recipes.tlm_small(train=str(file), corpus="corpus.jsonl")
-    assert config.retriever is not None
     assert (config.retriever.model_dump()["top_k"], config.phases[0].external) == (top_k, rho_1)
     assert config.phases[0].max_length == 128
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,18 @@ def provenance() -> dict[str, Any]:
 one_shape = pytest.mark.parametrize("model", ["modernbert"], indirect=True)
 
 
-def exported(out: Path, model: Model, tokenizer: Tokenizer, texts: list[str], **changes: Any) -> Artifact:
-    arguments: dict[str, Any] = {"mlm": True, "provenance": provenance(), "key": KEY, "probe_texts": texts}
-    return publish_encoder(out, LoadedModel(model, tokenizer, LABELS, 48), **{**arguments, **changes})
+@pytest.fixture
+def exported(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> Callable[..., Artifact]:
+    """Exports the model to a folder of this name below `tmp_path`."""
+    arguments = {"mlm": True, "provenance": provenance(), "key": KEY, "probe_texts": texts}
+    loaded = LoadedModel(model, tokenizer, LABELS, 48)
+    return lambda name="export", **changes: publish_encoder(tmp_path / name, loaded, **{**arguments, **changes})
 
 
-def test_a_copied_folder_predicts_like_the_model(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
-    exported(tmp_path / "run" / "export", model, tokenizer, texts)
-    shutil.copytree(tmp_path / "run" / "export", tmp_path / "elsewhere")
-    shutil.rmtree(tmp_path / "run")
+def test_a_copied_folder_predicts_like_the_model(
+    exported: Callable[..., Artifact], tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    shutil.move(exported().path, tmp_path / "elsewhere")
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
     expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=0)
     np.testing.assert_allclose(Predictor.load(tmp_path / "elsewhere").probabilities(texts), expected, atol=1e-5)
@@ -72,11 +76,8 @@ def test_a_copied_folder_predicts_like_the_model(tmp_path: Path, model: Model, t
 
 
 @one_shape
-def test_an_export_has_the_given_facts_the_same_bytes_each_time_and_no_probe_texts(
-    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]
-) -> None:
-    probes = [*texts, "the patient Xylander Quorx"]
-    one, two = (exported(tmp_path / name, model, tokenizer, probes) for name in ("one", "two"))
+def test_an_export_has_the_given_facts_the_same_bytes_each_time_and_no_probe_texts(exported: Callable[..., Artifact]) -> None:
+    one, two = (exported(name, probe_texts=["a text", "the patient Xylander Quorx"]) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
     facts = json.loads((one.path / "provenance.json").read_text("utf-8"))
     assert (facts["labels"], facts["scores"]) == (list(LABELS), run_scores())
@@ -88,11 +89,11 @@ def test_an_export_has_the_given_facts_the_same_bytes_each_time_and_no_probe_tex
 
 
 @one_shape
-def test_the_mlm_folder_exists_only_if_its_head_was_trained(tmp_path: Path, model: Model, tokenizer: Tokenizer) -> None:
+def test_the_mlm_folder_exists_only_if_its_head_was_trained(exported: Callable[..., Artifact]) -> None:
     """Without texts the labels are the probes."""
     events: list[Event] = []
-    with_mlm = exported(tmp_path / "one", model, tokenizer, [], emit=events.append)
-    without = exported(tmp_path / "two", model, tokenizer, [], mlm=False)
+    with_mlm = exported("one", probe_texts=[], emit=events.append)
+    without = exported("two", probe_texts=[], mlm=False)
     assert "3 texts" in events[-1].message
     assert (with_mlm.path / "mlm" / "model.safetensors").is_file()
     assert not (without.path / "mlm").exists()
@@ -102,7 +103,7 @@ def test_the_mlm_folder_exists_only_if_its_head_was_trained(tmp_path: Path, mode
 @one_shape
 @pytest.mark.parametrize("head", ["classifier", "mlm_head"])
 def test_an_export_with_other_logits_is_not_published(
-    tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch, head: str
+    exported: Callable[..., Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
     name, folder, size = {"classifier": ("save_classifier", "export", "1.0e-02"), "mlm_head": ("save_mlm", "export/mlm", "")}[head]
     save = getattr(export, name)
@@ -117,28 +118,27 @@ def test_an_export_with_other_logits_is_not_published(
         with torch.no_grad():
             parameter.copy_(kept)
 
-    exported(tmp_path / "export", model, tokenizer, texts)
-    before = artifacts.open_artifact(tmp_path / "export", kind="export").fingerprint
+    before = exported().fingerprint
     monkeypatch.setattr(export, name, damaging)
     with pytest.raises(ArtifactError, match=f"^{re.escape(str(tmp_path / folder))}: .* logits differ by {size}"):
-        exported(tmp_path / "export", model, tokenizer, texts, key={**KEY, "model": "def"})
+        exported(key={**KEY, "model": "def"})
     assert artifacts.open_artifact(tmp_path / "export", kind="export").fingerprint == before
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == ["export"]
 
 
 @one_shape
-def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_a_model_that_is_not_finite_is_not_exported(exported: Callable[..., Artifact], tmp_path: Path, model: Model) -> None:
     with torch.no_grad():
         next(iter(model.classifier.parameters())).fill_(float("nan"))
     with pytest.raises(ArtifactError, match="NaN or infinity"):
-        exported(tmp_path / "export", model, tokenizer, texts)
+        exported()
     assert not (tmp_path / "export").exists()
 
 
 @pytest.mark.slow
-def test_the_cards_lines_for_transformers_work(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_the_cards_lines_for_transformers_work(exported: Callable[..., Artifact], texts: list[str]) -> None:
     """The first Python block of README.md, as a reader would run it, on a text that is far too long for the model."""
-    artifact = exported(tmp_path / "export", model, tokenizer, texts)
+    artifact = exported()
     block = (artifact.path / "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
     text = " ".join(texts)
     block = block.replace("path/to/this/folder", str(artifact.path)).replace('"some text"', repr(text))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import cramlm
+from commands import cramlm, error_line
 from cramlm.errors import UsageError
 from cramlm.export.sentence_transformers import export_sentence_encoder
 from cramlm.inference.predictor import Predictor
@@ -100,6 +100,4 @@ def test_what_has_no_vectors_is_refused_in_one_line(tiny_run: Path, tokenizer: T
         (alone, (), "pass --texts FILE"),
         (alone, ("--int8",), "--int8 is for --format onnx"),
     ):
-        result = cramlm("export", path, "--format", "sentence-transformers", *options)
-        assert result.returncode == 2
-        assert needle in result.stderr.strip().splitlines()[-1]
+        assert needle in error_line(cramlm("export", path, "--format", "sentence-transformers", *options), 2)
