@@ -1,13 +1,11 @@
 """The tables of scores in the README and in docs/benchmarks/quality.md, from the results of bench_quality.py.
 
-    python benchmarks/quality_tables.py 2e13flops
     python benchmarks/quality_tables.py rungs 2e13flops
     python benchmarks/quality_tables.py means 2e13flops
+    python benchmarks/quality_tables.py controls 2e13flops
 
-The first call prints a summary of means, a table for each number of labels (rows are arms, columns tasks, cells test macro-F1), and the
-commits that made the runs. The second prints macro- and micro-F1 of the models by increasing cost, from results/rungs-BUDGET.json (with
-`linear` in place of `rungs`, of the linear models alone, from results/linear-BUDGET.json); the third their means over development and
-confirmation tasks, which the README shows.
+rungs: macro- and micro-F1 of the models by increasing cost, by task, from results/rungs-BUDGET.json. means: their means over development
+and confirmation tasks, which the README shows. controls: means of the control recipes over tasks, from results/quality-BUDGET.json.
 """
 
 from __future__ import annotations
@@ -15,17 +13,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from cramlm.experiments.grid import ALL
-from cramlm.experiments.results import Summary, score_text
 
 RESULTS: Final = Path(__file__).parent / "results"
-SIGNIFICANT: Final = 0.05
 METRIC: Final = "test macro_f1"
 FIRST: Final = "tlm"
 RUNGS: Final = {"tfidf": "tfidf", "bayes": "bayes", "static": "static", "tlm-plain": "tlm-plain", "tlm": "tlm", "tlm combined": "combined"}
@@ -35,15 +32,8 @@ GROUPS: Final = {
     "confirmation": ("trec", "scicite", "cr", "masakhanews_ibo"),
 }
 """The tasks that settings were developed on, and those that are scored once per release."""
-Run = tuple[str, str, int]  # number of labels, task, seed
-
-
-def tables(measured: Mapping[str, Any]) -> str:
-    """Return Markdown tables; * marks a difference to `tlm` with p < 0.05, corrected for all arms of that task and number of labels."""
-    tasks = measured["tasks"]
-    counts = in_order(labels for experiments in tasks.values() for labels in experiments)
-    of_count = {labels: {task: experiments[labels] for task, experiments in tasks.items() if labels in experiments} for labels in counts}
-    return "\n\n".join("\n".join(_table(experiments, labels)) for labels, experiments in of_count.items())
+COUNTS: Final = ("100", "500", ALL)
+"""Numbers of labels."""
 
 
 def summary(measured: Mapping[str, Any]) -> str:
@@ -107,33 +97,42 @@ def means(measured: Mapping[str, Any]) -> str:
     A column without `tlm` is omitted.
     """
     tasks = measured["tasks"]
-    columns = [(group, labels) for group in GROUPS for labels in ("100", "500", ALL) if _group_seeds(tasks, GROUPS[group], labels)]
-    heads = [
-        f"{len(GROUPS[group])} {group} tasks, {labels} labels, {_count_of(len(_group_seeds(tasks, GROUPS[group], labels)))}"
-        for group, labels in columns
-    ]
+    columns = [(group, labels, seeds) for group in GROUPS for labels in COUNTS if (seeds := len(_seeds(tasks, group, labels, FIRST)))]
+    heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels, {_count_of(seeds)}" for group, labels, seeds in columns]
     lines = [f"| macro-F1 / micro-F1 | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for arm, name in RUNGS.items():
-        cells = (_group_mean(tasks, GROUPS[group], labels, arm) for group, labels in columns)
+        found = [(group_mean(tasks, group, labels, arm), seeds) for group, labels, seeds in columns]
+        cells = ("not measured" if mean is None else _rung_cell(mean.macro, mean.micro, mean.seeds, of=seeds) for mean, seeds in found)
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _group_seeds(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str = FIRST) -> set[int]:
-    """Return the seeds that `arm` has for every task of a group."""
-    cells = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
-    return set.intersection(*({cell["seed"] for cell in of if cell["arm"] == arm} for of in cells))
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Mean test scores over tasks, in 0..1. seeds: of each task."""
+
+    macro: float
+    micro: float
+    seeds: int
 
 
-def _group_mean(tasks: Mapping[str, Any], group: Iterable[str], labels: str, arm: str) -> str:
-    found = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in group]
-    wanted = _group_seeds(tasks, group, labels)
-    seeds = wanted & _group_seeds(tasks, group, labels, arm)
+def group_mean(tasks: Mapping[str, Any], group: str, labels: str, arm: str) -> Mean | None:
+    """Return the mean of an arm over a group of tasks and the seeds that `tlm` has for all of them; None if a task has no score."""
+    seeds = _seeds(tasks, group, labels, FIRST) & _seeds(tasks, group, labels, arm)
     if not seeds:
-        return "not measured"
-    tests = [[cell["scores"]["test"] for cell in cells if cell["arm"] == arm and cell["seed"] in seeds] for cells in found]
+        return None
+    tests = [
+        [cell["scores"]["test"] for cell in tasks[task][labels]["cells"] if cell["arm"] == arm and cell["seed"] in seeds]
+        for task in GROUPS[group]
+    ]
     macro, micro = (fmean(fmean(test[metric] for test in of) for of in tests) for metric in ("macro_f1", "micro_f1"))
-    return _rung_cell(macro, micro, len(seeds), of=len(wanted))
+    return Mean(macro, micro, len(seeds))
+
+
+def _seeds(tasks: Mapping[str, Any], group: str, labels: str, arm: str) -> set[int]:
+    """Return the seeds that an arm has for every task of a group."""
+    cells = [tasks.get(task, {}).get(labels, {"cells": []})["cells"] for task in GROUPS[group]]
+    return set.intersection(*({cell["seed"] for cell in of if cell["arm"] == arm} for of in cells))
 
 
 def _rung_cell(macro: float, micro: float, seeds: int, *, of: int) -> str:
@@ -150,94 +149,16 @@ def _rung_scores(experiment: Mapping[str, Any] | None, arms: Iterable[str]) -> l
     return [(fmean(test["macro_f1"] for test in of), fmean(test["micro_f1"] for test in of), len(of)) for of in tests.values()]
 
 
-def commits(measured: Mapping[str, Any]) -> str:
-    """Return a sentence that lists the commits with their runs; labels and tasks only if several commits made the runs of an arm."""
-    made: dict[str, dict[str, set[Run]]] = {}  # commit -> arm -> where
-    everywhere: dict[str, set[Run]] = {}
-    for task, experiments in measured["tasks"].items():
-        for labels, experiment in experiments.items():
-            for cell in experiment["cells"]:
-                run = (labels, task, cell["seed"])
-                made.setdefault(cell.get("code") or "a commit that was not kept", {}).setdefault(cell["arm"], set()).add(run)
-                everywhere.setdefault(cell["arm"], set()).add(run)
-    return f"Runs of {'; of '.join(f'{code}: {_arms(arms, everywhere)}' for code, arms in made.items())}."
-
-
-def _arms(of: Mapping[str, set[Run]], everywhere: Mapping[str, set[Run]]) -> str:
-    where: dict[str, list[str]] = {}
-    for arm, runs in of.items():
-        where.setdefault("" if runs == everywhere[arm] else f" ({_describe(runs, everywhere[arm])})", []).append(arm)
-    return ", ".join(", ".join(arms) + runs for runs, arms in where.items())
-
-
-def _describe(runs: set[Run], every: set[Run]) -> str:
-    """Return text like `100 labels; 500 labels of news, films with seed 2`; tasks and seeds only if there are others."""
-    parts = []
-    for labels in in_order(labels for labels, _, _ in runs):
-        some, there = ({(task, seed) for at, task, seed in those if at == labels} for those in (runs, every))
-        tasks = [_seeds(task, some, there) for task in dict.fromkeys(task for task, _ in sorted(some))]
-        parts.append(f"{labels} labels" + ("" if some == there else f" of {', '.join(tasks)}"))
-    return "; ".join(parts)
-
-
-def _seeds(task: str, some: set[tuple[str, int]], there: set[tuple[str, int]]) -> str:
-    mine, all_ = (sorted(seed for at, seed in those if at == task) for those in (some, there))
-    return task if mine == all_ else f"{task} with seed{'s' * (len(mine) > 1)} {' and '.join(map(str, mine))}"
-
-
 def in_order(counts: Iterable[str]) -> list[str]:
     """Return the distinct numbers of labels in increasing order, "all" last."""
     return sorted(set(counts), key=lambda count: math.inf if count == ALL else int(count))
-
-
-def _table(experiments: Mapping[str, Any], labels: str) -> Iterator[str]:
-    rows = {(task, row["arm"]): row for task in experiments for row in experiments[task]["rows"]}
-    here = [task for task in experiments if (task, FIRST) in rows]
-    arms = sorted(dict.fromkeys(arm for task in here for of, arm in rows if of == task), key=lambda arm: _is_baseline(rows, arm))
-    seeds = {task: len(rows[task, FIRST]["seeds"]) for task in here}
-    names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_count_of(seeds[task])}" for task in here}
-    yield f"| {labels} labels | {' | '.join(names.values())} | mean | CPU minutes | operations |"
-    yield "|---" * (len(here) + 4) + "|"
-    for arm in arms:
-        across = [(task, rows.get((task, arm))) for task in here]
-        cells = [
-            "" if row is None else f"{score_text(Summary(**row['scores'][METRIC]))}{_star(experiments[task], arm)}" for task, row in across
-        ]
-        fewer = {len(row["seeds"]) for task, row in across if row is not None and len(row["seeds"]) != seeds[task]}
-        name = ", ".join([arm, *(_count_of(count) for count in sorted(fewer))])
-        yield f"| {name} | {' | '.join([*cells, *_means([row for _, row in across])])} |"
 
 
 def _count_of(seeds: int) -> str:
     return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
-def _is_baseline(rows: Mapping[tuple[str, str], Mapping[str, Any]], arm: str) -> bool:
-    return any(row["is_baseline"] for (_, name), row in rows.items() if name == arm)
-
-
-def _means(rows: list[Mapping[str, Any] | None]) -> tuple[str, str, str]:
-    """Return means of score, minutes and operations over the tasks; empty if one is missing. ≥: the time of a killed start is missing."""
-    present = [row for row in rows if row is not None]
-    if len(present) < len(rows):
-        return "", "", ""
-    score = f"{100 * fmean(row['scores'][METRIC]['mean'] for row in present):.1f}"
-    if any(row["cpu_minutes"] is None for row in present):
-        return score, "", ""
-    operations = f"{fmean(row['executed_flops'] for row in present):.1e}".replace("+", "")
-    at_least = "" if all(row["complete"] for row in present) else "≥ "
-    return score, f"{at_least}{fmean(row['cpu_minutes'] for row in present):.1f}", operations
-
-
-def _star(experiment: Mapping[str, Any], arm: str) -> str:
-    pairs = (pair for pair in experiment["pairs"] if {pair["arm"], pair["other"]} == {arm, FIRST})
-    return "*" if any(pair["p_holm"] < SIGNIFICANT for pair in pairs) else ""
-
-
 if __name__ == "__main__":
-    if sys.argv[1] in ("rungs", "linear", "means"):
-        file = f"{'linear' if sys.argv[1] == 'linear' else 'rungs'}-{sys.argv[2]}.json"
-        print((means if sys.argv[1] == "means" else rungs)(json.loads((RESULTS / file).read_bytes())))
-        sys.exit()
-    results = json.loads((RESULTS / f"quality-{sys.argv[1]}.json").read_bytes())
-    print(f"{summary(results)}\n\n{tables(results)}\n\n{commits(results)}")
+    printed = {"rungs": (rungs, "rungs"), "means": (means, "rungs"), "controls": (summary, "quality")}
+    table, file = printed[sys.argv[1]]
+    print(table(json.loads((RESULTS / f"{file}-{sys.argv[2]}.json").read_bytes())))

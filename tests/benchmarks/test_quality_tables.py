@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quality_tables import GROUPS, RESULTS, commits, means, rungs, summary, tables
+from quality_tables import GROUPS, RESULTS, means, rungs, summary
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs/benchmarks/quality.md"
@@ -28,49 +28,6 @@ def results(labels: str = "500", **tasks: list[dict[str, Any]]) -> dict[str, Any
     return {"tasks": {task: {labels: {"rows": rows, "pairs": []}} for task, rows in tasks.items()}}
 
 
-def test_rows_are_arms_columns_are_tasks_and_significant_differences_have_a_star() -> None:
-    measured = results(
-        news=[row("tlm", 0.8, 0.82), row("TF-IDF", 0.7, 0.7, minutes=None), row("plm", 0.9, 0.9)],
-        films=[row("tlm", 0.7), row("plm", 0.75, minutes=4.0), row("TF-IDF", 0.6, minutes=None)],
-    )
-    for task, p_holm in (("news", 0.003), ("films", 0.2)):
-        measured["tasks"][task]["500"]["pairs"] = [{"arm": "plm", "other": "tlm", "labels": "500", "p_holm": p_holm}]
-    assert tables(measured).splitlines() == [
-        "| 500 labels | news, 2 seeds | films, 1 seed | mean | CPU minutes | operations |",
-        "|---|---|---|---|---|---|",
-        "| tlm | 81.0 ± 1.4 | 70.0 | 75.5 | 2.0 | 1.8e13 |",
-        "| plm | 90.0 ± 0.0* | 75.0 | 82.5 | 3.0 | 1.8e13 |",
-        "| TF-IDF | 70.0 ± 0.0 | 60.0 | 65.0 |  |  |",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tasks", "lines"),
-    [
-        ({"news": [row("tlm", 0.8), row("plm", 0.9)], "films": [row("tlm", 0.7)]}, ["| plm | 90.0 |  |  |  |  |"]),
-        (
-            {"news": [row("tlm", 0.8), row("plm", 0.9)], "films": [row("tlm", 0.7) | {"complete": False}, row("plm", 0.8)]},
-            ["| tlm | 80.0 | 70.0 | 75.0 | ≥ 2.0 | 1.8e13 |", "| plm | 90.0 | 80.0 | 85.0 | 2.0 | 1.8e13 |"],
-        ),
-        (
-            {"news": [row("tlm", 0.8, 0.82), row("plm", 0.9)]},
-            ["| tlm | 81.0 ± 1.4 | 81.0 | 2.0 | 1.8e13 |", "| plm, 1 seed | 90.0 | 90.0 | 2.0 | 1.8e13 |"],
-        ),
-    ],
-    ids=["a missing run gives no mean", "minutes without those of a killed start are a lower bound", "another number of seeds is shown"],
-)
-def test_incomplete_results_are_shown_as_such(tasks: dict[str, list[dict[str, Any]]], lines: list[str]) -> None:
-    assert tables(results(**tasks)).splitlines()[-len(lines) :] == lines
-
-
-def test_every_number_of_labels_has_a_table_in_increasing_order() -> None:
-    measured = results("all", news=[row("tlm", 0.9, labels="all")], films=[row("tlm", 0.9, labels="all")])
-    measured["tasks"]["news"]["500"] = {"rows": [row("tlm", 0.8)], "pairs": []}
-    first, last = tables(measured).split("\n\n")
-    assert first.startswith("| 500 labels | news | mean |")
-    assert last.startswith("| all labels | news | films | mean |")
-
-
 def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() -> None:
     few = functools.partial(row, labels="100")
     news = [few("tlm", 0.6), few("plm", 0.9), few("TF-IDF", 0.5, minutes=None), few("random", 0.6)]
@@ -84,31 +41,14 @@ def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() 
     ]
 
 
-def cells(arm: str, code: str | None, *seeds: int) -> list[dict[str, Any]]:
-    return [{"arm": arm, "seed": seed, "code": code} for seed in seeds]
-
-
-def test_runs_of_several_commits_are_listed() -> None:
-    several = cells("tlm", "c0ffee1", 2, 3) + cells("tlm", "decade2", 1)
-    news = {"100": {"cells": cells("tlm", "c0ffee1", 1, 2)}, "all": {"cells": several}}
-    films = {"100": {"cells": cells("tlm", "c0ffee1", 1)}, "all": {"cells": cells("tlm", None, 1)}}
-    assert commits({"tasks": {"news": news, "films": films}}) == (
-        "Runs of c0ffee1: tlm (100 labels; all labels of news with seeds 2 and 3); of decade2: tlm (all labels of news with seed 1); "
-        "of a commit that was not kept: tlm (all labels of films)."
-    )
-
-
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
 def test_the_tables_of_the_pages_equal_the_results() -> None:
-    measured = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
+    controls = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
     models = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
     unlabelled = json.loads((RESULTS / "rungs-unlabelled-2e13flops.json").read_bytes())
     page = PAGE.read_text("utf-8")
-    assert summary(measured) in page, "the first table of python benchmarks/quality_tables.py 2e13flops"
-    assert tables(measured) in page, "python benchmarks/quality_tables.py 2e13flops"
-    linear = json.loads((RESULTS / "linear-2e13flops.json").read_bytes())
+    assert summary(controls) in page, "python benchmarks/quality_tables.py controls 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
-    assert rungs(linear) in page, "python benchmarks/quality_tables.py linear 2e13flops"
     assert rungs(unlabelled) in page, "python benchmarks/quality_tables.py rungs unlabelled-2e13flops"
     assert means(models) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means 2e13flops"
 
