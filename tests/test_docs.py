@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from cramlm.cli.app import app
 from cramlm.cli.help import RENAMED_OPTIONS
 from cramlm.config.run import RunConfig
 from jsonl import read_jsonl, write_jsonl
+from pretrained_folders import write_pretrained
 from tiny_task import write_task
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -30,12 +32,16 @@ README = DOCS.parent / "README.md"
 TUTORIALS = [*(DOCS / f"guides/{name}.md" for name in ("low-resource", "own-data", "pretraining-study", "tiny-cpu"))]
 TUTORIALS += [DOCS / "get-started/quick-start.md"]
 NOTEBOOK = DOCS / "notebooks/pandas.ipynb"
-GUIDES = [*(DOCS / f"guides/{name}.md" for name in ("budget", "corpus", "uneven-labels", "unlabelled", "using"))]
+GUIDES = [*(DOCS / f"guides/{name}.md" for name in ("budget", "corpus", "experiments", "long-texts", "objectives", "prompts"))]
+GUIDES += [*(DOCS / f"guides/{name}.md" for name in ("task-types", "uneven-labels", "unlabelled", "using"))]
 GUIDES += [DOCS / "concepts/retrieval.md", DOCS / "concepts/reproducibility.md"]
-PLACEHOLDER = re.compile(r"OWNER|CHECKPOINT|FOLDER|INDEX|entity_1|://|--report-to|^track")  # a name to fill in, another machine, a service
+PLACEHOLDER = re.compile(r"OWNER|INDEX|://|--report-to|^track")  # a name to fill in, another machine, a service
 PARTIAL = ("reproduction.md", "log.md")  # their commands leave out the files
 PAGES = sorted([README, *(page for page in DOCS.rglob("*.md") if page.name not in PARTIAL)])
 SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
+GOOD_OR_BAD = {"sea": "good", "hill": "bad"}
+RELATIONS = ["upregulator", "inhibitor", "part-of"]
+PROMPT_WORDS = "good great bad terrible : all in all , it was . chemical raises blocks lowers protein"  # of the guide about prompts
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -135,10 +141,24 @@ def prepare_guides(folder: Path) -> None:
     """Write the input files that the guides name."""
     paths = {name: Path(path) for name, path in write_task(folder, train=60, documents=120).items()}
     rows = {name: read_jsonl(path) for name, path in paths.items()}
-    for split in ("train", "dev", "test"):
-        write_csv(folder / f"{split}.csv", rows[split])
     texts = [{"text": row["text"]} for row in rows["corpus"]]
-    write_csv(folder / "new.csv", texts[:8])
+    pairs = [{"premise": row["text"], "hypothesis": row["text"], "label": row["label"]} for row in rows["train"]]
+    numbers = [row | {"stars": row["text"].count("e")} for row in rows["test"]]
+    for name, table in (("train", rows["train"]), ("dev", rows["dev"]), ("test", numbers), ("ratings", numbers), ("pairs", pairs)):
+        write_csv(folder / f"{name}.csv", table)
+    write_csv(folder / "reviews.csv", [row | {"label": GOOD_OR_BAD[row["label"]]} for row in rows["train"]])
+    write_csv(folder / "new.csv", [row | {"premise": row["text"], "hypothesis": row["text"]} for row in texts[:8]])
+    write_jsonl(folder / "topics.jsonl", [row | {"label": [row["label"], "all"]} for row in rows["train"]])
+    relations = [
+        row | {"text": f"[[ {row['text'][:9]} ]] {row['text']} << the end >>", "label": name}
+        for row, name in zip(rows["train"], RELATIONS * 20, strict=True)
+    ]
+    write_jsonl(folder / "relations.jsonl", relations)
+    (folder / "mine.toml").write_text(
+        printed("config", "--recipe", "labels-only", "--train", folder / "train.csv", "--preset", "tiny"), "utf-8"
+    )
+    (folder / "text").mkdir()
+    write_jsonl(folder / "text" / "words.jsonl", [{"text": f"{row['text']} {PROMPT_WORDS}"} for row in texts])
     for name in ("new", "more", "unlabelled"):
         write_jsonl(folder / f"{name}.jsonl", texts[:80])
     for name in ("corpus", "raw"):
@@ -150,6 +170,11 @@ def prepare_guides(folder: Path) -> None:
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n", "utf-8")
 
 
+def write_checkpoint(folder: Path) -> None:
+    """Write a small folder of pretrained weights whose vocabulary has the words of the guide about prompts."""
+    write_pretrained(folder, "bert", [row["text"] for row in read_jsonl(folder.parent / "text" / "words.jsonl")])
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]], dialect: str = "excel") -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), dialect=dialect)
@@ -158,11 +183,18 @@ def write_csv(path: Path, rows: list[dict[str, Any]], dialect: str = "excel") ->
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command, for `fit` with a budget for tiny data."""
-    if arguments[0] != "fit":
+    """Return the arguments of a command, for one that trains with a budget for tiny data, of an experiment fewer runs."""
+    if arguments[0] not in ("fit", "compare", "ablate"):
         return arguments
-    quick = f"{SMALL} --set tokens_per_second=1e6 --set threads=1"
-    return shlex.split(re.sub(r"--budget \d+m", "", shlex.join(arguments)) + f" {quick}")
+    quick = "--set tokens_per_second=1e6 --set threads=1 --set phases[0].steps=2 --budget 2e10flops"
+    if "--base-model" not in arguments:  # whose weights have a size
+        quick += " --preset tiny --set encoder.layers=1 --set encoder.hidden=32 --set encoder.heads=2 --set encoder.intermediate=32"
+        quick += "" if arguments[0] == "compare" else " --set phases[1].steps=2"  # some recipes of `compare` have one phase
+    if arguments[0] != "fit":
+        quick += " --seeds 1 --labels 20"
+    typed = re.sub(r"--(budget \d+m|seeds \d|labels [\w,]+|jobs \d)", "", shlex.join(arguments))
+    typed = re.sub(r"(--over \S+=[\d.]+,[\d.]+)[\d.,]*", r"\1", typed)  # two values of a setting
+    return shlex.split(f"{typed} {quick}")
 
 
 def run_block(kind: str, text: str, folder: Path) -> None:
@@ -199,12 +231,27 @@ def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
 def test_the_commands_of_a_guide_run(page: Path, tiny_run: Path, tmp_path: Path) -> None:
     prepare_guides(tmp_path)
     shutil.copytree(tiny_run / "run", tmp_path / "runs" / "mine")
+    if "CHECKPOINT" in page.read_text("utf-8"):
+        write_checkpoint(tmp_path / "CHECKPOINT")
     typed = [arguments for arguments in commands(page) if not PLACEHOLDER.search(" ".join(arguments))]
     assert typed
     for arguments in typed:
         result = cramlm(*shortened(arguments), cwd=tmp_path, environment={"CRAMLM_STORE": str(tmp_path / "store")})
         found_problems = arguments[0] == "check" and result.returncode == 3  # the texts of the task are made from few words
         assert result.returncode == 0 or found_problems, f"{arguments}\n{result.stderr}"
+
+
+@pytest.mark.slow
+def test_the_adapters_of_the_guide_about_prompts_are_merged_into_a_model_that_predicts(tiny_run: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("peft") is None:
+        pytest.skip("no peft: pip install 'cramlm[docs]'")
+    prepare_guides(tmp_path)
+    shutil.copytree(tiny_run / "run", tmp_path / "runs" / "mine")
+    code = blocks(DOCS / "guides/prompts.md", "python")
+    assert code
+    for kind, text in code:
+        run_block(kind, text, tmp_path)
+    assert printed("predict", "tuned", "new.csv", cwd=tmp_path).count("\n") == 8
 
 
 @pytest.mark.slow

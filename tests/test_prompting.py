@@ -205,34 +205,3 @@ def test_an_invalid_prompt_is_refused_in_one_line(settings: list[str], message: 
         fit(place, tmp_path / "run", "prompt", *settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_peft_lora_fine_tunes_an_export(place: dict[str, str], tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="needs peft, which cramlm does not depend on: pip install peft")
-    import transformers
-
-    run, _ = fit(place, tmp_path / "run", "plm")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(run.export)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(run.export)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear"))
-    rows = read_jsonl(place["train"])
-    inputs = tokenizer([row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt")
-    inputs["labels"] = torch.tensor([model.config.label2id[row["label"]] for row in rows])
-    optimizer = torch.optim.AdamW([each for each in wrapped.parameters() if each.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(8):
-        loss = wrapped(**inputs).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
-    merged = wrapped.merge_and_unload()
-    merged.save_pretrained(tmp_path / "tuned")
-    tokenizer.save_pretrained(tmp_path / "tuned")
-    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
-    name = "bert.embeddings.word_embeddings.weight"
-    assert torch.equal(again.state_dict()[name], before[name])
-    assert not torch.equal(again.state_dict()["classifier.weight"], before["classifier.weight"])
