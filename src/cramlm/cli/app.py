@@ -90,7 +90,7 @@ def common(
         os.environ["CRAMLM_DEBUG"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if (cores := available_cores()) < (os.cpu_count() or 1):
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # a quota of CPU time limits no number of threads
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # otherwise torch and NumPy start a thread for each core of the machine
     collect_cycles_seldom(context.invoked_subcommand)
     check_address_space(context.invoked_subcommand)
 

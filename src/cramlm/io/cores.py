@@ -11,8 +11,8 @@ from pathlib import Path
 def available_cores(*, groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
     """Return the number of cores that this process may use: those of its affinity, but not more than a CPU quota of its control groups.
 
-    A container that is limited to two cores by a quota still sees all cores of its host. groups, membership: where
-    Linux lists control groups and those of this process (cgroups(7)).
+    A container that is limited to two cores by a quota still sees all cores of its host. groups: where Linux mounts control groups;
+    membership: its list of those that this process is in (cgroups(7)).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(groups, membership))]))
@@ -34,7 +34,7 @@ def _quotas(groups: Path, membership: Path) -> Iterator[float]:
                 break
             try:
                 quota, period = " ".join((each / name).read_text("ascii") for name in names).split()
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
             except (OSError, ValueError):  # a group without the controller
                 continue
-            if quota not in ("max", "-1"):
-                yield int(quota) / int(period)
