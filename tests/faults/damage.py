@@ -14,6 +14,7 @@ from cramlm.data.corpus import verify_corpora
 from cramlm.errors import ArtifactError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
+from cramlm.records import Event
 from cramlm.retrieval.bm25.index import verify_indexes
 from cramlm.retrieval.index import Index
 from cramlm.retrieval.selection import read_selection
@@ -34,10 +35,15 @@ def openers(world: World) -> Iterator[tuple[Path, Callable[[], object]]]:
         if (folder / MANIFEST).exists() and folder.name not in ("selection", "tokenizer", "export"):
             kind = json.loads((folder / MANIFEST).read_bytes())["kind"]
             yield folder, lambda folder=folder, kind=kind: open_artifact(folder, kind=kind)
-    work = world.folder / "stopped/run/.work/phase-1-joint"
-    for folder in sorted(work.glob("step-*")):
+    for folder in _checkpoints(world):
         key = json.loads((folder / MANIFEST).read_bytes())["key"]
-        yield folder, lambda key=key: load_newest(work, fingerprint=key, emit=lambda event: None, stage="phase", strict=True)
+        yield folder, lambda folder=folder, key=key: load_newest(folder.parent, fingerprint=key, emit=_raise_warning, stage="phase")
+
+
+def _raise_warning(event: Event) -> None:
+    """Training warns of a damaged checkpoint and continues from an older one."""
+    if event.kind == "warning":
+        raise ArtifactError(event.message)
 
 
 @measured("R4", "a byte flipped, a file cut or gone, in every kind of folder: detected by `verify` and at opening")
@@ -99,10 +105,14 @@ def is_read(folder: Path, name: str) -> bool:
 
 
 def _interrupt_a_training(world: World) -> None:
-    """Leave the checkpoints of a training that was stopped in its fifth step."""
-    calls = iter(range(1000))
+    """Leave the checkpoints of a training that was stopped after the first of them."""
     world.workloads()["train"].prepare(world.folder / "stopped")
-    assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if next(calls) == 8 else None)) == 75
+    assert run_child(lambda: world.fit(world.folder / "stopped", stop=lambda: 75 if _checkpoints(world) else None)) == 75
+    assert _checkpoints(world), "no checkpoint to damage"
+
+
+def _checkpoints(world: World) -> list[Path]:
+    return sorted((world.folder / "stopped/run/.work/phase-1-joint").glob("step-*"))
 
 
 @measured("R4", "a whole part or segment that is gone: detected by `cramlm verify` of the store")
