@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from cramlm.errors import counted
 from cramlm.experiments.grid import ALL
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -80,9 +81,9 @@ def rungs(measured: Mapping[str, Any]) -> str:
         if not lines:
             continue
         seeds = {task: len({cell["seed"] for cell in tasks[task][labels]["cells"]}) for task in lines}
-        names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {_count_of(seeds[task])}" for task in lines}
+        names = {task: task if len(set(seeds.values())) == 1 else f"{task}, {counted(seeds[task], 'seed')}" for task in lines}
         mean = [tuple(fmean(scores[metric] for scores in column) for metric in (0, 1)) for column in zip(*lines.values(), strict=True)]
-        head = f"| {labels} labels, {_count_of(min(seeds.values()))} | {' | '.join(columns.values())} |"
+        head = f"| {labels} labels, {counted(min(seeds.values()), 'seed')} | {' | '.join(columns.values())} |"
         cells = [
             f"| {names[task]} | {' | '.join(_rung_cell(*scores, of=seeds[task]) for scores in line)} |" for task, line in lines.items()
         ]
@@ -98,7 +99,7 @@ def means(measured: Mapping[str, Any]) -> str:
     """
     tasks = measured["tasks"]
     columns = [(group, labels, seeds) for group in GROUPS for labels in COUNTS if (seeds := len(_seeds(tasks, group, labels, FIRST)))]
-    heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels, {_count_of(seeds)}" for group, labels, seeds in columns]
+    heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels, {counted(seeds, 'seed')}" for group, labels, seeds in columns]
     lines = [f"| macro-F1 / micro-F1 | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for arm, name in RUNGS.items():
         found = [(group_mean(tasks, group, labels, arm), seeds) for group, labels, seeds in columns]
@@ -136,7 +137,7 @@ def _seeds(tasks: Mapping[str, Any], group: str, labels: str, arm: str) -> set[i
 
 
 def _rung_cell(macro: float, micro: float, seeds: int, *, of: int) -> str:
-    return f"{100 * macro:.1f} / {100 * micro:.1f}" + ("" if seeds == of else f" ({_count_of(seeds)})")
+    return f"{100 * macro:.1f} / {100 * micro:.1f}" + ("" if seeds == of else f" ({counted(seeds, 'seed')})")
 
 
 def _rung_scores(experiment: Mapping[str, Any] | None, arms: Iterable[str]) -> list[tuple[float, float, int]] | None:
@@ -152,10 +153,6 @@ def _rung_scores(experiment: Mapping[str, Any] | None, arms: Iterable[str]) -> l
 def in_order(counts: Iterable[str]) -> list[str]:
     """Return the distinct numbers of labels in increasing order, "all" last."""
     return sorted(set(counts), key=lambda count: math.inf if count == ALL else int(count))
-
-
-def _count_of(seeds: int) -> str:
-    return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
 if __name__ == "__main__":
