@@ -218,7 +218,8 @@ class RunConfig(FrozenModel):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads; None = all cores, or one if measured to be faster (with a budget). Equal numbers give equal bits",
+        description="CPU threads, also of NumPy's matrix products; None = all cores, or one if measured to be faster (with a budget). "
+        "Equal numbers give equal bits",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 if the CPU supports it")
     device: str = Field(

@@ -45,9 +45,9 @@ _Result = TypeVar("_Result")
 def on_one_blas_thread(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Limit the matrix products of NumPy and SciPy to one thread while `function` runs.
 
-    A search fits hundreds of models of a few hundred rows. OpenBLAS starts a thread per core for each product, and its threads wait in a
-    loop for one that another process keeps from running: beside two busy processes on two cores the search of `static` took 25 times the
-    CPU time (docs/log.md). The sums of a product, too, then depend on the number of cores.
+    A search fits hundreds of models of a few hundred rows, whose products are too small to be shared: with 500 texts and two threads of
+    OpenBLAS on two quiet cores it takes 17 to 20 times as long as with one (docs/log.md). The sums of a product, too, would depend on the
+    number of cores.
     """
 
     @functools.wraps(function)
