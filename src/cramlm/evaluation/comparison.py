@@ -38,8 +38,8 @@ _Singles: TypeAlias = npt.NDArray[Any]  # float32, or float64 after it was widen
 
 TRIALS = 2000
 LEVEL = 0.95
-CLEAR: Final = 1.28
-"""A difference of more standard errors is clear: one-sided, by chance once in ten times."""
+CLEAR: Final = 1.64
+"""A difference of more standard errors is clear: one-sided, by chance once in twenty times (docs/log.md)."""
 SPLITS: Final = 20
 _SPLIT_STREAM: Final = 0x5B17
 
