@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from commands import cramlm, error_line, succeed
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import MOST_SOURCES, Corpus, build_corpus
-from cramlm.data.parts import PartColumns
+from cramlm.data.parts import PartColumns, Sources, save_sources
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Event
 from cramlm.retrieval.index import Index
@@ -143,14 +143,27 @@ def test_a_file_that_changes_during_the_build_is_an_environment_fault(tmp_path: 
         build_corpus(CorpusConfig(files=(str(path),)), tmp_path / "store", emit=lambda event: os.utime(path, (1, 1)))
 
 
-def shift_offsets(corpus: Corpus) -> None:
-    """The second text begins behind its end."""
-    file = corpus.parts[0].path / "part.arrow"
-    content, offsets = file.read_bytes(), np.array([0, 4, 8]).tobytes()
-    assert content.count(offsets) == 1
-    file.write_bytes(content.replace(offsets, np.array([0, 9, 8]).tobytes()))
-    with pytest.raises(ArtifactError, match=r"part\.arrow: damaged, the offsets do not fit the text"):
-        PartColumns(corpus.parts[0].path).text()
+def shift_offsets(*offsets: int) -> Callable[[Corpus], None]:
+    """Replace the offsets of the two texts, 0, 4, 8."""
+
+    def shift(corpus: Corpus) -> None:
+        file = corpus.parts[0].path / "part.arrow"
+        content, before = file.read_bytes(), np.array([0, 4, 8]).tobytes()
+        assert content.count(before) == 1
+        file.write_bytes(content.replace(before, np.array(offsets).tobytes()))
+        with pytest.raises(ArtifactError, match=r"part\.arrow: damaged, the offsets do not fit the text"):
+            PartColumns(corpus.parts[0].path).text()
+
+    return shift
+
+
+@pytest.mark.parametrize("offsets", [[0, 4, 7], [0, 4, 9], [1, 4, 8], [0, 5, 4, 8], [], [[0, 8]]])
+def test_offsets_of_sources_that_do_not_fit_their_names_are_damage(tmp_path: Path, offsets: list[Any]) -> None:
+    save_sources(tmp_path, ["news", "wiki"])
+    assert list(Sources(tmp_path)) == ["news", "wiki"]
+    np.save(tmp_path / "source_offsets.npy", np.array(offsets, np.int64))
+    with pytest.raises(ArtifactError, match=r"source_offsets\.npy: damaged, the offsets do not fit the text"):
+        Sources(tmp_path)
 
 
 def replace_part(corpus: Corpus) -> None:
@@ -170,7 +183,8 @@ def edit_part(change: Callable[[bytes], bytes]) -> Callable[[Corpus], object]:
 
 DAMAGES: dict[str, tuple[Callable[[Corpus], object], str]] = {
     "names of sources cut short": (lambda corpus: np.save(corpus.path / "source_offsets.npy", np.array([0, 4, 7])), "source_offsets"),
-    "offsets": (shift_offsets, r"part\.arrow: damaged"),
+    "a text that begins behind its end": (shift_offsets(0, 9, 8), r"part\.arrow: damaged"),
+    "a text that begins after the first byte": (shift_offsets(1, 4, 8), r"part\.arrow: damaged"),
     "a part cut": (edit_part(lambda data: data[:-1]), r"part\.arrow: damaged"),
     "a byte of a part": (edit_part(lambda data: b"X" + data[1:]), r"part\.arrow: damaged"),
     "no file in a part": (lambda corpus: (corpus.parts[0].path / "part.arrow").unlink(), r"part\.arrow: missing"),

@@ -93,7 +93,7 @@ def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, hea
         ("a.csv", b'text,label\n"a" b,c\n', 2, "' b,c' follows the closing quote of field 1"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "c\xe9"}\n', 2, "byte 0xE9 at offset 25 of the file is not UTF-8"),
         ("a.txt", b"a\nc\0c\n", 2, "NUL byte at offset 3 of the file"),
-        ("a.txt", b"a\nc\xe9\n", 2, "byte 233 at offset 3 of the file is not UTF-8"),
+        ("a.txt", b"a\nc\xe9\n", 2, "byte 0xE9 at offset 3 of the file is not UTF-8"),
     ],
 )
 def test_an_invalid_row_is_reported_with_its_line(make: MakeFile, name: str, content: bytes, line: int, words: str) -> None:

@@ -444,7 +444,7 @@ class PartColumns:
 
     def _strings(self, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
         data, offsets = text_buffers(self._column(name))
-        check_offsets(self._file, offsets, end=int(offsets[-1]) if offsets[-1] <= len(data) else len(data))
+        check_offsets(self._file, offsets, end=int(offsets[-1]))  # Arrow has compared the end with the data
         return data[: offsets[-1]], offsets
 
 

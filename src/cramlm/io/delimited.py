@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell
+from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, not_utf8
 from cramlm.io.streams import Lines
 
 
@@ -57,7 +57,7 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
-            fault = fault or f"byte 0x{raw[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8"
+            fault = fault or not_utf8(raw, error, offset)
             text = raw.decode(errors="replace")
         body = text[:-1] if carriage_return else text
         if not opened:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, RowCounts, labels_value, missing_column
+from cramlm.io.rows import Column, Row, RowCounts, labels_value, missing_column, not_utf8
 from cramlm.io.streams import Lines
 
 MAX_DEPTH = 64
@@ -72,7 +72,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
             if b"\\" in line and b"\\u" in line and any(value and _SURROGATE.search(value) for value in values):
                 raise _BadRowError("lone surrogate (\\ud800 to \\udfff without its other half)")
         except UnicodeDecodeError as error:
-            counts.refuse(number, f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8")
+            counts.refuse(number, not_utf8(line, error, offset))
             continue
         except _BadRowError as error:
             counts.refuse(number, str(error))

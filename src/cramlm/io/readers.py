@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cramlm.config.run import OnBadRow
-from cramlm.errors import DataError, UsageError, brief
+from cramlm.errors import DataError, UsageError
 from cramlm.io.delimited import read_delimited
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
-from cramlm.io.rows import Column, Rejected, Row, RowCounts
+from cramlm.io.rows import Column, Rejected, Row, RowCounts, not_utf8
 from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
@@ -161,9 +161,7 @@ class Reader:
                 try:
                     yield number, line.removesuffix(b"\r").decode()
                 except UnicodeDecodeError as error:
-                    self._counts.refuse(
-                        number, f"byte {brief(line[error.start])} at offset {offset + error.start} of the file is not UTF-8"
-                    )
+                    self._counts.refuse(number, not_utf8(line, error, offset))
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:

@@ -90,6 +90,11 @@ class RowCounts:
             )
 
 
+def not_utf8(line: bytes, error: UnicodeDecodeError, offset: int) -> str:
+    """Return the reason to reject a line that starts at this offset of its file and could not be decoded."""
+    return f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8"
+
+
 def labels_value(values: Sequence[str]) -> str:
     """Return labels as the value of a column of kind `labels`: a JSON list."""
     return json.dumps(list(values), ensure_ascii=False)
