@@ -16,6 +16,7 @@ from cramlm.errors import Stopped, UsageError
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, default_folder, read_counts, read_seeds, subsample
 from cramlm.experiments.results import CellResult, Usage, markdown, measure_usage, pairs_of, read_usage, rows_of, scores_plot, totals_of
+from cramlm.recipes.recipe import PRESETS
 from cramlm.records import Event
 from cramlm.storage.artifacts import open_artifact, publish
 from jsonl import read_jsonl, write_jsonl
@@ -127,6 +128,13 @@ def test_a_finished_run_of_other_texts_or_code_runs_again_and_the_reason_is_prin
         assert (run / "evaluation/predictions-test.jsonl").is_file()
 
 
+def test_the_plot_of_an_earlier_call_is_removed_if_all_runs_fail(copied: Path) -> None:
+    grid = alone_grid(copied / "data", "phases[0].optimizer.learning_rate=1e30")
+    assert (copied / "out/scores.svg").is_file()
+    assert compare(grid, out=copied / "out", store=copied / "store").failed
+    assert not (copied / "out/scores.svg").exists()
+
+
 def test_a_folder_with_an_experiment_on_another_task_is_refused_before_any_run(copied: Path) -> None:
     table = (copied / "out/table.md").read_bytes()
     other = alone_grid(copied / "other")
@@ -194,6 +202,12 @@ def test_recipes_that_start_from_a_checkpoint_get_it_and_others_do_not(tmp_path:
     grid = Grid(arms_of(names), (1,), ("all",), task, corpus, init=str(checkpoint))
     starts = {cell.arm.name: cell.config.init for cell in cells_of(grid, tmp_path / "out")}
     assert starts == {name: None if name == "tlm" else str(checkpoint) for name in names}
+    sizes = {cell.arm.name: cell.config.encoder for cell in cells_of(replace(grid, preset="tiny"), tmp_path / "out")}
+    assert {name for name in names if sizes[name] == PRESETS["tiny"]} == {"tlm"}, "weights have a size of their own"
+    with pytest.raises(UsageError, match=r"no arm starts from --base-model .*checkpoint; name one that does, like tlm@init"):
+        cells_of(replace(grid, arms=arms_of(["tlm", "labels-only"])), tmp_path / "out")
+    with pytest.raises(UsageError, match="--preset tiny: every arm starts from weights that have a size"):
+        cells_of(replace(grid, arms=arms_of(["plm", "tlm@init"]), preset="tiny"), tmp_path / "out")
 
 
 def test_an_arm_without_retrieval_has_no_unlabelled_texts_either(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def _experiment(
     arms: Any, common: dict[str, Any], seeds: str, labels: str, *, jobs: int, out: Path, overwrite: bool, store: Path | None
 ) -> None:
     from cramlm.cli.console import console_events
+    from cramlm.experiments.compare import PLOT, RESULTS, TABLE
     from cramlm.experiments.compare import compare as run_experiment
     from cramlm.experiments.grid import Grid, read_counts, read_seeds
 
@@ -201,6 +202,6 @@ def _experiment(
     with stop_on_signals() as stop, console_events() as emit:
         experiment = run_experiment(grid, out=out, store=store, jobs=jobs, overwrite=overwrite, emit=emit, stop=stop)
     print(experiment.table)
-    print(f"{out / 'table.md'}, scores.svg, results.json")
+    print(f"{out / TABLE}, {f'{PLOT}, ' if (out / PLOT).is_file() else ''}{RESULTS}")
     if experiment.failed:
         raise typer.Exit(1)

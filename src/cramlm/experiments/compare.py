@@ -124,6 +124,8 @@ def _write(experiment: Experiment, folder: Path, title: str) -> None:
     publish_file(folder / RESULTS, (json.dumps(experiment.as_dict(), ensure_ascii=False, indent=1) + "\n").encode())
     if plot := scores_plot(experiment.rows, title=title or folder.name):
         publish_file(folder / PLOT, plot.encode())
+    else:
+        (folder / PLOT).unlink(missing_ok=True)  # of an earlier call
 
 
 _RUN: Final = "cramlm.experiments.compare:run_cell"

@@ -163,14 +163,21 @@ def default_folder(train: str, command: str) -> Path:
 def cells_of(grid: Grid, out: Path) -> list[Cell]:
     """Return the cells, seed by seed, so that early results compare all arms; write subsamples of the training rows to `out`.
 
+    The checkpoint is for the arms that start from one, the preset for the others.
+
     Raises:
-        UsageError, DataError: if an arm does not fit the data. UsageError: if the task is not a classification.
+        UsageError, DataError: if an arm does not fit the data. UsageError: if the task is not a classification, or no arm uses the
+        checkpoint or the preset.
     """
-    for arm in grid.arms:
-        kind = _config(grid, arm, dict(grid.task), grid.seeds[0]).task.kind
+    configs = [_config(grid, arm, dict(grid.task), grid.seeds[0]) for arm in grid.arms]
+    for config in configs:
         require_single_label(
-            kind, "an experiment of several runs", "run cramlm fit for each recipe and compare them with cramlm report RUN RUN"
+            config.task.kind, "an experiment of several runs", "run cramlm fit for each recipe and compare them with cramlm report RUN RUN"
         )
+    if grid.init is not None and all(config.init is None for config in configs):
+        raise UsageError(f"no arm starts from --base-model {grid.init}; name one that does, like tlm{ON_INIT} or plm, or drop it")
+    if grid.preset is not None and all(config.init is not None for config in configs):
+        raise UsageError(f"--preset {grid.preset}: every arm starts from weights that have a size; drop --preset or --base-model")
     return list(_cells(grid, out))
 
 
@@ -190,15 +197,18 @@ def _cells(grid: Grid, out: Path) -> Iterator[Cell]:
 
 def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
     settings = [each for each in (*grid.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
-    common: dict[str, Any] = {"task": task, "budget": grid.budget, "seed": seed, "preset": grid.preset}
+    common: dict[str, Any] = {"task": task, "budget": grid.budget, "seed": seed}
     is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
-    reads = not is_file or "corpus" in read_toml(Path(arm.source))
+    content = read_toml(Path(arm.source)) if is_file else {}
+    reads = not is_file or "corpus" in content
     common["corpus"] = list(grid.corpus) if grid.corpus and reads else None
     recipe = arm.source.removesuffix(ON_INIT)
     if on_init and grid.init is None:
         raise UsageError(f"{arm.source}: no checkpoint to start from; pass --base-model FOLDER")
     if grid.init is not None and (on_init or _needs_checkpoint(recipe)):
         common["init"] = grid.init
+    if "init" not in common and "init" not in content:  # weights that an arm starts from have a size
+        common["preset"] = grid.preset
     config = resolve_run(None if is_file else recipe, Path(arm.source) if is_file else None, settings, **common)
     if len(settings) < len(grid.settings) + len(arm.settings):
         config = _without_retrieval(config)
