@@ -269,6 +269,28 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     assert second.config == first.config
 
 
+@pytest.mark.parametrize("changed", ["corpus", "test"])
+def test_a_run_on_more_text_is_planned_again(tmp_path: Path, changed: str) -> None:
+    paths = write_task(tmp_path / "data")
+    data = tiny_config(paths, budget="60s")
+    data["phases"][0]["steps"] = None
+
+    def planned() -> tuple[int, list[str]]:
+        config, events = load_config(data), list[Event]()
+        clock = Clock(time.monotonic(), parse_budget("60s"))
+        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / "run", tmp_path / "store", clock, events.append))
+        stored = json.loads((tmp_path / "run/plan/plan.json").read_bytes())
+        return stored["cost"]["disk"], [event.message for event in events]
+
+    before, _ = planned()
+    assert planned() == (before, ["up to date"]), "the plan of equal texts is kept"
+    rows = Path(paths[changed]).read_text("utf-8")
+    Path(paths[changed]).write_text(rows * 40, "utf-8")
+    after, messages = planned()
+    assert after > before
+    assert any("texts" in message for message in messages)
+
+
 def test_a_budget_of_operations_reads_the_speed_that_an_earlier_run_measured_in_the_last_day(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
     tiny = load_config(tiny_config(paths))

@@ -70,6 +70,7 @@ def plan(run: RunContext) -> RunPlan:
     cores = run.config.threads or available_cores()
     device = resolve_device(run.config.device)
     precision = resolve_precision(run.config.precision, device)
+    texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
 
     def write(target: Path) -> None:
         peak = memory.peak_resident()
@@ -81,7 +82,6 @@ def plan(run: RunContext) -> RunPlan:
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
-        texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
         cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
         if run.clock.budget != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
@@ -93,7 +93,7 @@ def plan(run: RunContext) -> RunPlan:
     settings = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
     settings |= {"phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
     settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
-    artifact = run.build(Stage("plan", 4, settings, {}, write))
+    artifact = run.build(Stage("plan", 4, settings, {"texts": asdict(texts)}, write))
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
