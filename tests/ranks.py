@@ -47,7 +47,7 @@ def error_messages(errors: Path) -> list[str]:
 
 def _child(work: Callable[[Ranks], None], config: DistributedConfig, error_file: Path) -> int:
     try:
-        with join(config) as ranks:
+        with join(config, device="cpu") as ranks:
             work(ranks)
     except CramError as error:
         error_file.write_text(str(error), "utf-8")

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 from cramlm.config.retriever import DenseConfig
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.model.sentences import SentenceEncoder, open_sentence_encoder
 from damaging import cut, edit_json
 
@@ -70,6 +70,14 @@ def test_the_fingerprint_depends_on_content_and_settings_and_loads_nothing(folde
     assert SentenceEncoder(folder, max_length=25, pooling="mean").fingerprint != one.fingerprint
     save_encoder(tmp_path, "Roberta")
     assert SentenceEncoder(tmp_path, max_length=24, pooling="mean").fingerprint != one.fingerprint
+
+
+def test_vectors_are_computed_on_the_device_that_was_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DenseConfig(encoder=str(folder), max_length=24)
+    with pytest.raises(EnvironmentFault, match="device 'cuda': PyTorch has no CUDA device here"):
+        open_sentence_encoder(config, device="cuda").encode(["a"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert len(open_sentence_encoder(config, device="cpu").encode(["a"])) == 1
 
 
 def test_a_folder_that_was_trained_with_another_pooling_or_is_missing_is_refused(folder: Path, tmp_path: Path) -> None:

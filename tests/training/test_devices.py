@@ -162,8 +162,13 @@ def test_each_rank_of_a_machine_gets_a_gpu_of_its_own(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
     assert resolve_device("cuda:0") == torch.device("cuda", 0)
-    with pytest.raises(EnvironmentFault, match="PyTorch has 2 CUDA devices here"):
+    with pytest.raises(EnvironmentFault, match="PyTorch has 2 CUDA devices here; use one of these"):
         resolve_device("cuda:2")
+    for ranks, name in (("3", "auto"), ("3", "cuda"), ("2", "cuda:0")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        with pytest.raises(EnvironmentFault, match=f"device '{name}': the {ranks} ranks on this machine need a GPU each, PyTorch has 2;"):
+            resolve_device(name)
+        assert resolve_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.gpu

@@ -40,6 +40,20 @@ PHASE = make_phase(steps=12, checkpoint_every=4, evaluate_every=3, dropout=0.2)
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
+def test_ranks_on_the_cpu_use_no_gpu_where_there_are_fewer_than_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def work(ranks: Ranks) -> None:
+        number = torch.tensor([1.0 + ranks.index])
+        ranks.sum_([number])
+        (tmp_path / f"sum-{ranks.index}").write_text(str(number.item()), "utf-8")
+
+    pids = start_ranks(2, work, errors=tmp_path / "errors")
+    assert (exit_codes(pids), error_messages(tmp_path / "errors")) == ([0, 0], [])
+    assert {path.read_text("utf-8") for path in tmp_path.glob("sum-*")} == {"3.0"}
+
+
 Accident = Callable[[Model], int | None]
 
 

@@ -150,7 +150,7 @@ def fit(
     from cramlm.pipeline.run import run  # after the config is validated: imports torch
     from cramlm.training.distributed import join
 
-    with stop_on_signals() as stop, join(resolved.distributed) as ranks:
+    with stop_on_signals() as stop, join(resolved.distributed, device=resolved.device) as ranks:
         if ranks.index > 0:
             run(resolved, process=Process(stop, _STARTED, ranks))
             return

@@ -67,7 +67,7 @@ def export_sentence_encoder(
         emit(Event("start", KIND))
         _write(folder, temporary, predictor)
         expected = _scaled(predictor.embeddings(probes))
-        vectors = SentenceEncoder(temporary, max_length=predictor.max_length, pooling=predictor.pooling).encode(probes)
+        vectors = SentenceEncoder(temporary, max_length=predictor.max_length, pooling=predictor.pooling, device="cpu").encode(probes)
         difference = float(np.abs(vectors - expected).max())
         if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
             raise ArtifactError(

@@ -22,7 +22,7 @@ import torch
 from torch import LongTensor, Tensor, nn
 
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.errors import EnvironmentFault
+from cramlm.errors import EnvironmentFault, counted
 from cramlm.model.encoder import build_encoder, initialise, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.kernels.torch import Dropout, no_dropout
@@ -44,10 +44,19 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda" if name == "auto" else name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not count:
+        raise EnvironmentFault(
+            f"device {name!r}: PyTorch has no CUDA device here; use --device cpu, or install a CUDA build of torch and a driver"
+        )
+    if ranks > 1 and (device.index is not None or ranks > count):  # every rank raises it
+        raise EnvironmentFault(
+            f"device {name!r}: the {ranks} ranks on this machine need a GPU each, PyTorch has {count}; use --device cuda and at most "
+            f"{counted(count, 'rank')}, or --device cpu"
+        )
     index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
     if index >= count:
-        have = f"PyTorch has {count} CUDA devices here" if count else "PyTorch has no CUDA device here"
-        raise EnvironmentFault(f"device {name!r}: {have}; use --device cpu, or install a CUDA build of torch and a driver")
+        raise EnvironmentFault(f"device {name!r}: PyTorch has {counted(count, 'CUDA device')} here; use one of these, or --device cpu")
     return torch.device("cuda", index)
 
 

@@ -20,6 +20,7 @@ import torch
 from cramlm.config.retriever import DenseConfig, Pooling
 from cramlm.errors import UsageError
 from cramlm.model.huggingface.folder import open_native_encoder
+from cramlm.model.model import resolve_device
 from cramlm.records import FloatArray
 from cramlm.storage.artifacts import hash_file, hash_json
 
@@ -30,12 +31,12 @@ _FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.sa
 class SentenceEncoder:
     """An encoder folder, opened when first used."""
 
-    def __init__(self, folder: Path, *, max_length: int, pooling: Pooling) -> None:
-        """Raises UsageError if there is no such folder, or if its config has another pooling."""
+    def __init__(self, folder: Path, *, max_length: int, pooling: Pooling, device: str = "auto") -> None:
+        """device: as `resolve_device` reads it. Raises UsageError if there is no such folder, or if its config has another pooling."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; retriever.encoder is a folder with config.json, tokenizer.json, model.safetensors")
         _check_pooling(folder, pooling)
-        self._folder, self._max_length, self._pooling = folder, max_length, pooling
+        self._folder, self._max_length, self._pooling, self._device = folder, max_length, pooling, device
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -60,7 +61,7 @@ class SentenceEncoder:
     @functools.cached_property
     def _opened(self) -> tuple[Any, Any]:
         model, tokenizer = open_native_encoder(self._folder)
-        return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+        return model.to(resolve_device(self._device)), tokenizer
 
     @torch.inference_mode()
     def _encode(self, texts: Sequence[str]) -> FloatArray:
@@ -90,6 +91,6 @@ def _check_pooling(folder: Path, pooling: Pooling) -> None:
         raise UsageError(f"{path}: the encoder pools by {trained[0]}; set retriever.pooling = {trained[0]!r}")
 
 
-def open_sentence_encoder(config: DenseConfig) -> SentenceEncoder:
+def open_sentence_encoder(config: DenseConfig, *, device: str = "auto") -> SentenceEncoder:
     """The encoder of a retriever's config."""
-    return SentenceEncoder(Path(config.encoder), max_length=config.max_length, pooling=config.pooling)
+    return SentenceEncoder(Path(config.encoder), max_length=config.max_length, pooling=config.pooling, device=device)

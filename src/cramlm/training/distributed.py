@@ -35,6 +35,7 @@ from torch import Tensor
 
 from cramlm.config.run import DistributedConfig
 from cramlm.errors import CramError, DivergedError, EnvironmentFault, RankLost, Stopped, UsageError
+from cramlm.model.model import resolve_device
 from cramlm.training.objective import Losses
 
 Stop = Callable[[], int | None]
@@ -107,19 +108,22 @@ ALONE = Alone()
 
 
 @contextlib.contextmanager
-def join(config: DistributedConfig) -> Iterator[Ranks]:
+def join(config: DistributedConfig, *, device: str = "auto") -> Iterator[Ranks]:
     """Join the ranks that torchrun's variables describe (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); `ALONE` without them.
 
     An error inside the block ends all ranks. What all ranks raise alike (Stopped, DivergedError), and what rank 0 raises while the others
     wait, is raised on rank 0 alone; the others raise SystemExit with its exit code.
 
+    device: the setting; with a GPU tensors there are summed by nccl.
+
     Raises:
-        UsageError: if the variables are incomplete. RankLost: if not all ranks connect within `config.timeout` seconds.
+        UsageError: if the variables are incomplete. EnvironmentFault: if there is no such device for this rank. RankLost: if not all
+        ranks connect within `config.timeout` seconds.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield ALONE
         return
-    ranks = _Joined(config)
+    ranks = _Joined(config, resolve_device(device))
     try:
         yield ranks
     except BaseException as error:
@@ -134,11 +138,12 @@ def join(config: DistributedConfig) -> Iterator[Ranks]:
 class _Joined:
     """One of several ranks."""
 
-    def __init__(self, config: DistributedConfig) -> None:
+    def __init__(self, config: DistributedConfig, device: torch.device) -> None:
         self._timeout = config.timeout
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        if backend != "gloo":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "gloo"
+        if device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
+            torch.cuda.set_device(device)
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
         except ValueError as error:

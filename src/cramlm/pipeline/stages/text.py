@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +54,8 @@ def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> Selected
     out = run.folder / "selection"
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
     index = build_index(corpus, run.store, emit=run.emit) if by_words else None
-    context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_sentence_encoder)
+    open_encoder = functools.partial(open_sentence_encoder, device=run.config.device)
+    context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_encoder)
     select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
     return SelectedPassages(SelectionTable.open(out), tuple(example.whole_text for example in run.task.unlabelled))
 
