@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sklearn.utils.extmath import randomized_svd
 
-from cramlm.linear.cooccurrence import ppmi, singular_vectors, token_embeddings
-from cramlm.linear.kernels import LARGEST, count_contexts
+from cramlm.linear.cooccurrence import LARGEST, count_contexts, ppmi, singular_vectors, token_embeddings
 from cramlm.model.tokenizer import Tokens
 
 
@@ -63,7 +62,7 @@ def test_ppmi_equals_that_of_counts_by_hand() -> None:
     expected = np.where(np.isfinite(expected), np.maximum(expected, 0), 0)
     seen = np.bincount([token for sequence in sequences for token in sequence], minlength=8)
     columns = np.argsort(-seen, kind="stable")[:3]
-    assert ppmi([texts_of(sequences)], seen) == pytest.approx(expected[:, columns], abs=1e-6)
+    assert ppmi([texts_of(sequences)], seen, contexts=3, window=4) == pytest.approx(expected[:, columns], abs=1e-6)
 
 
 def test_contexts_end_at_a_sequence_and_the_grouping_of_sequences_does_not_matter() -> None:

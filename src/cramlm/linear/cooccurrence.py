@@ -1,57 +1,85 @@
-"""Vectors from co-occurrence counts: positive pointwise mutual information (PPMI) and truncated SVD; of tokens, for an encoder.
+"""Vectors from co-occurrence counts: of tokens, for an encoder, and of the words of a whole corpus, for all tasks.
 
-A small encoder that trains on a few million tokens spends most of them on learning which words are similar. Counts give that in seconds:
-the PPMI of tokens at most `WINDOW` positions apart, and its truncated SVD of the embedding's width. Skip-grams with negative sampling
-factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan 2015: counts weighted by
+Positive pointwise mutual information (PPMI) of what stands at most some positions apart, and its truncated SVD. Skip-grams with negative
+sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan 2015: counts weighted by
 1 / distance, context probabilities raised to 0.75, singular vectors times the square root of the singular values.
-The vocabulary head is tied to the embedding, so it starts from the same values. What they are worth: docs/log.md.
+
+Tokens: a small encoder that trains on a few million tokens spends most of them on learning which words are similar; counts give that in
+seconds. The vocabulary head is tied to the embedding, so it starts from the same values.
+
+Words: a word that no labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. No
+label and no task decides anything here: passages that equal a dev or test text are counted like all others. `<store>/word-vectors/<key>/`
+holds the files of `WordVectors`. Settings of both, and what they are worth: docs/log.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
+from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns, unit_vectors
 from cramlm.model.tokenizer import Tokens
-from cramlm.records import FloatArray, IntArray
+from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, silent
+from cramlm.retrieval.bm25.analysis import Vocabulary
+from cramlm.retrieval.bm25.terms import ANALYZER
+from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
+from cramlm.storage.compiled import jit
 
-WINDOW = 4
-CONTEXTS = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
-SMOOTHING = 0.75
-_ITERATIONS = 3
-_OVERSAMPLES = 10
-_ROWS = 256  # rows of the PPMI matrix that are computed at a time
+LARGEST: Final = 2**31 - 1  # of int32; sums are taken in 64 bits
+SMOOTHING: Final = 0.75
+_ITERATIONS: Final = 3
+_OVERSAMPLES: Final = 10
+_ROWS: Final = 256  # rows of the PPMI matrix that are computed at a time
+TOKEN_WINDOW: Final = 4
+TOKEN_CONTEXTS: Final = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
+
+KIND: Final = "word-vectors"
+CODE_FORMAT: Final = 1  # increase when the same corpus gives other files
+WIDTH: Final = 256
+WORD_WINDOW: Final = 8
+MAX_WORDS: Final = 32_768
+WORD_CONTEXTS: Final = 8192  # words that are counted as contexts, the most frequent
+MIN_COUNT: Final = 3
+"""A rarer word has no vector."""
+MAX_BYTES: Final = 600_000_000
+"""Of a larger corpus, passages at equal distances are counted."""
+_SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
+_BLOCK: Final = 20_000  # passages that are read at a time
+_FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
+_COUNTING: Final = 1.2e-8  # seconds per byte
+_BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
+_FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
+_OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
 
 
-def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
-    """Return (vocab_size, width) float32 with standard deviation `std` over the tokens that have a context; rows of other tokens are NaN.
+@jit
+def count_contexts(ids, starts, column, weights, counts):  # type: ignore[no-untyped-def]
+    """counts[a, column[b]] += weights[distance - 1] for all tokens a, b of a sequence that are at most len(weights) positions apart.
 
-    The axes are rotated at random, so that none is special. Takes some seconds and vocab_size * min(vocab_size, 4096) * 4 bytes.
+    A count stays at `LARGEST`. ids: sequences, concatenated; starts: (n + 1,), their offsets. column: the column of each token as a
+    context, -1 for none.
     """
-    matrix = ppmi(texts, _token_counts(texts, vocab_size))
-    has_context = matrix.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
-    rank = min(width, *matrix.shape)
-    values = np.zeros((vocab_size, width), dtype=np.float32)
-    values[:, :rank] = singular_vectors(matrix, rank, seed=seed)
-    rotation, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
-    values = values @ rotation.astype(np.float32)
-    values[has_context] *= std / max(float(values[has_context].std()), 1e-12) if has_context.any() else 1.0
-    values[~has_context] = np.nan
-    return values
+    for sequence in range(len(starts) - 1):
+        for right in range(starts[sequence], starts[sequence + 1]):
+            context = column[ids[right]]
+            for distance in range(1, min(len(weights), right - starts[sequence]) + 1):
+                left = ids[right - distance]
+                if context >= 0:
+                    counts[left, context] = min(counts[left, context] + weights[distance - 1], LARGEST)
+                if column[left] >= 0:
+                    counts[ids[right], column[left]] = min(counts[ids[right], column[left]] + weights[distance - 1], LARGEST)
 
 
-def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
-    """(vocab_size,): occurrences of each token in all texts."""
-    return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
-
-
-def ppmi(texts: Sequence[Tokens], token_counts: IntArray, *, contexts: int = CONTEXTS, window: int = WINDOW) -> FloatArray:
+def ppmi(texts: Sequence[Tokens], token_counts: IntArray, *, contexts: int, window: int) -> FloatArray:
     """(tokens, contexts) float32: positive pointwise mutual information of tokens at most `window` positions apart.
 
     token_counts: occurrences of each token, (tokens,). contexts: the number of tokens that are counted as contexts, the most frequent.
     """
-    from cramlm.linear.kernels import count_contexts  # here: imports numba, which text vectors do not need
 
     columns = np.argsort(-token_counts, kind="stable")[: min(contexts, int((token_counts > 0).sum()))]
     column = np.full(len(token_counts), -1, dtype=np.int64)
@@ -76,7 +104,7 @@ def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> FloatArray:
     Randomized SVD (Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1) with LU between the power iterations. The bits are those of
     scikit-learn's `randomized_svd`, whose import takes 2 CPU seconds.
     """
-    import scipy.linalg  # here: text vectors do not need it
+    import scipy.linalg  # here: a forecast does not need it
 
     rows, columns = matrix.shape
     tall = matrix if rows >= columns else matrix.T
@@ -90,3 +118,118 @@ def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> FloatArray:
     largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
     result: FloatArray = (vectors * np.sign(largest))[:, :rank] * np.sqrt(sizes[:rank])
     return result
+
+
+def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
+    """Return (vocab_size, width) float32 with standard deviation `std` over the tokens that have a context; rows of other tokens are NaN.
+
+    The axes are rotated at random, so that none is special. Takes some seconds and vocab_size * min(vocab_size, 4096) * 4 bytes.
+    """
+    matrix = ppmi(texts, _token_counts(texts, vocab_size), contexts=TOKEN_CONTEXTS, window=TOKEN_WINDOW)
+    has_context = matrix.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
+    rank = min(width, *matrix.shape)
+    values = np.zeros((vocab_size, width), dtype=np.float32)
+    values[:, :rank] = singular_vectors(matrix, rank, seed=seed)
+    rotation, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
+    values = values @ rotation.astype(np.float32)
+    values[has_context] *= std / max(float(values[has_context].std()), 1e-12) if has_context.any() else 1.0
+    values[~has_context] = np.nan
+    return values
+
+
+def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
+    """(vocab_size,): occurrences of each token in all texts."""
+    return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
+
+
+def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
+    """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
+
+    A text of n bytes has about 5.6 sqrt(n) words that are frequent enough for a vector, up to `MAX_WORDS`. The mapped text is resident,
+    too, unless the corpus is so large that it releases it.
+    """
+    counted, words = min(corpus_bytes, MAX_BYTES), min(MAX_WORDS, int(5.6 * corpus_bytes**0.5))
+    elements = words * min(words, WORD_CONTEXTS)
+    mapped = corpus_bytes if corpus_bytes <= MAX_RESIDENT_BYTES else 0
+    memory = 4 * elements + 4 * counted / _BYTES_PER_WORD + _FACTORS * words + mapped + (_OVERHEAD if corpus_bytes else 0)
+    return _FACTORIZING * elements + _COUNTING * counted, round(memory)
+
+
+def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> Artifact:
+    """Return the word vectors of a corpus from the store; count the corpus if they are missing there.
+
+    Raises:
+        ArtifactError: if those in the store are damaged. EnvironmentFault: if the disk cannot be written.
+    """
+    settings = {
+        "width": WIDTH,
+        "window": WORD_WINDOW,
+        "words": MAX_WORDS,
+        "contexts": WORD_CONTEXTS,
+        "min_count": MIN_COUNT,
+        "frequent": FREQUENT,
+    }
+    key = {"code": CODE_FORMAT, "terms": ANALYZER, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
+
+    def write(folder: Path) -> None:
+        count_word_vectors(corpus, emit=emit).save(folder)
+
+    return shared_stage(store / KIND / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
+
+
+def count_word_vectors(corpus: Corpus, *, emit: Emit = silent) -> WordVectors:
+    """Count the words of a corpus and factorize the counts; the same corpus gives the same vectors up to rounding."""
+    vocabulary, texts = _read_words(corpus, emit)
+    counts = sum((np.bincount(ids, minlength=len(vocabulary)) for ids, _ in texts), np.zeros(len(vocabulary), np.int64))
+    chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
+    chosen = chosen[counts[chosen] >= MIN_COUNT]
+    words, total = tuple(vocabulary.term(number) for number in chosen.tolist()), int(counts.sum())
+    if not words:
+        return WordVectors((), np.zeros((0, WIDTH), np.float16), np.zeros(0, np.float32), np.zeros(WIDTH, np.float32))
+    emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
+    number = np.full(len(vocabulary), len(words), np.int32)  # one number for all words without a vector
+    number[chosen] = np.arange(len(words), dtype=np.int32)
+    for ids, _ in texts:
+        np.take(number, ids, out=ids)
+    directions = _directions(texts, counts[chosen], total)
+    weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
+    vectors = WordVectors(words, directions, weights, np.zeros(WIDTH, np.float32))
+    passages = sum(len(offsets) - 1 for _, offsets in texts)
+    emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
+    return WordVectors(words, directions, weights, _shared_direction(vectors, texts))
+
+
+def _read_words(corpus: Corpus, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
+    """The vocabulary, and for each block of passages the numbers of its words and their offsets."""
+    size = sum(int(part.offsets[-1]) for part in corpus.parts)
+    positions = np.arange(0, len(corpus), max(1, -(-size // MAX_BYTES)))
+    progress: dict[str, Any] = {"total": len(positions), "unit": "passages"}
+    emit(Event("start", KIND, "counting the words of the corpus", **progress))
+    vocabulary, texts = Vocabulary(), []
+    for first in range(0, len(positions), _BLOCK):
+        texts.append(vocabulary.tokenize(*corpus.gather(positions[first : first + _BLOCK])))
+        corpus.release()
+        emit(Event("progress", KIND, done=min(first + _BLOCK, len(positions)), **progress))
+    return vocabulary, texts
+
+
+def _directions(texts: Sequence[tuple[Int32Array, IntArray]], counts: IntArray, total: int) -> npt.NDArray[np.float16]:
+    """Rows of length 1, (words, WIDTH) float16. texts: numbers of words; `len(counts)` stands for every other word."""
+    tokens = [Tokens(ids.view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts]
+    matrix = ppmi(tokens, np.append(counts, total - counts.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
+    values = np.zeros((len(counts), WIDTH), dtype=np.float32)
+    rank = min(WIDTH, *matrix.shape)
+    values[:, :rank] = singular_vectors(matrix, rank, seed=0)[: len(counts)]
+    return unit_vectors(values).astype(np.float16)
+
+
+def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, IntArray]]) -> FloatArray:
+    """The direction with the largest sum of squares over some passages, float32 (WIDTH,)."""
+    step = max(1, sum(len(offsets) - 1 for _, offsets in texts) // _SHARED_PASSAGES)
+    scatter = np.zeros((WIDTH, WIDTH), dtype=np.float32)
+    for ids, offsets in texts:
+        columns = np.where(ids < len(vectors.words), ids, np.int32(-1))
+        rows = vectors.of_counts(count_columns(columns, offsets, len(vectors.words))[::step])
+        scatter += rows.T @ rows
+    direction: FloatArray = np.linalg.eigh(scatter)[1][:, -1].astype(np.float32)
+    return direction

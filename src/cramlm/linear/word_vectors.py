@@ -1,4 +1,4 @@
-"""Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: corpus_vectors.py).
+"""Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: cooccurrence.py).
 
 Smooth inverse frequency (Arora, Liang and Ma 2017): a word has the weight `FREQUENT / (FREQUENT + its share of the corpus)`; from the mean
 of the weighted directions the direction is removed that all passages of the corpus share. A word is a term of retrieval/bm25/terms.py.

@@ -17,8 +17,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.cores import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
-from cramlm.linear.cooccurrence import token_embeddings
-from cramlm.linear.corpus_vectors import build_word_vectors
+from cramlm.linear.cooccurrence import build_word_vectors, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import WordVectors

@@ -10,8 +10,8 @@ import pytest
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.linear import corpus_vectors, word_vectors
-from cramlm.linear.corpus_vectors import build_word_vectors, count_word_vectors, forecast_word_vectors
+from cramlm.linear import cooccurrence, word_vectors
+from cramlm.linear.cooccurrence import build_word_vectors, count_word_vectors, forecast_word_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.storage.artifacts import verify
 from jsonl import write_jsonl
@@ -76,7 +76,7 @@ def test_many_texts_have_the_vectors_that_they_have_alone(vectors: WordVectors) 
 
 def test_a_large_corpus_is_counted_at_equal_distances(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(len(text) for text in passages())
-    monkeypatch.setattr(corpus_vectors, "MAX_BYTES", size // 3 + 1)
+    monkeypatch.setattr(cooccurrence, "MAX_BYTES", size // 3 + 1)
     messages: list[str] = []
     count_word_vectors(corpus, emit=lambda event: messages.append(event.message))
     assert any("of 100 passages" in message for message in messages)
