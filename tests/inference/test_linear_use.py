@@ -20,8 +20,7 @@ from cramlm.inference.explain import explain
 from cramlm.inference.folders import model_of
 from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor, load_predictor, refuse_other_kinds
-from cramlm.linear import MODEL_FILE
-from cramlm.linear.settings import read_setting
+from cramlm.linear.files import MODEL_FILE, read_setting
 from cramlm.pipeline.run import run
 from jsonl import read_jsonl, write_jsonl
 from server_process import PATIENCE, serving

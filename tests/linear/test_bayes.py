@@ -12,8 +12,8 @@ from sklearn.naive_bayes import MultinomialNB
 from cramlm.linear import bayes
 from cramlm.linear.bayes import fit_bayes
 from cramlm.linear.features import TextMatrices
+from cramlm.linear.files import BayesSetting
 from cramlm.linear.model import LinearModel
-from cramlm.linear.settings import BayesSetting
 from cramlm.records import Example, Task
 
 TOPICS = {

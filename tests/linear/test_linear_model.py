@@ -16,8 +16,8 @@ import safetensors.numpy
 from linear_fixtures import TOPICS, number_task, several_labels_task, topic_task, word_vectors
 
 from cramlm.errors import ArtifactError, EnvironmentFault
-from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.features import VARIANTS, TextMatrices
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE, WordVectors

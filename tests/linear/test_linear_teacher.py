@@ -11,8 +11,8 @@ from linear_fixtures import TOPICS, example, word_vectors
 
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
+from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.settings import Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors

@@ -14,7 +14,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.linear import solvers
 from cramlm.linear.features import unit_rows
-from cramlm.linear.settings import ClassWeights, Scheme
+from cramlm.linear.files import ClassWeights, Scheme
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products
 from cramlm.records import Example, IntArray, Task, TaskKind
 

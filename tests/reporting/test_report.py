@@ -22,7 +22,7 @@ from jinja2 import UndefinedError
 from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
-from cramlm.linear.settings import read_setting
+from cramlm.linear.files import read_setting
 from cramlm.pipeline.run import run
 from cramlm.records import Event
 from cramlm.reporting.charts import ticks

@@ -104,7 +104,7 @@ def check_address_space(command: str | None) -> None:
 def check_address_space_of_model(model: Path, command: str) -> None:
     """Raise EnvironmentFault if the limit on the address space is too low for torch and `model`, a model or a run, needs torch."""
     from cramlm.inference.onnx import GRAPH_FILE  # here: imports NumPy
-    from cramlm.linear import is_linear
+    from cramlm.linear.files import is_linear
 
     if not any(is_linear(folder) or (folder / GRAPH_FILE).is_file() for folder in (model, model / "export")):
         _check(command)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
-from cramlm.linear.settings import NAIVE_BAYES, read_setting
+from cramlm.linear.files import NAIVE_BAYES, read_setting
 from cramlm.records import COMBINED, TaskKind
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_co
 from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
 from cramlm.inference.predictor import folder_of_form, refuse_other_kinds, texts_for_check
-from cramlm.linear import is_linear
+from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model

@@ -20,7 +20,7 @@ from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor
-from cramlm.linear import MODEL_FILE, WEIGHTS_FILE, is_linear
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import COMBINED, BoolArray, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files

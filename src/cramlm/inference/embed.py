@@ -12,7 +12,7 @@ import numpy as np
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import load_predictor
-from cramlm.linear import is_linear
+from cramlm.linear.files import is_linear
 from cramlm.records import FloatArray
 from cramlm.storage.arrays import array_bytes
 

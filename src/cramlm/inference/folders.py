@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 
 from cramlm.errors import ArtifactError
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.linear import is_linear
+from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
 from cramlm.pipeline.run_folder import CONFIG, EXPORT

@@ -20,10 +20,9 @@ from cramlm.evaluation.kinds import check_labels, require_single_label
 from cramlm.inference.combined import COMBINATION_FOLDER
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.predictor import task_of
-from cramlm.linear import is_linear
+from cramlm.linear.files import Setting, is_linear
 from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel
-from cramlm.linear.settings import Setting
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, out_of_fold_labels
 from cramlm.pipeline.run_folder import is_up_to_date
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent

@@ -11,7 +11,7 @@ import numpy as np
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, check_texts
-from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
+from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
 from cramlm.model.huggingface.config import refuse_pickles

@@ -22,7 +22,7 @@ from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
 from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.inference.folders import model_of, run_of
-from cramlm.linear import is_linear
+from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import LINEAR_NAMES, Example, FloatArray, Task, TaskKind

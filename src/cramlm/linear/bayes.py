@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.linear.features import Tfidf, Vocabulary, normalize
+from cramlm.linear.files import BayesSetting
 from cramlm.linear.fit import DevCandidates, LinearFit
 from cramlm.linear.model import LinearModel
-from cramlm.linear.settings import BayesSetting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import aligned
 from cramlm.records import Emit, Event, IntArray, Task, silent

@@ -1,18 +1,85 @@
-"""Read the files of a linear model: one rule for what is missing or damaged, and one remedy."""
+"""The files of a linear model: their names, the settings in them, and one rule and remedy for a missing or damaged one.
+
+Finding and describing a linear model on disk loads neither scikit-learn, SciPy nor Numba.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from safetensors import SafetensorError
 
 from cramlm.errors import ArtifactError
 from cramlm.storage.locks import environment_faults
 
+MODEL_FILE: Final = "linear.json"
+WEIGHTS_FILE: Final = "linear.safetensors"
 REBUILD: Final = "delete the folder and build it again"
 _Content = TypeVar("_Content")
+
+
+Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
+ClassWeights: TypeAlias = Literal["uniform", "balanced"]
+NAIVE_BAYES: Final = "naive-bayes"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of a regression (linear/solvers.py). c: inverse L2 regularization. class_weights: balanced gives each label the same total
+    weight. vector_weight: length of the text vector beside a TF-IDF row of length 1; 0 without text vectors.
+    """
+
+    scheme: Scheme
+    class_weights: ClassWeights
+    c: float
+    vector_weight: float = 0.0
+
+    def __str__(self) -> str:
+        vectors = f", vector weight {self.vector_weight:g}" if self.vector_weight else ""
+        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}{vectors}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `read_setting` reads them."""
+        return {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c, "vector_weight": self.vector_weight}
+
+
+@dataclass(frozen=True, slots=True)
+class BayesSetting:
+    """Of naive Bayes (linear/bayes.py). passage_weight: of a passage; a labelled text has 1. scale: factor of a text's log-likelihood; its
+    words are not independent, so that the sum over them is too confident.
+    """
+
+    passage_weight: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"naive Bayes, passage weight {self.passage_weight:g}, scale {self.scale:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `read_setting` reads them."""
+        return {"scheme": NAIVE_BAYES, "passage_weight": self.passage_weight, "scale": self.scale}
+
+
+def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
+    """Read what `as_dict` returned; other keys are ignored.
+
+    Raises:
+        KeyError, TypeError, ValueError: if a value is missing or not allowed.
+    """
+    scheme = values["scheme"]
+    if scheme == NAIVE_BAYES:
+        return BayesSetting(float(values["passage_weight"]), float(values["scale"]))
+    if scheme not in get_args(Scheme) or values["class_weights"] not in get_args(ClassWeights):
+        raise ValueError("scheme or class_weights is none of the known ones")
+    return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]))
+
+
+def is_linear(folder: Path) -> bool:
+    """Return True if the folder holds a linear model."""
+    return (folder / MODEL_FILE).is_file()
 
 
 def read_file(path: Path, parse: Callable[[bytes], _Content]) -> _Content:

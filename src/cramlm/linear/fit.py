@@ -20,8 +20,8 @@ import numpy.typing as npt
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
+from cramlm.linear.files import BayesSetting, ClassWeights, Scheme, Setting
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.settings import BayesSetting, ClassWeights, Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent

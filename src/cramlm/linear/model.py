@@ -20,10 +20,8 @@ import safetensors.numpy
 import scipy.sparse
 
 from cramlm.errors import ArtifactError
-from cramlm.linear import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
-from cramlm.linear.files import REBUILD, read_file
-from cramlm.linear.settings import NAIVE_BAYES, BayesSetting, Setting, read_setting
+from cramlm.linear.files import MODEL_FILE, NAIVE_BAYES, REBUILD, WEIGHTS_FILE, BayesSetting, Setting, read_file, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import FloatArray, LinearName, TaskKind

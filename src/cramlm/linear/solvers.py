@@ -23,7 +23,7 @@ import scipy  # its other modules are loaded where they are used, and scikit-lea
 import scipy.sparse
 
 from cramlm.data.labels import RULES
-from cramlm.linear.settings import ClassWeights, Scheme
+from cramlm.linear.files import ClassWeights, Scheme
 from cramlm.records import BoolArray, FloatArray, IntArray, Task, TaskKind
 
 UNEVEN: Final = 2.0

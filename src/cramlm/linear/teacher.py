@@ -18,9 +18,9 @@ from cramlm.evaluation.calibration import calibrate
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.features import TextMatrices
+from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
-from cramlm.linear.settings import Setting
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
 from cramlm.records import FloatArray, IntArray, Task
 

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.inference.folders import run_at
-from cramlm.linear.settings import read_setting
+from cramlm.linear.files import read_setting
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import clean, stylesheet
 from cramlm.reporting.comparison import compare_runs

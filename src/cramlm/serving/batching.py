@@ -25,7 +25,7 @@ import numpy as np
 from cramlm.evaluation.confidence import Confidence, usable_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.combined import CombinedModels, ModelPart, confidence_in, has_combination, load_linear
-from cramlm.linear import is_linear
+from cramlm.linear.files import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import LINEAR_NAMES, FloatArray, IntArray
 from cramlm.serving.limits import Limits
