@@ -20,7 +20,6 @@ WEIGHTS_FILE: Final = "linear.safetensors"
 REBUILD: Final = "delete the folder and build it again"
 _Content = TypeVar("_Content")
 
-
 Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
 ClassWeights: TypeAlias = Literal["uniform", "balanced"]
 NAIVE_BAYES: Final = "naive-bayes"

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
-from cramlm.evaluation.attention import HeadShares, head_shares
-from cramlm.experiments.attention import heads_plot, markdown, measure_heads, plain
+from cramlm.experiments.attention import HeadShares, head_shares, heads_plot, markdown, measure_heads, plain
 from cramlm.model.huggingface.folder import save_mlm
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
