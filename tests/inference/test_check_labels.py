@@ -7,13 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commands import cramlm, error_line
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import read_labelled
-from cramlm.inference.label_errors import find_suspicious_rows
-from cramlm.records import Event
+from cramlm.inference.label_errors import find_suspicious_rows, suspicious_labels
+from cramlm.records import Event, FloatArray
 from cramlm.storage.artifacts import MANIFEST
 from jsonl import read_jsonl, write_jsonl, write_labelled
 
@@ -82,3 +85,42 @@ def test_in_a_run_of_naive_bayes_its_regression_predicts_the_texts_out_of_fold(l
     alone = shutil.copytree(linear_runs / "bayes/export", tmp_path / "alone")
     needle = "holds no linear model to predict training texts out of fold (tfidf or static)"
     assert needle in error_line(cramlm("check", train, "--model", alone), 2)
+
+
+def rows(*values: tuple[float, ...]) -> FloatArray:
+    return np.array(values, dtype=np.float32)
+
+
+def test_a_text_is_suspicious_if_another_label_is_at_least_as_probable_as_for_the_texts_that_have_it() -> None:
+    probabilities = rows((0.9, 0.1), (0.7, 0.3), (0.2, 0.8), (0.1, 0.9), (0.15, 0.85))
+    labels = np.array([0, 0, 1, 1, 0])  # thresholds: (0.9 + 0.7 + 0.15) / 3 = 0.583 and 0.85
+    assert suspicious_labels(probabilities, labels) == [(4, 1)]
+    assert suspicious_labels(probabilities[:4], labels[:4]) == []
+
+
+def test_the_threshold_of_a_label_is_its_own_mean_so_that_rare_labels_are_found() -> None:
+    probabilities = rows(*[(0.9, 0.1)] * 8, (0.75, 0.25), (0.72, 0.28), (0.7, 0.3))
+    labels = np.array([0] * 8 + [1, 1, 0])  # the model gives label 1 at most 0.3: its threshold is 0.265, that of label 0 is 0.878
+    assert suspicious_labels(probabilities, labels) == []  # label 1 is confident for row 10, but less probable than its own label
+    softer = rows(*[(0.9, 0.1)] * 8, (0.75, 0.25), (0.72, 0.28), (0.2, 0.3))
+    assert [row for row, _ in suspicious_labels(softer, labels)] == [10]
+
+
+def test_the_largest_margin_comes_first() -> None:
+    probabilities = rows((0.4, 0.6), (0.05, 0.95), (0.2, 0.8), *[(0.8, 0.2)] * 9, *[(0.45, 0.55)] * 3)
+    labels = np.array([0] * 12 + [1] * 3)
+    assert [row for row, _ in suspicious_labels(probabilities, labels)] == [1, 2, 0]
+
+
+@given(st.integers(0, 50))
+def test_texts_that_were_not_predicted_are_left_out(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    probabilities = random.dirichlet(np.ones(3), size=40).astype(np.float32)
+    labels = random.integers(0, 3, 40)
+    missing = random.random(40) < 0.3
+    probabilities[missing] = 0
+    found = suspicious_labels(probabilities, labels)
+    kept = np.flatnonzero(~missing)
+    again = suspicious_labels(probabilities[kept], labels[kept])
+    assert found == [(int(kept[row]), suggested) for row, suggested in again]
+    assert all(suggested != labels[row] and probabilities[row, suggested] > probabilities[row, labels[row]] for row, suggested in found)

@@ -3,6 +3,13 @@
 A run with a linear teacher keeps the probabilities of its training texts that were predicted out of fold. If the file is still the one that
 the run was trained on, row by row, these are used. Otherwise (corrected rows, a run that split dev rows off the file, another export) the
 linear model is fitted again without each fold of the file, with the settings and features of the run.
+
+Source: Northcutt, Jiang and Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels", JAIR 70. A label is *confident*
+for a text if its probability is at least the mean probability of that label over the texts that have it (equation 2), so that a label that
+the model predicts with low probabilities is not compared with one that it predicts with high ones. A text is suspicious if its most
+probable confident label is another, more probable one (an off-diagonal entry of the confident joint, equation 1). The texts are ranked by
+the margin between both labels. The package cleanlab has this rule (`filter_by="confident_learning"`) and others; these lines need no
+package.
 """
 
 from __future__ import annotations
@@ -21,11 +28,10 @@ from cramlm.inference.combined import COMBINATION_FOLDER
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.predictor import task_of
 from cramlm.linear.files import Setting, is_linear
-from cramlm.linear.label_errors import suspicious_labels
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, out_of_fold_labels
 from cramlm.pipeline.run_folder import is_up_to_date
-from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
+from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.storage.arrays import read_array
 
 RULE: Final = "suspicious-label"
@@ -85,18 +91,36 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         probabilities = out_of_fold_labels(model, rows, seed=_SEED)
         emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
     ids = {label: number for number, label in enumerate(labels)}
-    found = suspicious_labels(probabilities, np.array([ids[str(example.label)] for example in train.examples], dtype=np.int64))
+    label_ids = np.array([ids[str(example.label)] for example in train.examples], dtype=np.int64)
     return [
         SuspiciousRow(
-            train.examples[each.row].id,
-            train.examples[each.row].whole_text,
-            labels[each.label],
-            labels[each.suggested],
-            each.label_probability,
-            each.suggested_probability,
+            train.examples[row].id,
+            train.examples[row].whole_text,
+            str(train.examples[row].label),
+            labels[suggested],
+            float(probabilities[row, label_ids[row]]),
+            float(probabilities[row, suggested]),
         )
-        for each in found
+        for row, suggested in suspicious_labels(probabilities, label_ids)
     ]
+
+
+def suspicious_labels(probabilities: FloatArray, labels: IntArray) -> list[tuple[int, int]]:
+    """Return (row, id of the more probable label) of the suspicious texts, the most suspicious first.
+
+    probabilities: (n, labels), out of fold; rows of 0 are left out. labels: the label id of each text, (n,).
+    """
+    own = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    predicted = probabilities.sum(axis=1) > 0
+    counts = np.bincount(labels[predicted], minlength=probabilities.shape[1])
+    sums = np.bincount(labels[predicted], weights=own[predicted], minlength=probabilities.shape[1])
+    thresholds = np.divide(sums, counts, out=np.full(len(counts), np.inf), where=counts > 0)
+    confident = np.where(probabilities >= thresholds, probabilities, -1.0)
+    suggested = confident.argmax(axis=1)
+    highest = confident[np.arange(len(labels)), suggested]
+    rows = np.flatnonzero(predicted & (highest > own) & (suggested != labels))
+    ranked = rows[np.argsort((own - highest)[rows], kind="stable")]
+    return [(row, int(suggested[row])) for row in ranked.tolist()]
 
 
 def _same_rows(one: tuple[Example, ...], other: tuple[Example, ...]) -> bool:
