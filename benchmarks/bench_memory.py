@@ -47,9 +47,9 @@ def main() -> None:
 
 def run(preset: str, steps: int) -> dict[str, float]:
     """Run; return predicted and measured bytes."""
+    from cramlm.io.machine import peak_memory
     from cramlm.pipeline.run import run as fit
     from cramlm.recipes import PRESETS, tlm, with_preset
-    from cramlm.training.memory import peak_resident
 
     with tempfile.TemporaryDirectory() as folder:
         paths = write_texts(Path(folder))
@@ -59,7 +59,7 @@ def run(preset: str, steps: int) -> dict[str, float]:
         config = with_preset(tlm(train=paths["train"], dev=paths["dev"], corpus=paths["corpus"], budget=f"{flops:.2e}flops"), preset)
         fit(config.model_copy(update={"threads": 1}), out=Path(folder) / "run", store=Path(folder) / "store")
         stated = json.loads((Path(folder) / "run/plan/plan.json").read_bytes())["cost"]["memory"]
-    held = peak_resident() or 0
+    held = peak_memory() or 0
     return {"stated": stated, "held": held, "ratio": held / stated}
 
 

@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, make_phase
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.io.machine import resident_memory
 from cramlm.model.model import PackedBatch
 from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, measure
-from cramlm.training import memory
 from cramlm.training.objective import executed_flops, objective_of, paper_flops
 
 
@@ -43,7 +43,7 @@ def test_a_measurement_with_little_cpu_time_is_starved() -> None:
     assert not Measurement(13_000.0, 1, 0.98, 1e7, None).starved
 
 
-@pytest.mark.skipif(memory.resident() is None, reason="resident memory is unknown on this system")
+@pytest.mark.skipif(resident_memory() is None, reason="resident memory is unknown on this system")
 def test_a_larger_model_needs_more_memory_in_training() -> None:
     phase = make_phase(batch_size=2048, max_length=64)
     needed = []

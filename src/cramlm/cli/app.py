@@ -59,7 +59,7 @@ from cramlm.cli.process import (
     stop_on_signals,
 )
 from cramlm.errors import CramError
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores
 
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(

@@ -40,7 +40,7 @@ from cramlm.cli.options import (
     task_columns,
 )
 from cramlm.errors import counted
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {

@@ -53,8 +53,8 @@ from cramlm.data.parts import (
     save_sources,
 )
 from cramlm.errors import ArtifactError, DataError, counted
-from cramlm.io.cores import available_cores
 from cramlm.io.executors import Executor, Processes
+from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import offsets_of, read_array, save_array, spread

@@ -35,8 +35,8 @@ from cramlm.experiments.results import (
     scores_plot,
     totals_of,
 )
-from cramlm.io.cores import available_cores
 from cramlm.io.executors import run_tasks
+from cramlm.io.machine import available_cores
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.index import build_index

@@ -36,7 +36,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cramlm import errors
 from cramlm.errors import CramError, EnvironmentFault
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores
 from cramlm.records import Emit, Event
 
 OnEvent: TypeAlias = Callable[[int, Event], None]

@@ -29,7 +29,7 @@ from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
@@ -46,7 +46,6 @@ from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, default_store
 from cramlm.storage.locks import lock
 from cramlm.training.distributed import Ranks
-from cramlm.training.memory import trim
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def run(
             with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
-    trim()
+    trim_memory()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
     train.dismiss(ranks, {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores})
     return Run(folder, config, scores)

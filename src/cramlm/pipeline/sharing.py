@@ -15,7 +15,7 @@ from typing import Final
 
 from cramlm.config.run import RunConfig
 from cramlm.errors import EnvironmentFault
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores
 from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event

@@ -24,7 +24,7 @@ from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
 from cramlm.errors import UsageError, counted
 from cramlm.evaluation.evaluate import sequences_of
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores, available_memory, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
@@ -46,7 +46,6 @@ from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file
-from cramlm.training import memory
 from cramlm.training.objective import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
@@ -73,7 +72,7 @@ def plan(run: RunContext) -> RunPlan:
     texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
 
     def write(target: Path) -> None:
-        peak = memory.peak_resident()
+        peak = peak_memory()
         machine = _measure_or_read(run, precision).times(run.ranks.count if run.config.tokens_per_second is None else 1)
         rates = (
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
@@ -82,7 +81,7 @@ def plan(run: RunContext) -> RunPlan:
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
-        cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=memory.resident(), peak=peak)
+        cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=resident_memory(), peak=peak)
         if run.clock.budget != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
             check_resources(cost, memory=_available_memory(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
@@ -193,7 +192,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         elif config.corpus is None or config.corpus.files != ("",):
             texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
-            cost = forecast_cost(config, limit, texts, machines[size], resident=memory.resident())
+            cost = forecast_cost(config, limit, texts, machines[size], resident=resident_memory())
             planned.append(RunForecast(config, texts, cost))
         except UsageError as error:
             planned.append(RunForecast(config, texts, None, str(error)))
@@ -254,7 +253,7 @@ def _available_memory(device: torch.device) -> int | None:
     """Bytes that this process may have resident in all; of a GPU, those that are free there."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free, here = memory.available(), memory.resident()
+    free, here = available_memory(), resident_memory()
     return None if free is None or here is None else free + here
 
 

@@ -24,10 +24,10 @@ import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.errors import counted
+from cramlm.io.machine import peak_memory, reset_peak_memory, resident_memory, trim_memory
 from cramlm.model.model import CPU, ModelSpec, Precision, build_model
 from cramlm.records import IntArray
 from cramlm.storage.arrays import offsets_of
-from cramlm.training import memory
 from cramlm.training.batching import Batches, generator
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
@@ -120,7 +120,7 @@ def count_flops(setup: TrainingSetup) -> float:
 
 
 def _reset_peak(device: torch.device) -> None:
-    memory.reset_peak()
+    reset_peak_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -129,9 +129,9 @@ def _step_memory(device: torch.device) -> int | None:
     """Peak of resident memory less what remains, in bytes; of a GPU the peak of its allocated memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    most = memory.peak_resident()
-    memory.trim()
-    rest = memory.resident()
+    most = peak_memory()
+    trim_memory()
+    rest = resident_memory()
     return None if most is None or rest is None else max(0, most - rest)
 
 

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from cramlm.config.run import CorpusConfig, explain_validation_error
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, UsageError, brief
-from cramlm.io.cores import available_cores
 from cramlm.io.executors import Executor
+from cramlm.io.machine import available_cores
 from cramlm.io.paths import looks_like_path
 from cramlm.records import Emit, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer

@@ -28,12 +28,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from cramlm.config.run import PhaseConfig
 from cramlm.errors import DivergedError, Stopped, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
+from cramlm.io.machine import trim_memory
 from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import ALONE, Ranks, Stop, sum_losses
-from cramlm.training.memory import trim
 from cramlm.training.objective import Losses, count_parameters, executed_flops, gradients, in_parts, objective_of, paper_flops
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
 from cramlm.training.sequences import shard
@@ -130,7 +130,7 @@ def train_phase(model: Model, job: TrainingJob) -> PhaseResult:
     """
     run = _PhaseRun(model, job)
     run.resume()
-    trim()  # what the stages before training have freed
+    trim_memory()  # what the stages before training have freed
     with deterministic(model.device):
         run.train()
     return run.finish()
@@ -265,7 +265,7 @@ class _PhaseRun:
         tensors = {"weights": self.weights, "moments": self.updater.optimizer.state_tensors(), "best": self.best}
         job.ranks.on_leader(lambda: str(save_checkpoint(job.work, self.progress, **tensors, fingerprint=job.fingerprint)))
         self.saved_step = self.progress.step
-        trim()  # batches of many sizes fragment the heap: 0.3 to 0.6 GB an hour (docs/log.md)
+        trim_memory()  # batches of many sizes fragment the heap: 0.3 to 0.6 GB an hour (docs/log.md)
 
     def check_weights(self) -> None:
         """Raise before weights are scored or saved that are not finite (an update can overflow although loss and gradient were finite), or

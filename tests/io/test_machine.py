@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cramlm.io.cores import available_cores
+from cramlm.io.machine import available_cores
 
 AFFINITY = len(os.sched_getaffinity(0))
 INNER = "0::/pod/container\n"  # version 2

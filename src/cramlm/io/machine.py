@@ -1,0 +1,108 @@
+"""What a process may use of this machine: the number of its cores, and its memory on Linux.
+
+Imports little, because every command reads the number of cores when it starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_STATUS: Final = Path("/proc/self/status")
+
+
+def available_cores(*, groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the number of cores that this process may use: those of its affinity, but not more than a CPU quota of its control groups.
+
+    A container that is limited to two cores by a quota still sees all cores of its host. groups: where Linux mounts control groups;
+    membership: its list of those that this process is in (cgroups(7)).
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(groups, membership))]))
+
+
+def _quotas(groups: Path, membership: Path) -> Iterator[float]:
+    """Yield the CPU quotas, in cores, of the control groups of this process and of all groups around them; versions 1 and 2."""
+    try:
+        lines = membership.read_text("utf-8").splitlines()
+    except OSError:
+        return
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top, names = (groups / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")) if controllers else (groups, ("cpu.max",))
+        folder = top / path.strip("/")
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(top):
+                break
+            try:
+                quota, period = " ".join((each / name).read_text("ascii") for name in names).split()
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError):  # a group without the controller
+                continue
+
+
+def resident_memory() -> int | None:
+    """Return the resident bytes of this process; None if unknown."""
+    return _field("VmRSS:")
+
+
+def peak_memory() -> int | None:
+    """Return the peak of the resident bytes since the process started or since `reset_peak_memory`; None if unknown."""
+    return _field("VmHWM:")
+
+
+def reset_peak_memory() -> None:
+    """Start a new peak; does nothing where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def available_memory() -> int | None:
+    """Return the bytes available without swapping: of the machine, or less if this process's control group or address space (`ulimit -v`)
+    limits it; None if unknown.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        free = min(free, max(0, most - (_field("VmSize:") or 0)))
+    try:
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no control group, or "max"
+        return free
+    return max(0, min(free, limit - used))
+
+
+def trim_memory() -> None:
+    """Collect garbage and return freed pages to the system.
+
+    glibc keeps freed memory in its heap, so that a process that trains one model after the other grows by fragmentation. It takes
+    milliseconds and belongs between pieces of work, not into every step.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        import ctypes  # here: every command imports this module
+
+        trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none
+        if trim_heap is not None:
+            trim_heap(0)
+
+
+def _field(name: str) -> int | None:
+    try:
+        line = next(line for line in _STATUS.read_text("ascii", "replace").splitlines() if line.startswith(name))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * 1024
