@@ -34,7 +34,7 @@ from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import UsageError, counted
 
 if TYPE_CHECKING:
-    from cramlm.records import AnyPrediction, SelectivePrediction
+    from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
 
 
 def evaluate(
@@ -307,15 +307,41 @@ def embed(
         raise UsageError(f"{out}: vectors are written as .npy or .parquet; choose one of these endings")
     check_address_space_of_model(model, "embed")
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.inference.embed import embedder_at, vectors_file
+    from cramlm.inference.folders import model_of
+    from cramlm.inference.predictor import load_predictor
+    from cramlm.linear.files import is_linear
     from cramlm.storage.artifacts import publish_file
 
-    predictor = embedder_at(model, model_part)
+    folder = model_of(model)
+    predictor = load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     vectors = predictor.embeddings([example.text for example in examples], pairs)
     publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
     print(f"{counted(len(vectors), 'vector')} of {vectors.shape[1]} numbers: {out}")
+
+
+def vectors_file(vectors: FloatArray, ids: Sequence[str], *, form: str, normalize: bool) -> bytes:
+    """Return the content of a file of vectors (n, width) in order.
+
+    form: .npy, the array; or .parquet, the columns id (string) and embedding (list of `width` float32). normalize: scale each vector to
+    length 1; one of zeros, of a text without a known token, stays so.
+    """
+    import numpy as np
+
+    from cramlm.storage.arrays import array_bytes
+
+    if normalize:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    if form == ".npy":
+        return array_bytes(vectors)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    file = io.BytesIO()
+    pq.write_table(pa.table({"id": pa.array(list(ids), pa.string()), "embedding": column}), file)
+    return file.getvalue()
 
 
 def label_next(
