@@ -110,12 +110,12 @@ def test_a_high_maximum_of_many_dev_scores_does_not_recommend_a_model() -> None:
     assert verdict(tfidf=one, tlm=many).recommended == "tfidf"
 
 
-def test_an_equally_good_model_is_recommended_about_once_in_ten_times() -> None:
+def test_an_equally_good_dearer_model_is_recommended_less_than_once_in_ten_times() -> None:
     wrong = 0
     for seed in range(30):
         one, other = predictions(0.7, seed=2 * seed), predictions(0.7, candidates=20, seed=2 * seed + 1)
         wrong += verdict(tfidf=one, tlm=other).recommended == "tlm"
-    assert wrong <= 6
+    assert wrong < 3
 
 
 def test_of_three_models_the_cheapest_that_no_other_clearly_beats_is_recommended() -> None:

@@ -119,7 +119,7 @@ def test_workers_end_if_their_parent_is_killed_and_need_no_main_guard(tmp_path: 
         pids = [int(script.stdout.readline()) for _ in range(2)]
         script.kill()
     for pid in pids:
-        for _ in range(1200):
+        for _ in range(12_000):
             if not is_running(pid):
                 break
             time.sleep(0.05)
