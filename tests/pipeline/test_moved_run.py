@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import printed, succeed
+from commands import cramlm, printed, succeed
 from cramlm.config.run import load_config
+from cramlm.data.task import load_task
 from cramlm.pipeline.run import run
 from cramlm.reporting.page import report_page
+from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 from hub_stand_in import running_hub
-from jsonl import write_jsonl
+from jsonl import write_jsonl, write_labelled
 from server_process import PATIENCE, serving
 from tiny_task import tiny_config, write_task
 
@@ -115,6 +117,35 @@ def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> 
     assert json.loads((moved / "onnx/onnx.json").read_bytes())["checked_texts"] == 32
     np.testing.assert_allclose(predictions(moved / "onnx", tmp_path), predictions(moved, tmp_path), atol=1e-4)
     assert json.loads(printed("evaluate", moved / "onnx", labelled(tmp_path), "--json"))["accuracy"] == 1.0
+
+
+def test_export_sentence_transformers_checks_on_the_stored_texts(moved: Path) -> None:
+    only_an_encoder(moved)
+    succeed("export", moved, "--format", "sentence-transformers")
+    assert (moved / "sentence-transformers/modules.json").is_file()
+
+
+def test_embed(moved: Path, tmp_path: Path) -> None:
+    succeed("embed", moved, labelled(tmp_path), "--out", tmp_path / "vectors.npy", "--model-part", "static")
+    assert len(np.load(tmp_path / "vectors.npy")) == 2
+
+
+def test_passages(moved: Path) -> None:
+    texts = [json.loads(line)["text"] for line in printed("passages", moved).splitlines()]
+    assert texts == SelectionTable.open(moved / "selection").texts()
+
+
+def test_label_next_leaves_out_the_stored_texts(moved: Path, tmp_path: Path) -> None:
+    known = load_task(moved).train[0].text
+    chosen = printed("label-next", moved, write_jsonl(tmp_path / "texts.jsonl", ({"text": text} for text in (known, TEXT))))
+    assert [json.loads(line)["text"] for line in chosen.splitlines()] == [TEXT]
+
+
+def test_check_reads_the_stored_probabilities(moved: Path, tmp_path: Path) -> None:
+    train = write_labelled(tmp_path / "train.jsonl", ((row.text, row.label) for row in load_task(moved).train))
+    checked = cramlm("check", train, "--model", moved)
+    assert checked.returncode == 0, checked.stderr
+    assert ("those of the run's teacher" in checked.stderr) == (moved / "teacher").is_dir()
 
 
 def test_push(moved: Path, tmp_path: Path) -> None:
