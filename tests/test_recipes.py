@@ -303,6 +303,20 @@ def test_every_subsample_of_labels_gets_its_own_numbers(tmp_path: Path) -> None:
     assert softness(every.config) == (("finetune", 1, 0), False)
 
 
+@pytest.mark.parametrize("texts", [100, 500])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.2])
+def test_label_smoothing_set_by_hand_changes_nothing_else(texts: int, smoothing: float, tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", even(texts))
+    plain, changed = (
+        resolve_run("tlm", None, settings, task={"train": train}, corpus=["corpus.jsonl"], budget=None, seed=None)
+        for settings in ([], [f"phases[1].terms[0].label_smoothing={smoothing}"])
+    )
+    first, *others = plain.phases[1].terms
+    smoothed = first.model_copy(update={"label_smoothing": smoothing})
+    finetune = plain.phases[1].model_copy(update={"terms": (smoothed, *others)})
+    assert changed == plain.model_copy(update={"phases": (plain.phases[0], finetune)})
+
+
 def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -> None:
     for count in (100, 500):
         train = write_labels(tmp_path / f"{count}.jsonl", even(count))

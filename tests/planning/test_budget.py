@@ -27,6 +27,7 @@ from cramlm.planning.budget import (
     drift,
     finetune_passes,
     minimum_amount,
+    passes,
     passes_over_selection,
     phase_amount,
     plan_phases,
@@ -85,6 +86,9 @@ def test_fewer_labels_get_more_passes_within_bounds_and_dropout_if_they_are_many
     (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
     joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
     assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
+    ninety, _ = plan_phases([joint_phase(), finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
+    assert passes(ninety, few)["task"] > 90
+    assert ninety.dropout == 0.0, "also with few labels: it gained nothing (docs/log.md)"
 
 
 def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
@@ -95,10 +99,10 @@ def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
     assert plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=60.0, rows=128)[0].steps < joint.steps
     once = bounded[0].model_copy(update={"task": 0, "external": 1, "max_passes": 1.0})
     assert plan_phases([once], sizes=SIZES, speed=SPEED, amount=None, rows=128)[0].steps == round(500_000 / 4096)
-    for phases, passes in (([joint_phase()], PASSES_OVER_SELECTION), ([once, finetune_phase()], 1.0)):
-        assert passes_over_selection(phases) == passes
-        planned = plan_selection(RandomConfig(), amount=100.0, tokens_per_unit=10_000.0, passes=passes)
-        assert planned.max_tokens == int(1_000_000 / passes)
+    for phases, expected in (([joint_phase()], PASSES_OVER_SELECTION), ([once, finetune_phase()], 1.0)):
+        assert passes_over_selection(phases) == expected
+        planned = plan_selection(RandomConfig(), amount=100.0, tokens_per_unit=10_000.0, passes=expected)
+        assert planned.max_tokens == int(1_000_000 / expected)
 
 
 def test_a_phase_on_soft_labels_of_passages_is_limited_by_its_share_and_not_by_passes_over_few_labels() -> None:
