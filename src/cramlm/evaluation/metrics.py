@@ -15,7 +15,7 @@ multinomial of n trials, so a thousand resamples cost milliseconds for any n, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ CALIBRATION_BINS = 15
 CELLS_AT_ONCE = 4_000_000  # sampled counts held in memory, 32 MB
 
 Interval: TypeAlias = tuple[float, float]
+_Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,27 +102,50 @@ def _scores_of(confusion: IntArray, names: Sequence[str]) -> Scores:
     )
 
 
-def _share(part: IntArray, whole: IntArray) -> npt.NDArray[np.float64]:
+def _share(part: IntArray, whole: IntArray) -> _Numbers:
     """Of the whole; 0 where there is none."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
-def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int = RESAMPLES) -> dict[str, Interval]:
+def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int) -> dict[str, Interval]:
     """Percentile intervals at 95 % from a confusion matrix of counts, by resampling its rows of data with replacement."""
     true, predicted = confusion.nonzero()
-    counts = confusion[true, predicted]
-    rows, classes = int(counts.sum()), len(confusion)
+    counts, classes = confusion[true, predicted], len(confusion)
+
+    cell = np.arange(len(true))
+    of_truth, of_prediction = (np.zeros((len(true), classes)) for _ in range(2))
+    of_truth[cell, true] = 1
+    of_prediction[cell, predicted] = 1
+
+    def figures(sampled: _Numbers) -> _Numbers:
+        hits = sampled @ (of_truth * of_prediction)
+        involved = sampled @ (of_truth + of_prediction)  # support + predicted, the denominator of F1
+        f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
+        return np.stack([f1.sum(axis=1) / (involved > 0).sum(axis=1), hits.sum(axis=1) / sampled.sum(axis=1)])
+
+    samples = _resample(counts, figures, largest=max(len(counts), classes), seed=seed, resamples=resamples)
+    intervals = percentile_intervals(("macro_f1", "micro_f1"), samples)
+    return {**intervals, "accuracy": intervals["micro_f1"]}
+
+
+def _resample(
+    counts: IntArray, figures: Callable[[_Numbers], _Numbers], *, largest: int, seed: int = 0, resamples: int = RESAMPLES
+) -> _Numbers:
+    """Return the figures (names, resamples) of samples with replacement of rows, of which there are `counts` (cells,) of each kind.
+
+    figures: from sampled counts (samples, cells) to (names, samples). largest: numbers per sample in its largest array.
+    """
+    rows = int(counts.sum())
     random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
-    at_once = max(1, CELLS_AT_ONCE // max(len(counts), classes))
-    samples = []
-    for start in range(0, resamples, at_once):
-        sampled = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start))
-        samples.append(_macro_and_micro(sampled, true, predicted, classes))
-    macro, micro = np.concatenate(samples, axis=1)
-    ends = [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
-    low, high = (float(end) for end in np.percentile(micro, ends))
-    macro_low, macro_high = (float(end) for end in np.percentile(macro, ends))
-    return {"macro_f1": (macro_low, macro_high), "micro_f1": (low, high), "accuracy": (low, high)}
+    at_once = max(1, CELLS_AT_ONCE // largest)
+    sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+    return np.concatenate([figures(random.multinomial(rows, counts / rows, size).astype(np.float64)) for size in sizes], axis=1)
+
+
+def percentile_intervals(names: Sequence[str], samples: _Numbers) -> dict[str, Interval]:
+    """Of samples (names, resamples)."""
+    low, high = np.percentile(samples, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=1)
+    return {name: (float(one), float(other)) for name, one, other in zip(names, low, high, strict=True)}
 
 
 def calibration_error(probabilities: FloatArray, true: Sequence[str], labels: Sequence[str], *, bins: int = CALIBRATION_BINS) -> float:
@@ -136,19 +160,6 @@ def calibration_error(probabilities: FloatArray, true: Sequence[str], labels: Se
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     gap = np.bincount(place, weights=confidence - correct, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
-
-
-def _macro_and_micro(sampled: IntArray, true: IntArray, predicted: IntArray, classes: int) -> npt.NDArray[np.float64]:
-    """Macro-F1 and accuracy, (2, samples), of counts (samples, cells) that lie at (true, predicted)."""
-    cell = np.arange(len(true))
-    of_truth, of_prediction = (np.zeros((len(true), classes)) for _ in range(2))
-    of_truth[cell, true] = 1
-    of_prediction[cell, predicted] = 1
-    counts = sampled.astype(np.float64)
-    hits = counts @ (of_truth * of_prediction)
-    involved = counts @ (of_truth + of_prediction)  # support + predicted, the denominator of F1
-    f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
-    return np.stack([f1.sum(axis=1) / (involved > 0).sum(axis=1), hits.sum(axis=1) / counts.sum(axis=1)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,28 +213,20 @@ def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     )
 
 
-def bootstrap_label_intervals(true: IntArray, predicted: IntArray, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
-    """Percentile intervals at 95 % of the three figures, by resampling rows with replacement; same seed, same figures."""
+def bootstrap_label_intervals(true: IntArray, predicted: IntArray) -> dict[str, Interval]:
+    """Percentile intervals at 95 % of the three figures, by resampling rows with replacement; equal rows give equal figures."""
     patterns, counts = np.unique(np.concatenate([true, predicted], axis=1), axis=0, return_counts=True)
     truth, predictions = (half.astype(np.float64) for half in np.split(patterns, 2, axis=1))
     right = (truth == predictions).all(axis=1).astype(np.float64)
-    random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
-    rows, samples = int(counts.sum()), []
-    at_once = max(1, CELLS_AT_ONCE // max(patterns.shape))
-    for start in range(0, resamples, at_once):
-        sampled = random.multinomial(rows, counts / rows, size=min(at_once, resamples - start)).astype(np.float64)
+
+    def figures(sampled: _Numbers) -> _Numbers:
         hits, involved = sampled @ (truth * predictions), sampled @ (truth + predictions)
         f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
         macro = f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1)
         micro = 2 * hits.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
-        samples.append(np.stack([sampled @ right / rows, macro, micro]))
-    return percentile_intervals(("subset_accuracy", "macro_f1", "micro_f1"), np.concatenate(samples, axis=1))
+        return np.stack([sampled @ right / len(true), macro, micro])
 
-
-def percentile_intervals(names: Sequence[str], samples: npt.NDArray[np.float64]) -> dict[str, Interval]:
-    """Of samples (names, resamples)."""
-    low, high = np.percentile(samples, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=1)
-    return {name: (float(one), float(other)) for name, one, other in zip(names, low, high, strict=True)}
+    return percentile_intervals(("subset_accuracy", "macro_f1", "micro_f1"), _resample(counts, figures, largest=max(patterns.shape)))
 
 
 def _indicators(rows: Sequence[Sequence[str]], names: Sequence[str]) -> IntArray:
@@ -232,9 +235,6 @@ def _indicators(rows: Sequence[Sequence[str]], names: Sequence[str]) -> IntArray
     for row, labels in enumerate(rows):
         table[row, [columns[label] for label in labels]] = 1
     return table
-
-
-_Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,24 +283,22 @@ def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberSc
     )
 
 
-def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
-    """Percentile intervals at 95 % of pearson, rmse and r2, by resampling rows with replacement; same seed, same figures."""
+def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers) -> dict[str, Interval]:
+    """Percentile intervals at 95 % of pearson, rmse and r2, by resampling rows with replacement; equal rows give equal figures."""
     rows = len(true)
     middle = true.mean()
     x, y = true - middle, predicted - middle  # sums of squares of large numbers would cancel
     sums = np.stack([x, y, x * x, y * y, x * y, np.square(x - y)], axis=1)
-    random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
-    samples = []
-    at_once = max(1, CELLS_AT_ONCE // rows)
-    for start in range(0, resamples, at_once):
-        sampled = random.multinomial(rows, np.full(rows, 1 / rows), size=min(at_once, resamples - start)).astype(np.float64)
+
+    def figures(sampled: _Numbers) -> _Numbers:
         mean_x, mean_y, xx, yy, xy, error = (sampled @ sums / rows).T
         of_x, of_y = np.maximum(xx - mean_x**2, 0), np.maximum(yy - mean_y**2, 0)
         spread = np.sqrt(of_x * of_y)
         pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
         r2 = 1 - np.divide(error, of_x, out=np.ones_like(of_x), where=of_x > 0)
-        samples.append(np.stack([np.clip(pearson, -1, 1), np.sqrt(error), r2]))
-    return percentile_intervals(("pearson", "rmse", "r2"), np.concatenate(samples, axis=1))
+        return np.stack([np.clip(pearson, -1, 1), np.sqrt(error), r2])
+
+    return percentile_intervals(("pearson", "rmse", "r2"), _resample(np.ones(rows, np.int64), figures, largest=rows))
 
 
 def _finite(value: float) -> float:
