@@ -95,15 +95,15 @@ SPLITS: Final = {"train": 40, "dev": 80, "test": 400}
 PASSAGES: Final = 3_000
 
 
-def write_sample(folder: Path, *, seed: int = 13, splits: dict[str, int] | None = None, passages: int = PASSAGES) -> dict[str, int]:
+def write_sample(folder: Path, *, seed: int = 13, passages: int = PASSAGES) -> dict[str, int]:
     """Write train.csv, dev.csv, test.csv (text, label) and corpus.jsonl (id, text) to `folder`; return the number of rows of each file.
 
-    Equal arguments give equal files. splits: texts by split, default `SPLITS`.
+    Equal arguments give equal files.
     """
     generator = random.Random(seed)
     counts = {}
     seen: set[str] = set()
-    for split, count in (splits or SPLITS).items():
+    for split, count in SPLITS.items():
         rows: list[tuple[str, str]] = []
         labels = list(LABELLED)
         while len(rows) < count:

@@ -60,7 +60,6 @@ def compare_predictions(
     other: Sequence[Sequence[str]],
     *,
     metric: Metric = "macro_f1",
-    seed: int = 0,
     trials: int = TRIALS,
 ) -> Difference:
     """The score of `one` less that of `other`. one, other: for each seed the predictions for the rows of `true`, in order."""
@@ -74,7 +73,7 @@ def compare_predictions(
         for side in (one, other)
     ]
     value = float(np.mean([a.score(metric) - b.score(metric) for a, b in zip(*sides, strict=True)]))
-    samples = _sample(len(true), seed, trials)
+    samples = _sample(len(true), trials)
     swapped = np.mean(
         [a.score_swapped(b, samples.swaps, metric) - b.score_swapped(a, samples.swaps, metric) for a, b in zip(*sides, strict=True)], axis=0
     )
@@ -82,7 +81,7 @@ def compare_predictions(
     resampled = np.stack(
         [a.score_weighted(samples.weights, metric) - b.score_weighted(samples.weights, metric) for a, b in zip(*sides, strict=True)]
     )
-    seeds = np.random.Generator(np.random.Philox(key=[seed, 0x5EED])).integers(0, len(one), size=(len(one), trials))
+    seeds = np.random.Generator(np.random.Philox(key=[0, 0x5EED])).integers(0, len(one), size=(len(one), trials))
     means = np.take_along_axis(resampled, seeds, axis=0).mean(axis=0)
     low, high = (float(end) for end in np.percentile(means, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]))
     return Difference(value, low, high, (1 + hits) / (1 + trials))
@@ -97,9 +96,9 @@ class _Samples:
 
 
 @functools.lru_cache(maxsize=1)
-def _sample(rows: int, seed: int, trials: int) -> _Samples:
+def _sample(rows: int, trials: int) -> _Samples:
     """The same samples for every pair of methods with this number of rows."""
-    random = np.random.Generator(np.random.Philox(key=[seed, 0x5169]))
+    random = np.random.Generator(np.random.Philox(key=[0, 0x5169]))
     swaps = (random.random((trials, rows), dtype=np.float32) < 0.5).astype(np.float32)
     positions = random.integers(0, rows, size=(trials, rows)) + rows * np.arange(trials)[:, None]
     weights = np.bincount(positions.ravel(), minlength=trials * rows).reshape(trials, rows).astype(np.float32)
@@ -214,13 +213,13 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
     return Verdict(best, decisive.clear, scores, text)
 
 
-def cross_fitted(scorer: DevScorer, models: Mapping[str, npt.NDArray[Any]], *, seed: int, splits: int = SPLITS) -> dict[str, ScoreArray]:
-    """Scores of each model, candidates (m, n, ...), on `2 * splits` halves of dev, each with the candidate that is best on the other half.
+def cross_fitted(scorer: DevScorer, models: Mapping[str, npt.NDArray[Any]], *, seed: int) -> dict[str, ScoreArray]:
+    """Scores of each model, candidates (m, n, ...), on `2 * SPLITS` halves of dev, each with the candidate that is best on the other half.
 
     Halves keep the labels' proportions and are the same for every model, so that differences between models are paired.
     """
     scores: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(splits):
+    for number in range(SPLITS):
         half = _half(scorer, seed, number)
         one, other = np.flatnonzero(half), np.flatnonzero(~half)
         for chosen_on, scored_on in ((one, other), (other, one)):

@@ -119,11 +119,11 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
     return logits if _patterns(model) == 1 else logits.reshape(-1, _patterns(model), model.labels).mean(axis=1)
 
 
-def predict_embeddings(model: Model, sequences: Tokens, *, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
+def predict_embeddings(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
     """The pooled hidden states of each text, float32 (n, hidden), in the given order: the input of the classifier, in fp32."""
     assert model.prompt is None, "a model with a prompt pools nothing"
     width = model.encoder_config.hidden
-    return _of_sequences(model, sequences, model.pooled, width, precision="fp32", pad_id=pad_id, batch_tokens=batch_tokens)
+    return _of_sequences(model, sequences, model.pooled, width, precision="fp32", pad_id=pad_id, batch_tokens=BATCH_TOKENS)
 
 
 def _of_sequences(

@@ -365,9 +365,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-NOT_RUN = "not run"
-
-
 def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, float], failed: Mapping[str, str]) -> str:
     """Return the table (scores in percent, mean ± sample standard deviation over seeds) with a legend, totals and failed runs."""
     columns = _columns(rows)

@@ -151,8 +151,8 @@ def is_up_to_date(folder: Path, name: str) -> bool:
     return record is not None and (folder / name / MANIFEST).is_file() and record.confirms(open_artifact(folder / name, kind=name))
 
 
-def folder_for(config: RunConfig, task: Task, *, root: Path = RUNS, emit: Emit) -> Path:
-    """Return ROOT/<task>-<recipe>-<n>: the newest one with this config and task, which the same call continues; else a new one.
+def folder_for(config: RunConfig, task: Task, *, emit: Emit) -> Path:
+    """Return runs/<task>-<recipe>-<n>: the newest one with this config and task, which the same call continues; else a new one.
 
     A new folder contains run.toml on return, so that no other process takes it.
     """
@@ -160,13 +160,13 @@ def folder_for(config: RunConfig, task: Task, *, root: Path = RUNS, emit: Emit) 
     numbered = re.compile(rf"{re.escape(stem)}-(\d+)")
 
     def choose() -> Path:
-        with lock(root / "runs"):
-            numbers = sorted(int(match[1]) for path in root.iterdir() if (match := numbered.fullmatch(path.name)) is not None)
+        with lock(RUNS / "runs"):
+            numbers = sorted(int(match[1]) for path in RUNS.iterdir() if (match := numbered.fullmatch(path.name)) is not None)
             for number in reversed(numbers):
-                if _is_of(root / f"{stem}-{number}", config, task):
-                    emit(Event("note", "run", f"{root / f'{stem}-{number}'} (continued)"))
-                    return root / f"{stem}-{number}"
-            folder = root / f"{stem}-{numbers[-1] + 1 if numbers else 1}"
+                if _is_of(RUNS / f"{stem}-{number}", config, task):
+                    emit(Event("note", "run", f"{RUNS / f'{stem}-{number}'} (continued)"))
+                    return RUNS / f"{stem}-{number}"
+            folder = RUNS / f"{stem}-{numbers[-1] + 1 if numbers else 1}"
             publish_file(folder / CONFIG, to_toml(config).encode())
             emit(Event("note", "run", f"{folder} (new)"))
             return folder

@@ -169,11 +169,12 @@ def stylesheet() -> str:
     return resources.files("cramlm.reporting").joinpath("plot.css").read_text("utf-8")
 
 
-def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format, height: int = 210) -> Markup:
+def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format) -> Markup:
     """Plot lines over a common x axis from 0; the y axis spans the data."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     y_ticks = ticks(min(ys), max(ys), 4)
+    height = 210
     bottom, last = height - _BOTTOM, max(*xs, 1.0)
     x_of = Scale(0, last, _LEFT, WIDTH - _RIGHT)
     y_of = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), bottom, _TOP)

@@ -126,12 +126,12 @@ def search_elasticsearch(
 
 
 def fetch_documents(
-    settings: ElasticsearchConfig, keys: Sequence[DocumentKey], *, emit: Emit = silent, pause: Callable[[float], None] = time.sleep
+    settings: ElasticsearchConfig, keys: Sequence[DocumentKey], *, emit: Emit = silent
 ) -> Iterator[tuple[DocumentKey, Document | Failure]]:
     """Yield the documents of some hits in the given order; a Failure where one was deleted or has no text. Raises as
     `search_elasticsearch`.
     """
-    server = _Server(settings, pause)
+    server = _Server(settings)
     for first in range(0, len(keys), _DOCUMENTS):
         part = keys[first : first + _DOCUMENTS]
         yield from zip(part, server.fetch(part), strict=True)
@@ -141,7 +141,7 @@ def fetch_documents(
 class _Server:
     """One server, one index, one text field."""
 
-    def __init__(self, settings: ElasticsearchConfig, pause: Callable[[float], None]) -> None:
+    def __init__(self, settings: ElasticsearchConfig, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
         self._transport, self._headers = _connect(settings)
         self._index = quote(settings.index, safe="")
