@@ -216,14 +216,26 @@ def longer() -> RunConfig:
         (lambda: shutil.rmtree("run/phase-2-finetune"), "phase-2-finetune: it is missing"),
         (lambda: shutil.rmtree("run/export"), "export: it is missing"),
         (lambda: rewrite("sea/train.jsonl", " old ", " ancient "), "task: "),
-        (lambda: rewrite("sea/corpus.jsonl", " old ", " ancient "), "corpus: it is missing"),
+        (lambda: rewrite("sea/corpus.jsonl", " old ", " new "), "corpus: it is missing"),
+        (lambda: rewrite("sea/corpus.jsonl", " old ", " ancient "), "plan: texts.corpus_bytes"),
         (lambda: Path("sea/corpus.jsonl").unlink(), "corpus.jsonl"),
         (lambda: Path("sea/dev.jsonl").unlink(), "dev.jsonl"),
         (lambda: Path("run/evaluation/scores.json").write_text("{}"), "scores.json: damaged"),
         (lambda: [shutil.rmtree(path) for path in Path("store/parts").iterdir() if path.is_dir()], "parts of it are missing"),
         (lambda: Path("run/stages.json").unlink(), "stopped before its end"),
     ],
-    ids=["a phase", "the export", "training texts", "raw text", "no raw text", "no dev file", "damage", "parts", "no record"],
+    ids=[
+        "a phase",
+        "the export",
+        "training texts",
+        "raw text",
+        "more raw text",
+        "no raw text",
+        "no dev file",
+        "damage",
+        "parts",
+        "no record",
+    ],
 )
 def test_unfinished_names_the_first_stage_that_a_run_builds(copied: Path, change: Any, reason: str) -> None:
     change()
