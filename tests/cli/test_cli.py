@@ -37,7 +37,8 @@ def assert_one_line(result: subprocess.CompletedProcess[str], code: int, *needle
 
 def test_fit_prints_the_scores_of_every_model_and_the_folder_of_the_export(fitted: Path) -> None:
     shown = printed("fit", "--config", fitted / "run.toml", "--out", fitted / "run", "--store", fitted / "store")
-    assert "tfidf" in shown
+    rows = [line.split()[1] for line in shown.splitlines() if line.startswith(("│", "|"))]
+    assert rows == ["tlm", "combined", "static", "bayes", "tfidf"]
     assert str(fitted / "run/export") in shown.replace("\n", "")
     assert [line.split()[1] for line in shown.splitlines()[-3:]] == ["predict", "explain", "serve"]
 

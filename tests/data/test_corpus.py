@@ -52,7 +52,9 @@ def test_index_drops_texts_of_the_same_words_with_a_flag_and_names_its_values(tm
     raw = write_jsonl(tmp_path / "raw.jsonl", [{"text": text} for text in ("One text.", "ONE text", "Two.", "a therapist", "a the rapist")])
     for flags, kept in ((["--duplicates", "words"], 4), ([], 5)):
         succeed("index", raw, "--out", tmp_path / "index", "--workers", "1", *flags)
-        assert len(Index.open(tmp_path / "index")) == kept
+        corpus = Index.open(tmp_path / "index").corpus
+        assert len(corpus) == kept
+        assert (corpus.statistics["passages"]["duplicates"], corpus.statistics["passages"]["near_duplicates"]) == (0, 5 - kept)
     refused = cramlm("index", raw, "--out", tmp_path, "--duplicates", "loose")
     assert "'exact', 'words', 'none'" in error_line(refused, 2)
 

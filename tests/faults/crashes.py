@@ -55,6 +55,7 @@ def kills(figure: Figure, world: World, scratch: Path, *, most: int, workloads: 
             where = f"{workload.name}{' replacing' if replacing else ''}, call {number} ({seen[-1].name} {Path(seen[-1].path).name})"
             figure.check(code == -signal.SIGKILL, f"{where}: exit {code}")
             check_states(figure, where, folder, ends[workload.name])
+            workload.check_readers(figure, where, folder, ends[workload.name])
             workload.check_next_run(figure, where, folder, ends[workload.name])
 
 

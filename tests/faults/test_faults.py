@@ -46,6 +46,10 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
         lambda world, scratch: crashes.random_kills(world, scratch, times=2),
         [],
     ),
+    "R1 after kill -9 old results are not taken for those of other settings": (
+        lambda world, scratch: crashes.kills(world, scratch, most=20, workloads=("fit with other settings",)),
+        [watched, pytest.mark.slow],
+    ),
     "R2 a failed call on a file exits with 4 and leaves no partial result": (
         lambda world, scratch: io_errors.failures(world, scratch, workloads=("index", "select", "finish"), most=4),
         [watched],

@@ -28,7 +28,7 @@ import cramlm.pipeline.run
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig, to_toml
 from cramlm.data.task import read_task
-from cramlm.errors import CramError
+from cramlm.errors import CramError, UsageError
 from cramlm.pipeline.context import Process
 from cramlm.records import Task
 from cramlm.retrieval.index import Index, build_catalog
@@ -52,7 +52,7 @@ class States:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """do: runs the stage in a folder. older: makes an earlier version that the stage replaces. before: makes the inputs of the stage.
-    until: the first result that another workload covers.
+    until: the first result that another workload covers. is_finished: whether other commands take a folder for a finished run of `do`.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Workload:
     older: Action | None = None
     before: Action | None = None
     until: str | None = None
+    is_finished: Callable[[Path], bool] | None = None
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -91,6 +92,11 @@ class Workload:
             for published, value in results(folder / name).items():
                 allowed.setdefault(published, set()).add(value)
         return States(allowed, results(folder / "end"))
+
+    def check_readers(self, figure: Figure, where: str, folder: Path, states: States) -> None:
+        """Check that no other command takes older results for those of this one."""
+        if self.is_finished is not None and self.is_finished(folder):
+            figure.check(states.end.items() <= results(folder).items(), f"{where}: old results are taken for those of the new settings")
 
     def check_next_run(self, figure: Figure, where: str, folder: Path, states: States) -> None:
         """Check that the same command finishes with the undisturbed results."""
@@ -134,6 +140,7 @@ class World:
             ),
             Workload("finish", self.fit, before=functools.partial(self.copy_run, without=after_training)),
             Workload("fit", self.fit_anew),
+            Workload("fit with other settings", self.fit_longer, older=self.copy_run, is_finished=self.longer_is_finished),
         )
         return {workload.name: workload for workload in all_}
 
@@ -159,7 +166,28 @@ class World:
         """`cramlm fit` with an empty store."""
         cramlm.pipeline.run.run(self.config, out=folder / "run", store=folder / "store")
 
-    def copy_run(self, folder: Path, without: tuple[str, ...]) -> None:
+    @property
+    def longer(self) -> RunConfig:
+        """The config with one more step of the joint phase."""
+        joint, finetune = self.config.phases
+        assert joint.steps is not None
+        return self.config.model_copy(update={"phases": (joint.model_copy(update={"steps": joint.steps + 1}), finetune)})
+
+    def fit_longer(self, folder: Path) -> None:
+        """`cramlm fit` with other settings than those of `copy_run`, in a child."""
+        os.environ["CRAMLM_STAGES_GB"] = "0"  # no links to files of the store, which is not in the folder
+        cramlm.pipeline.run.run(self.longer, out=folder / "run", store=self.folder / "store")
+
+    def longer_is_finished(self, folder: Path) -> bool:
+        """Whether `cramlm compare` takes the folder for a finished run of `fit_longer`."""
+
+        def ask() -> None:
+            if reason := cramlm.pipeline.run.unfinished(self.longer, out=folder / "run", store=self.folder / "store"):
+                raise UsageError(reason)
+
+        return run_child(ask) == 0
+
+    def copy_run(self, folder: Path, without: tuple[str, ...] = ()) -> None:
         """Copy the finished run to `folder`, without the names that match these patterns."""
         shutil.copytree(self.folder / "run", folder / "run", ignore=shutil.ignore_patterns(*without, "*.lock", ".work"))
 
