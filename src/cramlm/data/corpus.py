@@ -37,6 +37,7 @@ from cramlm.data.parts import KIND as PART
 from cramlm.data.parts import (
     PART_BYTES,
     PROGRESS_SECONDS,
+    REBUILD,
     STAGE,
     Part,
     PartColumns,
@@ -44,7 +45,6 @@ from cramlm.data.parts import (
     PartPlan,
     Sources,
     allow_open_parts,
-    damage_named,
     decode,
     gather_texts,
     plan_parts,
@@ -59,7 +59,7 @@ from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import offsets_of, read_array, save_array, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, raise_if_checking, shared_stage
-from cramlm.storage.locks import lock, wait_while_locked
+from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # increase when the same parts give other files
@@ -95,7 +95,7 @@ class Corpus:
             ArtifactError: the corpus or one of its parts is missing or damaged.
         """
         open_artifact(path, kind=KIND)
-        with damage_named(path):
+        with damage_named(path, REBUILD):
             table = json.loads((path / TABLE).read_bytes())
             statistics = read_statistics(path)
             source = np.load(path / "source.npy", mmap_mode="r", allow_pickle=False)
@@ -432,7 +432,7 @@ def repetitions(digests: _Digests) -> tuple[IntArray, IntArray]:
 def _open_input(plan: PartPlan, store: Path, first_file: int) -> _Input:
     path = plan.folder(store)
     fingerprint = open_artifact(path, kind=PART).fingerprint
-    with damage_named(path):
+    with damage_named(path, REBUILD):
         files = read_statistics(path)["files"]
     assert len(files) == len(plan.stamps)
     return _Input(path, fingerprint, first_file, files)

@@ -20,7 +20,6 @@ form depends on the other files of a corpus. A file of at least 8 MB is a part o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -60,7 +59,7 @@ from cramlm.storage.arrays import (
     text_buffers,
 )
 from cramlm.storage.artifacts import hash_json, open_artifact, stage
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import damage_named, environment_faults
 from cramlm.text.words import MeasuredText, cut_passages
 
 KIND: Final = "part"
@@ -68,6 +67,7 @@ PART_FILE: Final = "part.arrow"
 STAGE: Final = "corpus"  # of events
 CODE_FORMAT: Final = 5  # increase when the same input gives other files
 PART_BYTES: Final = 32_000_000  # of files on disk, possibly compressed
+REBUILD: Final = "delete the folder and build the corpus again"
 NAMELESS: Final = b"\xff"  # never occurs in UTF-8
 PROGRESS_SECONDS: Final = 0.2
 _ALONE = 1 / 4  # a file of this share of `part_bytes` is a part of its own
@@ -399,8 +399,8 @@ class PartColumns:
         table, self.mapped = map_table(self._file, part_schema(word_digests=False), part_schema(word_digests=True))
         batches = table.to_batches()
         if len(batches) > 1:
-            raise ArtifactError(f"{self._file}: damaged, {len(batches)} batches; delete the folder and build the corpus again")
-        with damage_named(path):
+            raise ArtifactError(f"{self._file}: damaged, {len(batches)} batches; {REBUILD}")
+        with damage_named(path, REBUILD):
             self._descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         self._column = batches[0].column if batches else lambda name: pa.array([], table.schema.field(name).type)
@@ -513,7 +513,7 @@ class PartIds:
         """
         path = columns.path
         self._path, self._names, self._own_ids_repeat = path, names, own_ids_repeat
-        with damage_named(path):
+        with damage_named(path, REBUILD):
             counts = [file["passages"] for file in read_statistics(path)["files"]]
         self._ids, self._offsets = columns.ids()
         if len(counts) != len(names) or sum(counts) != len(self._offsets) - 1:
@@ -548,7 +548,7 @@ class Sources:
     def __init__(self, path: Path) -> None:
         """Raise ArtifactError if the files are damaged."""
         self._path = path
-        with damage_named(path):
+        with damage_named(path, REBUILD):
             self._offsets = np.load(path / "source_offsets.npy", mmap_mode="r", allow_pickle=False)
             self._names = map_bytes(path / "sources.bin")
         check_offsets(path / "source_offsets.npy", self._offsets, end=len(self._names))
@@ -605,17 +605,7 @@ def decode(data: bytes, part: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ArtifactError(f"{part}: damaged, a passage is not UTF-8; delete the folder and build the corpus again") from error
-
-
-@contextlib.contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Turn exceptions of numpy and json on a damaged folder into ArtifactError, and those of the system into EnvironmentFault."""
-    with environment_faults(path):
-        try:
-            yield
-        except (ValueError, KeyError, TypeError, EOFError) as error:
-            raise ArtifactError(f"{path}: damaged ({error}); delete the folder and build the corpus again") from error
+        raise ArtifactError(f"{part}: damaged, a passage is not UTF-8; {REBUILD}") from error
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
@@ -632,7 +622,7 @@ def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
 def check_offsets(path: Path, offsets: IntArray, *, end: int) -> None:
     """Raise ArtifactError unless the offsets increase from 0 to `end`."""
     if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
-        raise ArtifactError(f"{path}: damaged, the offsets do not fit the text; delete the folder and build the corpus again")
+        raise ArtifactError(f"{path}: damaged, the offsets do not fit the text; {REBUILD}")
 
 
 def allow_open_parts(count: int) -> None:
@@ -645,6 +635,6 @@ def allow_open_parts(count: int) -> None:
 
 
 def _content(path: Path, dropped: IntArray) -> str:
-    with damage_named(path):
+    with damage_named(path, REBUILD):
         text = str(read_statistics(path)["text_sha256"])
     return hash_json([text, hashlib.sha256(dropped.tobytes()).hexdigest()])

@@ -25,7 +25,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.calibration import Calibration, calibrate
 from cramlm.records import BoolArray, FloatArray, IntArray
 from cramlm.storage.artifacts import check_files
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import damage_named
 
 CONFIDENCE_FILE: Final = "confidence.json"
 FORMAT: Final = 1
@@ -221,11 +221,8 @@ class ConfidenceFile:
         if not path.is_file():
             return None
         check_files(folder, [CONFIDENCE_FILE])
-        try:
-            with environment_faults(path):
-                return cls.from_dict(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{path}: damaged, not the confidence of a model ({error}); export the model again") from error
+        with damage_named(path, "export the model again", what="damaged, not the confidence of a model"):
+            return cls.from_dict(json.loads(path.read_bytes()))
 
 
 def load_confidence(folder: Path, model: str | None = None) -> Confidence | None:

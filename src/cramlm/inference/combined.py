@@ -24,7 +24,7 @@ from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import COMBINED, BoolArray, FloatArray, TaskKind
 from cramlm.storage.artifacts import check_files
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import damage_named
 
 if TYPE_CHECKING:
     from cramlm.inference.linear import LinearPredictor
@@ -49,11 +49,8 @@ class CombinedModels:
         """
         path = folder / COMBINATION_FOLDER / COMBINATION_FILE
         check_files(folder, [f"{COMBINATION_FOLDER}/{COMBINATION_FILE}"])
-        try:
-            with environment_faults(path):
-                combination = Combination.from_dict(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{path}: damaged, not the description of a combination ({error}); export the model again") from error
+        with damage_named(path, "export the model again", what="damaged, not the description of a combination"):
+            combination = Combination.from_dict(json.loads(path.read_bytes()))
         linear = {name: _load_part(folder, name) for name in combination.models if name != ENCODER}
         for name, predictor in linear.items():
             if predictor.labels != combination.labels:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-from cramlm.errors import CramError, EnvironmentFault, LockedError, UsageError
+from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
 from cramlm.records import Emit, Event
 
 WAIT_VARIABLE: Final = "CRAMLM_WAIT"
@@ -127,6 +127,19 @@ def environment_faults(path: object) -> Iterator[None]:
         raise _fault(error, path) from error
     except MemoryError as error:
         raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
+
+
+@contextlib.contextmanager
+def damage_named(path: Path, remedy: str, *, what: str = "damaged") -> Iterator[None]:
+    """Turn exceptions of json, NumPy and our own checks of content into ArtifactError, those of the system as `environment_faults`.
+
+    what: the first words of the message; the error and the remedy follow.
+    """
+    with environment_faults(path):
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError) as error:
+            raise ArtifactError(f"{path}: {what} ({error}); {remedy}") from error
 
 
 def raise_if_refused(error: Exception, path: object) -> None:

@@ -30,7 +30,7 @@ from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import damage_named
 
 
 def report_task(run: RunContext) -> None:
@@ -141,11 +141,8 @@ def _open(folder: Path, name: str) -> Tokens:
 
 
 def _map(path: Path) -> npt.NDArray[Any]:
-    try:
-        with environment_faults(path):
-            return map_array(path)
-    except ValueError as error:
-        raise ArtifactError(f"{path}: damaged ({error}); delete the folder and run again") from error
+    with damage_named(path, "delete the folder and run again"):
+        return map_array(path)
 
 
 _MOST_SHOWN = 4  # labels in a message

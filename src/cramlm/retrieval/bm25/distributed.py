@@ -47,7 +47,7 @@ from cramlm.retrieval.bm25.search import (
 from cramlm.retrieval.bm25.segment import Segment, load_array
 from cramlm.storage.arrays import ArrayFile, joined, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify
-from cramlm.storage.locks import environment_faults, wait_while_locked
+from cramlm.storage.locks import damage_named, wait_while_locked
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files
 MAX_GROUPS: Final = 256  # a group has `limit` hits per query: more groups cost space and merging
@@ -85,14 +85,12 @@ class DistributedSearch:
             ArtifactError: the batch is missing or damaged.
         """
         artifact = open_artifact(folder / "batch", kind="batch")
-        try:
+        with damage_named(artifact.path, "delete the folder and search again", what="damaged batch"):
             data = json.loads((artifact.path / "batch.json").read_bytes())
             groups = tuple(tuple(SegmentReference(**reference) for reference in group) for group in data["groups"])
             scoring, totals = Scoring(**data["scoring"]), Statistics(**data["totals"])
             analyzer = Analyzer.from_dict(data.get("analyzer", {}))
             return DistributedSearch(folder, artifact.fingerprint, int(data["limit"]), scoring, totals, groups, analyzer)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{artifact.path}: damaged batch ({error}); delete the folder and search again") from error
 
     def path(self, kind: str, group: int) -> Path:
         """Return the folder of a group's counts or hits."""
@@ -251,8 +249,5 @@ def _open(search: DistributedSearch, kind: str, group: int) -> Artifact:
 
 
 def _read(folder: Path, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    try:
-        with environment_faults(folder):
-            return load_array(folder / f"{name}.npy", dtype)
-    except ValueError as error:
-        raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and search again") from error
+    with damage_named(folder, "delete the folder and search again"):
+        return load_array(folder / f"{name}.npy", dtype)

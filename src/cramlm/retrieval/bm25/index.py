@@ -30,7 +30,7 @@ from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, shared_stage, verify
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import damage_named
 
 KIND: Final = "index"
 LISTING: Final = "index.json"
@@ -251,12 +251,9 @@ def _latest_segments(store: Path) -> list[tuple[str, ...]]:
 
 def _listing(artifact: Artifact) -> dict[str, Any]:
     path = artifact.path
-    try:
-        with environment_faults(path):
-            listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
+    with damage_named(path, "delete the folder and build it again", what="damaged index"):
+        listing: dict[str, Any] = json.loads((path / LISTING).read_bytes())
         sums = {name: sum(entry[name] for entry in listing["segments"]) for name in SUMS}
         if any(listing["sums"][name] != value for name, value in sums.items()):
             raise ValueError("the sums do not fit the segments")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
     return listing

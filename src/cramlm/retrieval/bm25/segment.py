@@ -37,7 +37,7 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import ArrayFile, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
-from cramlm.storage.locks import environment_faults, wait_while_locked
+from cramlm.storage.locks import damage_named, wait_while_locked
 
 KIND: Final = "segment"
 STATISTICS: Final = "statistics.json"
@@ -88,12 +88,9 @@ class Segment:
         """
         artifact = open_artifact(path, kind=KIND)
         check_analyzer(artifact, analyzer)
-        try:
-            with environment_faults(path):
-                statistics = json.loads((path / STATISTICS).read_bytes())
-                arrays = {name: load_array(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
-        except (ValueError, KeyError) as error:
-            raise ArtifactError(f"{path}: damaged index ({error}); delete the folder and build it again") from error
+        with damage_named(path, "delete the folder and build it again", what="damaged index"):
+            statistics = json.loads((path / STATISTICS).read_bytes())
+            arrays = {name: load_array(path / f"{name}.npy", dtype) for name, dtype in TYPES.items()}
         blocks = Blocks(*(arrays.pop(name) for name in Blocks._fields))
         offsets = offsets_of(arrays.pop("term_sizes"))
         segment = Segment(path, artifact.fingerprint, statistics, blocks, term_offsets=offsets, **arrays)
