@@ -40,7 +40,7 @@ from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import teach_by_linear_models
 from cramlm.planning.plan import plan as plan_stage
 from cramlm.planning.plan import schedule
-from cramlm.planning.speed import describe_machine
+from cramlm.planning.speed import describe_machine, restored_threads
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, default_store
@@ -85,7 +85,7 @@ def run(
     began = time.monotonic() if process.began is None else process.began
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
-        with _restored_threads():
+        with restored_threads():
             result = train.follow(ranks, device=resolve_device(config.device), stop=stop)
         return Run(Path(result["folder"]), load_config(result["config"]), result["scores"])
     ranks.lead()
@@ -98,7 +98,7 @@ def run(
         refuse_other_folder(Path(out))
     task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
-    with lock(folder / "run"), _restored_threads():
+    with lock(folder / "run"), restored_threads():
         if not overwrite:
             refuse_other_task(folder, config, task)
         with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as tracked:
@@ -136,7 +136,7 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
         refuse_other_task(out, config, task)
     clock = Clock(time.monotonic(), Budget() if config.budget is None else parse_budget(config.budget))
     try:
-        with lock(out / "run"), _restored_threads(), checking():
+        with lock(out / "run"), restored_threads(), checking():
             if (record := read_record(out)) is None or not record.finished:
                 return "stopped before its end"
             _run_stages(RunContext(config, task, out, _store(store), clock, pretrained=pretrained))
@@ -214,16 +214,6 @@ def _with_threads_per_rank(config: RunConfig, ranks: Ranks) -> RunConfig:
     if config.threads is not None or ranks.local_count == 1:
         return config
     return config.model_copy(update={"threads": max(1, available_cores() // ranks.local_count)})
-
-
-@contextmanager
-def _restored_threads() -> Iterator[None]:
-    """Restore PyTorch's number of threads at the end."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:

@@ -82,7 +82,7 @@ def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.
     threads: the numbers of threads to choose from, fewest first. Seeds torch's global generator; the number of threads is restored.
     """
     _reset_peak(setup.device)
-    with deterministic(setup.device), _thread_count_restored():
+    with deterministic(setup.device), restored_threads():
         trial = _Trial(setup)
         candidates = _worthwhile(threads)
         torch.set_num_threads(candidates[0])
@@ -200,7 +200,8 @@ def _worthwhile(threads: Sequence[int]) -> list[int]:
 
 
 @contextmanager
-def _thread_count_restored() -> Iterator[None]:
+def restored_threads() -> Iterator[None]:
+    """Restore PyTorch's number of threads at the end."""
     before = torch.get_num_threads()
     try:
         yield
