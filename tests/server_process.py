@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import signal
@@ -25,8 +24,8 @@ from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.serving import serve
-from cramlm.serving.limits import Address, Limits
+from cramlm.serving import Address, Limits
+from cramlm.serving.server import serve
 
 PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
 LABELS = ("007", "negative", "très <b>bien</b>")
@@ -101,7 +100,6 @@ def serving(folder: Path, *options: str, ready: bool = True, prepare: Callable[[
 
     prepare: called in the child before the command.
     """
-    importlib.import_module("cramlm.serving.server")  # once, not in every child
     with running(start("serve", folder, "--port", "0", "--threads", "1", *options, prepare=prepare)) as server:
         if ready:
             server.wait_for_line("ready ")
@@ -120,7 +118,6 @@ def serving_alone(folder: Path) -> Iterator[Server]:
 @contextmanager
 def holding(folder: Path, token: str) -> Iterator[Server]:
     """A server with a queue of 8 texts that computes nothing before it is stopped, and has no time limits."""
-    importlib.import_module("cramlm.serving.server")
     never = 1e6
     limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
 

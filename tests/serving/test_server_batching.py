@@ -16,9 +16,9 @@ import pytest
 
 from cramlm.errors import DivergedError
 from cramlm.model.huggingface.folder import load_classifier
+from cramlm.serving import Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
-from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import Metrics
 from server_process import PATIENCE, serving_alone
 

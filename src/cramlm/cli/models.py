@@ -31,7 +31,7 @@ from cramlm.cli.options import (
     abstain_threshold,
 )
 from cramlm.cli.process import check_address_space_of_model
-from cramlm.errors import UsageError, counted
+from cramlm.errors import EnvironmentFault, UsageError, counted
 
 if TYPE_CHECKING:
     from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
@@ -174,8 +174,7 @@ def serve(
         curl localhost:8000/v1/predict -H 'Content-Type: application/json' -d '{"texts": ["some text"]}'
     """
     check_address_space_of_model(model, "serve")
-    from cramlm.serving import serve as serve_model
-    from cramlm.serving.limits import Address, Limits
+    from cramlm.serving import Address, Limits
 
     announce = partial(print, file=sys.stderr, flush=True)
     if batch_window_ms is not None:
@@ -193,6 +192,12 @@ def serve(
         from cramlm.inference.predictor import confidence_at
 
         abstain_below = abstain_threshold(confidence_at(model, model_part), abstain_below, abstain_at_accuracy)
+    try:
+        from cramlm.serving.server import serve as serve_model
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("cramlm"):
+            raise
+        raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
     code = serve_model(
         model,
         Address(host, port, token),

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from cramlm.serving import Limits
 from cramlm.serving.batching import Batcher, BusyError, ModelOutputs, NotReadyError, ServedModel
-from cramlm.serving.limits import Limits
 from cramlm.serving.middleware import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, Metrics, error_response
 
 

@@ -28,7 +28,7 @@ from cramlm.inference.combined import CombinedModels, ModelPart, confidence_in, 
 from cramlm.linear.files import is_linear
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import LINEAR_NAMES, FloatArray, IntArray
-from cramlm.serving.limits import Limits
+from cramlm.serving import Limits
 from cramlm.serving.middleware import Metrics
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cramlm.serving.limits import Limits, names_loopback
+from cramlm.serving import Limits, names_loopback
 
 ROUTES = ("/", "/v1/predict", "/healthz", "/readyz", "/metrics", "/openapi.json")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
