@@ -91,6 +91,13 @@ def test_a_corpus_that_grew_keeps_its_segments_and_finds_what_a_new_index_finds_
         assert results(index, texts[:50], limit=20) == results(alone, texts[:50], limit=20)
 
 
+def test_a_new_corpus_is_cut_into_segments_of_about_equal_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", 80)
+    for cuts, sizes in (([10] * 13, [70, 60]), ([30] * 5, [60, 60, 30]), ([79, 2, 50], [79, 52])):
+        index = build_index(TextCorpus(TEXTS[: sum(cuts)], cuts=cuts), tmp_path)
+        assert [len(segment) for _, segment in index.segments] == sizes
+
+
 def test_a_grown_corpus_keeps_the_segments_of_the_latest_published_index(tmp_path: Path) -> None:
     texts = invented_texts(900, seed=31)
     first = build_index(TextCorpus(texts[:600], cuts=[200, 400]), tmp_path)

@@ -53,9 +53,12 @@ def test_two_characters_count_as_a_word_in_scripts_without_spaces() -> None:
     )
 )
 def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc(text: str) -> None:
-    for one in (text, "Plain ASCII words, more than nine in ten! " * 20 + text):
+    for one in (text, "Plain ASCII words, more than nine in ten! " * 20 + text, "Plain words" + text.strip(" ")):
         expected = unicodedata.normalize("NFC", " ".join(one.split()))
-        assert duplicate_key(one) == blake2b(expected.encode(), digest_size=16).digest()
+        digest = blake2b(expected.encode(), digest_size=16).digest()
+        measured = MeasuredText(one)
+        assert duplicate_key(one) == digest
+        assert (measured.count_words(), measured.duplicate_key()) == (count_words(one), digest)  # counting first takes a shortcut
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
             counts.refuse(number, f"the line is longer than {limit:,} bytes (max_record_bytes)")
             continue
         try:
-            if line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+            if (b"[" in line or line.find(b"{", 1) > 0) and line.count(b"{") + line.count(b"[") > MAX_DEPTH:
                 _check_depth(line)
             if b"\0" in line:
                 raise _BadRowError(f"NUL byte at offset {offset + line.index(0)} of the file")

@@ -194,12 +194,13 @@ def word_sizes() -> npt.NDArray[np.uint8]:
 class MeasuredText:
     """A text and its UTF-8 bytes, to count its words and to compute its keys."""
 
-    __slots__ = ("_simple", "data", "text")
+    __slots__ = ("_has_single_spaces", "_simple", "data", "text")
 
     def __init__(self, text: str) -> None:
         """`text`: without lone surrogates."""
         self.text = text
         self.data = text.encode()
+        self._has_single_spaces = False  # known by `count_words`: nothing to collapse
         self._simple: Collection[_SimpleCharacter] | None = ()  # None if characters beyond ASCII are many or not simple
         if not text.isascii():
             self._simple = _simple_characters(self.data)
@@ -208,9 +209,12 @@ class MeasuredText:
         """As the function `count_words`."""
         if self._simple is None:
             return _count_words_of_any_script(self.text)
-        # One byte per character, 1 inside words, as one large integer: a set bit after a 0 starts a word.
-        in_word = int.from_bytes(self._with_ascii_spaces().translate(_ASCII_IN_WORD), "little")
-        return (in_word & ~(in_word << 8)).bit_count()
+        # One byte per character, 1 inside words, as one large integer: neighbours differ at the start and at the end of a word.
+        characters = self._with_ascii_spaces().translate(_ASCII_IN_WORD)
+        in_word = int.from_bytes(characters, "little")
+        words = (in_word ^ in_word << 8).bit_count() >> 1
+        self._has_single_spaces = len(characters) - in_word.bit_count() == words - 1
+        return words
 
     def duplicate_key(self) -> bytes:
         """Return 16 bytes that are equal for texts equal in Unicode NFC with white space collapsed."""
@@ -221,9 +225,11 @@ class MeasuredText:
         return _digest(b" ".join(segment_text(self.text).split()) or self._collapsed())
 
     def _collapsed(self) -> bytes:
-        if self._simple is None or not unicodedata.is_normalized("NFC", self.text):
+        if self._simple is None or (self._simple and not unicodedata.is_normalized("NFC", self.text)):
             return unicodedata.normalize("NFC", " ".join(self.text.split())).encode()
         data = self._with_ascii_spaces().translate(_ASCII_SPACES)
+        if self._has_single_spaces:
+            return data
         while b"  " in data:
             data = data.replace(b"  ", b" ")
         return data.strip(b" ")

@@ -214,7 +214,7 @@ class SegmentPlan:
 
 def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, analyzer: Analyzer = PLAIN) -> list[SegmentPlan]:
     """Cut a corpus into segments. earlier: `content` of an earlier index's segments, in order; those that cover the beginning of the corpus
-    are kept.
+    are kept. The others are about equally large, so that several processes build them in equal time.
     """
     parts = [(part.content, len(part)) for part in corpus.parts if len(part)]
     plans: list[SegmentPlan] = []
@@ -228,8 +228,11 @@ def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, an
         plans += _cut(_end(plans), covered)
         number += len(content)
     group: list[tuple[str, int]] = []
+    left = sum(size for _, size in parts[number:])
+    share = left / max(1, -(-left // SEGMENT_PASSAGES))
     for part in parts[number:]:
-        if group and sum(size for _, size in group) + part[1] > SEGMENT_PASSAGES:
+        size = sum(size for _, size in group)
+        if group and (size >= share or size + part[1] > SEGMENT_PASSAGES):
             plans += _cut(_end(plans), group)
             group = []
         group.append(part)
