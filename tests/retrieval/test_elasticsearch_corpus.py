@@ -15,6 +15,7 @@ from cramlm.config.run import load_config
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.pipeline.context import Clock, RunContext
+from cramlm.pipeline.run import run
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event, silent
 from cramlm.retrieval.elasticsearch import server_corpus
@@ -124,3 +125,16 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
     corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
     assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}
+
+
+@pytest.mark.parametrize("model", ["static", "bayes"])
+def test_a_linear_model_learns_from_the_hits(server: SearchServer, tmp_path: Path, model: str) -> None:
+    paths = write_task(tmp_path / "data", documents=60)
+    server.documents = {str(number): {"text": row["text"]} for number, row in enumerate(read_jsonl(Path(paths["corpus"])))}
+    data = tiny_config(paths, model=model, phases=[], name=model, baseline={"c": [1.0]})
+    data["retriever"] = few_hits(server, top_k=5).model_dump(mode="json")
+    del data["corpus"]
+    finished = run(load_config(data), out=tmp_path / "run", store=tmp_path / "store")
+    assert set(finished.scores["models"]) == {"tfidf", "bayes", model}
+    with pytest.raises(UsageError, match=f"model '{model}' learns from raw text, too, and needs a corpus; pass --corpus"):
+        load_config({name: value for name, value in data.items() if name != "retriever"})

@@ -287,7 +287,7 @@ class RunConfig(FrozenModel):
             raise ValueError("phases: an encoder needs at least one phase; add one, or set model = 'static', 'bayes' or 'tfidf'")
         if self.model != "encoder" and self.phases:
             raise ValueError(f"phases: model {self.model!r} is linear and has no phases; remove them, or set model = 'encoder'")
-        if self.model in ("static", "bayes") and self.corpus is None:
+        if self.model in ("static", "bayes") and self.corpus is None and not isinstance(self.retriever, ElasticsearchConfig):
             raise ValueError(f"model {self.model!r} learns from raw text, too, and needs a corpus; pass --corpus, or set model = 'tfidf'")
         if self.model in ("tfidf", "bayes") and not self.baseline.enabled:
             raise ValueError(f"model {self.model!r} is one of the baselines; set baseline.enabled = true")
