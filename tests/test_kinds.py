@@ -192,8 +192,8 @@ def test_a_wrong_kind_is_one_line_of_the_right_exit_code(tmp_path: Path) -> None
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": ["x"]}\n{"text": "b", "label": []}\n')
     fit = ("fit", "--recipe", "labels-only", "--train", tmp_path / "train.jsonl", "--out", tmp_path / "run")
     for command, code, message in (
-        (fit, 3, r"train.jsonl:1: .*--set task.kind=multi-label"),
-        (("check", tmp_path / "train.jsonl"), 3, r"all 2 were rejected, line 1: .*--set task.kind=multi-label"),
+        (fit, 3, r"train.jsonl:1: .*--task-type multi-label"),
+        (("check", tmp_path / "train.jsonl"), 3, r"all 2 were rejected, line 1: .*--task-type multi-label"),
         ((*fit, "--set", "task.kind=tagging"), 2, r"kind: Input should be 'classification', 'multi-label' or 'regression'"),
         ((*fit, "--set", "task.kind=regression"), 3, r"train.jsonl:1: 'label' is not a number but a list"),
     ):

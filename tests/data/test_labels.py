@@ -53,7 +53,7 @@ def test_equal_numbers_have_equal_labels_in_any_notation(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "label", "reason"),
     [
-        ("classification", ["a"], r"a list \(\['a'\]\); for several labels per text --set task.kind=multi-label; fix it, or pass --on-bad"),
+        ("classification", ["a"], r"a list \(\['a'\]\); for several labels per text --task-type multi-label; fix it, or pass --on-bad"),
         ("multi-label", "a", r"'label' is not a list of labels but a string \('a'\); write \[\"a\", \"b\"\], or \[\] for a text without"),
         ("multi-label", None, "not a list of labels but null"),
         ("multi-label", ["a", " "], "holds an empty label among 'a,  '"),
@@ -84,7 +84,7 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
     ("kind", "labels", "reason"),
     [
         ("multi-label", [[], [], []], "no row has a label"),
-        ("multi-label", [["a|b"], ["b|c"], ["c"]], "less than twice each; is task.label_separator the file's"),
+        ("multi-label", [["a|b"], ["b|c"], ["c"]], "less than twice each; is --label-separator the file's"),
         ("multi-label", [["a"]], "1 training row"),
         ("multi-label", [["a"], ["a"]], r"every row has the labels \('a'\); .* add rows without them \(an empty list\) or with others"),
         ("multi-label", [["b", "a"], ["a", "b"]], r"every row has the labels \('a', 'b'\); "),
@@ -93,7 +93,7 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
         ("classification", ["a"], "1 training row"),
         ("classification", ["a", "a"], "every row has the label 'a'"),
         ("classification", [str(n / 7) for n in range(10)], "10 labels for 10 rows .* these look like numbers or ids"),
-        ("classification", [1.5, 2.5, 3.5], "learn numbers with --set task.kind=regression"),
+        ("classification", [1.5, 2.5, 3.5], "learn numbers with --task-type regression"),
     ],
 )
 def test_training_rows_that_no_model_can_learn_from_are_refused(kind: Any, labels: list[Any], reason: str, tmp_path: Path) -> None:

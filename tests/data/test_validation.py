@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from commands import cramlm
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, summarize_findings
+from cramlm.records import TaskKind
 from cramlm.text.characters import count_scripts, main_script
 from jsonl import write_jsonl, write_labelled
 
@@ -54,6 +59,27 @@ def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
     }
     leak = next(finding for finding in findings if finding.rule == "leak")
     assert leak.message == f"the text of {train}:4, label 'sea' here and 'hill' there"
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "message"),
+    [
+        ("classification", ["sea"], "every row has the label 'sea'; a classifier needs at least two"),
+        (
+            "classification",
+            range(20),
+            "20 labels for 20 rows ('0', '1', '2', …), more than one per two rows; these look like numbers or ids",
+        ),
+        ("multi-label", [["sea"]], "every row has the labels ('sea'); there is nothing to learn"),
+        ("regression", [2.5], "every row has the number 2.5; there is nothing to learn"),
+    ],
+)
+def test_labels_that_fit_refuses_are_a_problem(tmp_path: Path, kind: TaskKind, labels: Sequence[Any], message: str) -> None:
+    rows = ({"text": f"text number {number}", "label": labels[number % len(labels)]} for number in range(20))
+    train = str(write_jsonl(tmp_path / "train.jsonl", rows))
+    (finding,) = check_files(read_labelled(train, RowFormat(kind=kind)), [])
+    assert (finding.location, finding.severity, finding.rule) == (train, "problem", "unlearnable")
+    assert finding.message.startswith(message)
 
 
 def test_labels_that_differ_in_case_or_white_space_only_are_named(tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ def test_the_difference_is_the_mean_over_seeds_of_scikit_learns_macro_f1() -> No
     assert (mirrored.value, mirrored.p) == (pytest.approx(-difference.value), difference.p)
 
 
+def test_the_score_on_a_dev_set_of_one_row_is_that_of_the_row() -> None:
+    scorer = DevScorer("classification", "macro_f1", np.array([1], np.int16), 2)
+    right, wrong = np.array([[1], [0]], np.int16), np.array([[0]], np.int16)
+    assert compare_on_dev(scorer, {"wrong": wrong, "right": right}, seed=1).scores == {"wrong": 0.0, "right": 1.0}
+
+
 def test_equal_predictions_have_no_difference() -> None:
     same = [random_labels(TRUE, 0.6, 4)]
     difference = compare_predictions(TRUE, same, same, trials=100)

@@ -164,7 +164,8 @@ def show_findings(
     """
     for file in files:
         labels, words = list(file["labels"].items()), " / ".join(f"{count:,}" for count in file["words"])
-        ends = ", ".join(f"{printable(name)} {count / file['rows']:.1%}" for name, count in (*labels[:1], *labels[-1:]))
+        shares = dict((*labels[:1], *labels[-1:]))  # one, if there is one label
+        ends = ", ".join(f"{printable(name[:40])} {count / file['rows']:.1%}" for name, count in shares.items())
         ends = ends or ", ".join(f"{number:g}" for number in file.get("numbers", ()))
         scripts = ", ".join(f"{name} {share:.0%}" for name, share in list(file["scripts"].items())[:3]) or "no letters"
         targets = counted(len(labels), "label") if labels else "numbers"

@@ -91,7 +91,7 @@ class SingleLabel:
             shown = ", ".join(brief(label, 30) for label in list(counts)[:3])
             raise DataError(
                 f"{path}: {len(counts):,} labels for {len(labels):,} rows ({shown}, …), more than one per two rows; these look like "
-                "numbers or ids, not classes: pass another --label-column, bin the values, or learn numbers with --set task.kind=regression"
+                "numbers or ids, not classes: pass another --label-column, bin the values, or learn numbers with --task-type regression"
             )
 
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class MultiLabel:
             shown = ", ".join(brief(name, 30) for name in list(counts)[:3])
             raise DataError(
                 f"{path}: {len(counts):,} labels that occur {counts.total():,} times in all ({shown}, …), less than twice each; is "
-                "task.label_separator the file's, and --label-column the right one?"
+                "--label-separator the file's, and --label-column the right one?"
             )
 
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:

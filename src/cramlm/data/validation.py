@@ -20,7 +20,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples, text_key
-from cramlm.errors import brief
+from cramlm.errors import DataError, brief
 from cramlm.io.rows import Rejected
 from cramlm.records import Event, Example, Task, TaskKind
 from cramlm.text.characters import count_scripts, main_script, normalise
@@ -223,10 +223,10 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
 def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(name for _, name in train.names())
     first = {name: example for example, name in reversed(list(train.names()))}
-    distinct = {str(example.label) for example in train.examples}
-    if len(distinct) < 2:
-        message = f"every row has the label {brief(next(iter(distinct)))}; a classifier needs at least two"
-        yield Finding(train.name, "problem", "one-label", message)
+    try:
+        RULES[train.kind].check([str(example.label) for example in train.examples], train.name)
+    except DataError as error:
+        yield Finding(train.name, "problem", "unlearnable", str(error).removeprefix(f"{train.name}: "))
         return
     if not counts:
         yield from _numbers(train, held_out)

@@ -223,6 +223,8 @@ def cross_fitted(scorer: DevScorer, models: Mapping[str, npt.NDArray[Any]], *, s
         half = _half(scorer, seed, number)
         one, other = np.flatnonzero(half), np.flatnonzero(~half)
         for chosen_on, scored_on in ((one, other), (other, one)):
+            if not len(scored_on):  # dev is one row
+                continue
             for name, predictions in models.items():
                 best = int(np.argmax(scorer.scores(predictions, chosen_on)))
                 scores[name].append(float(scorer.scores(predictions[best : best + 1], scored_on)[0]))

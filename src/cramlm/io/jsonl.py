@@ -113,7 +113,7 @@ def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
     elif isinstance(value, str):
         kind, spelled = "integer" if isinstance(value, _Integer) else "float" if isinstance(value, _Float) else "string", str(value)
     else:
-        hint = "; for several labels per text --set task.kind=multi-label" if column.kind == "label" and type(value) is list else ""
+        hint = "; for several labels per text --task-type multi-label" if column.kind == "label" and type(value) is list else ""
         raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
     if column.kind != "name":
         counts.check_label_type(column.name, line, kind, value)

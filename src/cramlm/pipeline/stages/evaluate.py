@@ -210,7 +210,7 @@ def _conclude(
     write_json(target / "scores.json", result)
     metric = main_metric(run.task.kind)
     score = format_metric(metric, models[run.config.name]["dev"][metric])
-    run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {score}; test scored once"))
+    run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {score}{'; test scored once' if run.task.test else ''}"))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
