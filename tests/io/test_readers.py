@@ -100,6 +100,10 @@ def test_an_invalid_row_is_reported_with_its_line(make: MakeFile, name: str, con
     assert fault(make(name, content), (Column("text"),)).startswith(f":{line}: {words}")
 
 
+def test_a_table_may_have_several_columns_without_a_name(make: MakeFile) -> None:
+    assert rows(make("a.csv", ",text,,label,\n1,one,,x,\n2,two,,y,\n")) == [("one", "x"), ("two", "y")]
+
+
 def test_quotes_inside_a_field_that_is_not_quoted_are_text(make: MakeFile) -> None:
     assert rows(make("a.tsv", 'text\tlabel\n5" pipe\tx\nhe said "no"\ty\n')) == [('5" pipe', "x"), ('he said "no"', "y")]
 

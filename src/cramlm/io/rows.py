@@ -111,11 +111,11 @@ def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequen
     """Return the index of each requested column in a table's header; None for a missing optional one.
 
     Raises:
-        DataError: for a repeated name (with both positions), or a missing column (with the existing columns, the flag and a hint).
+        DataError: for a repeated name (with both positions) that is not blank, or a missing column (with the existing columns, the flag and a hint).
     """
     indices: dict[str, int] = {}
     for index, name in enumerate(header):
-        if name in indices:
+        if name in indices and name.strip():  # spreadsheets write columns without a name
             raise DataError(f"{path}:1: column {name!r} occurs twice, as number {indices[name] + 1} and {index + 1}; rename one")
         indices[name] = index
     for column in columns:
