@@ -267,10 +267,7 @@ def checked_texts(values: Any, name: str) -> list[str]:
             missing = _is_missing(value)
             what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
             raise InvalidInput(f"{name}[{index}] is {what}; {'drop it, or fill it' if missing else 'convert it'}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(f"{name}[{index}]: character {error.start} is a lone surrogate; remove it") from error
+        _refuse_surrogates(value, f"{name}[{index}]")
         texts.append(str(value))
     if not texts:
         raise InvalidInput(f"{name} holds no texts; a minimum of 1 is required")
@@ -295,6 +292,10 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
             raise InvalidInput(f"y[{index}] is missing ({label}); drop the row, or label it")
         if isinstance(label, str) and not label.strip():
             raise InvalidInput(f"y[{index}] is blank; drop the row, or label it")
+        if isinstance(label, str):
+            _refuse_surrogates(label, f"y[{index}]")
+        elif isinstance(label, list | tuple | np.ndarray):
+            raise InvalidInput(f"y[{index}] is a {type(label).__name__} ({str(label)[:30]}); expected one label per text in a flat list")
         if isinstance(label, str) != isinstance(labels[0], str):
             raise InvalidInput(f"y mixes text and other labels: y[0] is {labels[0]!r}, y[{index}] is {label!r}; convert them to one type")
     try:
@@ -305,6 +306,13 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
     if len(classes) == 1:
         raise InvalidInput(f"y holds one class only ({classes[0]!r}); a classifier needs at least 2")
     return classes, codes
+
+
+def _refuse_surrogates(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{name}: character {error.start} is a lone surrogate; remove it") from error
 
 
 def _is_missing(value: Any) -> bool:

@@ -111,7 +111,8 @@ def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequen
     """Return the index of each requested column in a table's header; None for a missing optional one.
 
     Raises:
-        DataError: for a repeated name (with both positions) that is not blank, or a missing column (with the existing columns, the flag and a hint).
+        DataError: for a repeated name that is not blank (with both positions), or a missing column (with the existing columns, the flag
+        and a hint).
     """
     indices: dict[str, int] = {}
     for index, name in enumerate(header):
