@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cramlm.errors import DataError, DivergedError
-from cramlm.evaluation.evaluate import evaluate_examples, predict_probabilities, sequences_of
+from cramlm.evaluation.evaluate import evaluate_examples, outputs_of, predict_logits, sequences_of
 from cramlm.evaluation.metrics import score
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.tokenizer import Tokenizer, Tokens
@@ -24,7 +24,7 @@ def sequences(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
 
 
 def probabilities(model: Model, tokens: Tokens, *, batch_tokens: int = 8192) -> FloatArray:
-    return predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=0, batch_tokens=batch_tokens)
+    return outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", pad_id=0, batch_tokens=batch_tokens))
 
 
 def alone(model: Model, tokens: Tokens, index: int) -> FloatArray:

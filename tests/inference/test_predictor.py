@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cramlm.errors import CramError, DataError
-from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities
+from cramlm.evaluation.evaluate import outputs_of, predict_logits, predict_logits_fast
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import Model
@@ -34,7 +34,7 @@ def predictor(tiny_export: Path) -> Predictor:
 def test_predictions_equal_those_of_the_saved_model(folder: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     predictor = Predictor.load(folder)
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
-    expected = predict_probabilities(model, tokens, labels=3, precision="fp32", pad_id=tokenizer.pad_id)
+    expected = outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", pad_id=tokenizer.pad_id))
     np.testing.assert_allclose(predictor.probabilities(texts), expected, atol=1e-6)
     assert predictor.labels == LABELS
     for prediction, row in zip(predictor.predict(texts), expected, strict=True):

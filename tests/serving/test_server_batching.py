@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 
 from cramlm.errors import DivergedError
+from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.serving import Limits
 from cramlm.serving.app import build_app
-from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model, of_torch
+from cramlm.serving.batching import Batcher, BusyError, NotReadyError, ServedModel, load_model
 from cramlm.serving.middleware import Metrics
 from server_process import PATIENCE, serving_alone
 
@@ -146,4 +148,20 @@ def test_a_model_with_logits_that_are_not_finite_raises(tiny_export: Path) -> No
     for parameter in broken.model.parameters():
         parameter.data.fill_(float("nan"))
     with pytest.raises(DivergedError):
-        of_torch(broken).compute(["a"], [None])
+        ServedModel(Predictor(broken)).compute(["a"], [None])
+
+
+def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_export: Path) -> None:
+    marking = ServedModel(Predictor(replace(load_classifier(tiny_export), has_pair_embeddings=True)))
+
+    async def submit() -> list[httpx.Response]:
+        with batching(marking) as batcher:
+            app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+                requests = {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]}
+                return [await client.post("/v1/predict", json=request) for request in requests]
+
+    alone, pair = asyncio.run(submit())
+    assert alone.status_code == 200
+    assert pair.status_code == 422
+    assert "token_type_ids" in pair.json()["error"]

@@ -79,24 +79,6 @@ def sequences_of_texts(
     return tokenizer.sequences(texts, paired, max_length=max_length, cut="truncate")
 
 
-def predict_probabilities(
-    model: Model,
-    sequences: Tokens,
-    *,
-    labels: int,
-    precision: Precision,
-    pad_id: int,
-    batch_tokens: int = BATCH_TOKENS,
-) -> FloatArray:
-    """Probability of each label for each text, float32 (n, labels), in the order of `sequences`; of a regression the number, (n, 1).
-
-    Raises:
-        DivergedError: if a logit is not finite.
-    """
-    assert labels == model.labels, f"expected {model.labels} labels, got {labels}"
-    return outputs_of(model.kind, predict_logits(model, sequences, precision=precision, pad_id=pad_id, batch_tokens=batch_tokens))
-
-
 def outputs_of(kind: TaskKind, logits: FloatArray) -> FloatArray:
     """Convert logits (n, labels) to probabilities, or to numbers (kinds.py).
 
@@ -162,6 +144,12 @@ def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> Floa
             rows = (close[:, None] * _patterns(model) + np.arange(_patterns(model))).ravel()
             logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32", pad_id=pad_id)
     return logits
+
+
+def lengths_of(model: Model, sequences: Tokens) -> IntArray:
+    """Tokens of each text, int64 (n,); with a prompt those of its longest pattern."""
+    lengths: IntArray = sequences.lengths.reshape(-1, _patterns(model)).max(axis=1)
+    return lengths
 
 
 def _patterns(model: Model) -> int:

@@ -1,4 +1,4 @@
-"""What all predictors share: their interface, and checks, word spans and streaming of texts. Importing it loads NumPy only."""
+"""What all predictors share: their interface, and checks and streaming of texts. Importing it loads NumPy only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cramlm.errors import DataError, UsageError
-from cramlm.records import AnyPrediction, Example, FloatArray, SelectivePrediction, TaskKind
+from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, SelectivePrediction, TaskKind
 
 if TYPE_CHECKING:
     from cramlm.evaluation.confidence import Confidence
@@ -20,11 +20,13 @@ STREAM_BATCH = 1024
 class BasePredictor(ABC):
     """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words.
 
-    confidence: of its predictions; None if its folder has no confidence.json. without_embeddings: why a kind of model has no `embeddings`.
+    max_length: tokens of its input, special ones included; `UNCUT` (model/tokenizer.py) if it reads whole texts. confidence: of its
+    predictions; None if its folder has no confidence.json. without_embeddings: why a kind of model has no `embeddings`.
     """
 
     labels: tuple[str, ...]
     kind: TaskKind
+    max_length: int
     confidence: Confidence | None = None
     without_embeddings: str = "this model has no text vectors"
 
@@ -37,8 +39,16 @@ class BasePredictor(ABC):
         """
 
     @abstractmethod
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """Tokens of each text before truncation, special ones included; of a linear model words: int64 (n,)."""
+
+    @abstractmethod
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Character spans [start, stop) of the words within the model's input, in order."""
+
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
+        """Return the outputs, and the tokens of each text, int64 (n,), `max_length` for one that is longer. Raises as `outputs`."""
+        return self.outputs(texts, pairs), self.whole_lengths(texts, pairs)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
@@ -151,19 +161,26 @@ class BasePredictor(ABC):
 
 
 class EncoderPredictor(BasePredictor):
-    """A loaded encoder. max_length: tokens of its input, special ones included."""
-
-    max_length: int
+    """A loaded encoder."""
 
     @property
-    @abstractmethod
     def longest_text(self) -> int:
         """Longest input in tokens, [CLS] and [SEP] included; below `max_length` if a prompt takes some."""
+        return self.max_length
 
     @property
     @abstractmethod
     def tokenizer_json(self) -> str:
         """Content of tokenizer.json."""
+
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        return self.compute(texts, pairs)[0]
+
+    @abstractmethod
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]: ...
+
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
 
 
 _END = object()

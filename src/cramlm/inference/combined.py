@@ -22,7 +22,7 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import COMBINED, BoolArray, FloatArray, TaskKind
+from cramlm.records import COMBINED, BoolArray, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import damage_named
 
@@ -117,17 +117,25 @@ class CombinedPredictor(BasePredictor):
         self.confidence = load_confidence(origin, COMBINED)
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        return self.compute(texts, pairs)[0] if self.models.needs_encoder else self.models.probabilities(None, texts, pairs)
+
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         if not self.models.needs_encoder:
-            return self.models.probabilities(None, texts, pairs)
+            return super().compute(texts, pairs)
         linear = self.models.linear_probabilities(texts, pairs)
-        logits = self.models.logits(self.encoder.probabilities(texts, pairs), linear)
+        probabilities, lengths = self.encoder.compute(texts, pairs)
+        logits = self.models.logits(probabilities, linear)
         if self.exact is not None:
             close = np.flatnonzero(self.models.near_ties(logits)).tolist()
             if close:
                 some, others = [texts[index] for index in close], None if pairs is None else [pairs[index] for index in close]
                 linear_of_some = {name: probabilities[close] for name, probabilities in linear.items()}
                 logits[close] = self.models.logits(self.exact.probabilities(some, others), linear_of_some)
-        return KINDS[self.kind].outputs(logits)
+        return KINDS[self.kind].outputs(logits), lengths
+
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """Those of the encoder."""
+        return self.encoder.whole_lengths(texts, pairs)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Those of the encoder."""

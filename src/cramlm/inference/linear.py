@@ -15,6 +15,7 @@ from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
 from cramlm.model.huggingface.config import refuse_pickles
+from cramlm.model.tokenizer import UNCUT
 from cramlm.records import Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.text.words import word_pattern
@@ -22,6 +23,8 @@ from cramlm.text.words import word_pattern
 
 class LinearPredictor(BasePredictor):
     """A loaded linear model; create it with `load`."""
+
+    max_length = UNCUT
 
     def __init__(self, model: LinearModel) -> None:
         self.model = model
@@ -50,8 +53,8 @@ class LinearPredictor(BasePredictor):
         check_texts(texts, pairs)
         return self.model.logits(whole_texts(texts, pairs))
 
-    def lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """Words separated by white space in each text, int64 (n,); no text is truncated."""
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        """Words separated by white space in each text, int64 (n,)."""
         return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:

@@ -20,7 +20,7 @@ import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.evaluation.confidence import load_confidence
-from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
+from cramlm.inference.base import EncoderPredictor, check_texts
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import raise_if_refused
@@ -92,9 +92,10 @@ class OnnxPredictor(EncoderPredictor):
         predictor.confidence = load_confidence(folder, "encoder")
         return predictor
 
-    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        """As `BasePredictor.outputs`. Raises DivergedError if a logit is not finite."""
-        return probabilities_of(self.logits(texts, pairs))
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
+        """As `BasePredictor.compute`. Raises DivergedError if a logit is not finite."""
+        logits, lengths = self._compute(texts, pairs)
+        return probabilities_of(logits), lengths
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """As `BasePredictor.predict`, without the imports that other kinds of task need."""
@@ -108,10 +109,9 @@ class OnnxPredictor(EncoderPredictor):
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Logits, float32 (n, labels), in order."""
-        return self.compute(texts, pairs)[0]
+        return self._compute(texts, pairs)[0]
 
-    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> tuple[FloatArray, IntArray]:
-        """Return `logits` and the input tokens of each text, special ones included: int64 (n,)."""
+    def _compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         check_texts(texts, pairs)
         sequences = self._sequences(self._tokenizer, texts, pairs)
         logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
@@ -125,17 +125,7 @@ class OnnxPredictor(EncoderPredictor):
             logits[group] = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
         return logits, lengths
 
-    @property
-    def longest_text(self) -> int:
-        """Longest input in tokens, [CLS] and [SEP] included."""
-        return self.max_length
-
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """As `Predictor.word_spans`."""
-        return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
-
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """Tokens of each text without truncation, special ones included: int64 (n,)."""
         return np.array([len(sequence) for sequence in self._sequences(self._uncut, texts, pairs)], dtype=np.int64)
 
     @cached_property

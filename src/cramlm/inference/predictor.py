@@ -19,13 +19,13 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
-from cramlm.inference.base import EncoderPredictor, check_texts, word_spans
+from cramlm.inference.base import EncoderPredictor, check_texts
 from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.inference.folders import model_of, run_of
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
-from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import LINEAR_NAMES, Example, FloatArray, Task, TaskKind
+from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
+from cramlm.records import LINEAR_NAMES, Example, FloatArray, IntArray, Task, TaskKind
 from cramlm.storage.artifacts import MANIFEST, check_files
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.huggingface.folder import LoadedModel
     from cramlm.model.model import Precision
+    from cramlm.model.tokenizer import Tokens
 
 AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
 
@@ -90,30 +91,38 @@ class Predictor(EncoderPredictor):
         """The same weights in fp32 if precision is "auto" and the hardware supports bf16, else None."""
         return Predictor(self._loaded, precision="fp32") if self._labels_as_fp32 else None
 
-    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        from cramlm.evaluation.evaluate import outputs_of, predict_logits_fast, predict_probabilities, sequences_of_texts
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
+        from cramlm.evaluation.evaluate import lengths_of, outputs_of, predict_logits, predict_logits_fast
 
-        check_texts(texts, pairs)
-        self._check_pairs(pairs)
-        loaded = self._loaded
-        sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=loaded.model.prompt)
+        model, pad_id = self._loaded.model, self._loaded.tokenizer.pad_id
+        sequences = self._sequences(texts, pairs, max_length=self.max_length)
         if self._labels_as_fp32:
-            return outputs_of(self.kind, predict_logits_fast(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id))
-        return predict_probabilities(
-            loaded.model, sequences, labels=len(self.labels), precision=self._precision, pad_id=loaded.tokenizer.pad_id
-        )
+            logits = predict_logits_fast(model, sequences, pad_id=pad_id)
+        else:
+            logits = predict_logits(model, sequences, precision=self._precision, pad_id=pad_id)
+        return outputs_of(self.kind, logits), lengths_of(model, sequences)
+
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        from cramlm.evaluation.evaluate import lengths_of
+
+        return lengths_of(self._loaded.model, self._sequences(texts, pairs, max_length=UNCUT))
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """The pooled last hidden states that the classifier reads ([CLS], or the mean over the tokens), in fp32."""
-        from cramlm.evaluation.evaluate import predict_embeddings, sequences_of_texts
+        from cramlm.evaluation.evaluate import predict_embeddings
+
+        if self._loaded.model.prompt is not None:
+            raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
+        sequences = self._sequences(texts, pairs, max_length=self.max_length)
+        return predict_embeddings(self._loaded.model, sequences, pad_id=self._loaded.tokenizer.pad_id)
+
+    def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int) -> Tokens:
+        """The input of each text; with a prompt one for each of its patterns."""
+        from cramlm.evaluation.evaluate import sequences_of_texts
 
         check_texts(texts, pairs)
         self._check_pairs(pairs)
-        loaded = self._loaded
-        if loaded.model.prompt is not None:
-            raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
-        sequences = sequences_of_texts(loaded.tokenizer, texts, pairs, max_length=self.max_length, prompt=None)
-        return predict_embeddings(loaded.model, sequences, pad_id=loaded.tokenizer.pad_id)
+        return sequences_of_texts(self._loaded.tokenizer, texts, pairs, max_length=max_length, prompt=self._loaded.model.prompt)
 
     def _check_pairs(self, pairs: Sequence[str | None] | None) -> None:
         if self._loaded.has_pair_embeddings and any(pair is not None for pair in pairs or ()):
@@ -145,9 +154,6 @@ class Predictor(EncoderPredictor):
         """Content of tokenizer.json."""
         return self._loaded.tokenizer.content
 
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
-
     def score(self, examples: Sequence[Example]) -> AnyScores:
         """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
         from cramlm.evaluation.evaluate import evaluate_examples
@@ -166,8 +172,12 @@ def load_predictor(
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     device: str = "cpu",
     model_part: ModelPart = "combined",
+    threads: int | None = None,
 ) -> AnyPredictor:
-    """Load the model of a run, or a model folder of any kind; arguments and errors as of `Predictor.load`."""
+    """Load the model of a run, or a model folder of any kind; arguments and errors as of `Predictor.load`.
+
+    threads: of an encoder, those of onnxruntime, or of PyTorch in this thread; None = their default.
+    """
     folder = model_of(Path(folder))
     if is_linear(folder) or model_part in LINEAR_NAMES:
         return load_linear(folder, model_part)
@@ -175,8 +185,12 @@ def load_predictor(
 
     combines = model_part == "combined" and has_combination(folder)
     if (folder / GRAPH_FILE).is_file():
-        graph = OnnxPredictor.load(folder)
+        graph = OnnxPredictor.load(folder, threads=threads)
         return CombinedPredictor(graph, CombinedModels.load(folder), origin=folder) if combines else graph
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     encoder = Predictor.load_encoder(folder, precision=precision, device=device)
     return CombinedPredictor(encoder, CombinedModels.load(folder), origin=folder, exact=encoder.exact) if combines else encoder
 

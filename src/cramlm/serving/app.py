@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from cramlm.errors import UsageError
 from cramlm.serving import Limits
 from cramlm.serving.batching import Batcher, BusyError, ModelOutputs, NotReadyError, ServedModel
 from cramlm.serving.middleware import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, Metrics, error_response
@@ -134,6 +135,8 @@ def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, 
             outputs = await _result_or_disconnect(request, batcher.submit(body.texts, pairs))
         except BusyError:
             raise HTTPException(429, "too many texts are waiting; try again in a second", {"retry-after": "1"}) from None
+        except UsageError as error:
+            raise HTTPException(422, str(error)) from None
         except NotReadyError as error:
             raise HTTPException(503, f"the server is {error}; try again in a second", {"retry-after": "1"}) from None
         assert batcher.model is not None

@@ -15,26 +15,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cramlm.evaluation.confidence import Confidence, usable_confidence
-from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.combined import CombinedModels, ModelPart, confidence_in, has_combination, load_linear
-from cramlm.linear.files import is_linear
+from cramlm.inference.base import BasePredictor
+from cramlm.inference.combined import ModelPart, confidence_in
+from cramlm.inference.predictor import load_predictor
 from cramlm.model.tokenizer import UNCUT
-from cramlm.records import LINEAR_NAMES, FloatArray, IntArray
+from cramlm.records import FloatArray, IntArray
 from cramlm.serving import Limits
 from cramlm.serving.middleware import Metrics
-
-if TYPE_CHECKING:
-    from cramlm.inference.linear import LinearPredictor
-    from cramlm.inference.onnx import OnnxPredictor
-    from cramlm.model.huggingface.folder import LoadedModel
 
 BATCH_TOKENS = 8192  # estimated; the model limits its own batches by the real number
 CHARACTERS_PER_TOKEN = 3  # low on purpose; only the size of a batch depends on it
@@ -62,21 +55,37 @@ class Abstention:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model, computed by PyTorch, onnxruntime (without PyTorch in the process) or NumPy (a linear model).
+    """A loaded model. abstention: None if every prediction has a label."""
 
-    labels: in the order of the logits. max_length: tokens of its input, `UNCUT` if it has no limit. compute: (texts, pairs) -> outputs;
-    raises DivergedError if a logit is not finite. abstention: None if every prediction has a label.
-    """
-
-    labels: tuple[str, ...]
-    max_length: int
-    compute: Callable[[Sequence[str], Sequence[str | None]], ModelOutputs]
+    predictor: BasePredictor
     abstention: Abstention | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """In the order of the outputs."""
+        return self.predictor.labels
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of its input, `UNCUT` if it has no limit."""
+        return self.predictor.max_length
 
     @property
     def limit(self) -> str:
         """The length limit as text."""
         return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
+
+    def compute(self, texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
+        """Compute the outputs of texts.
+
+        Raises:
+            UsageError: if the model does not read pairs. DivergedError: if a logit is not finite.
+        """
+        probabilities, lengths = self.predictor.compute(texts, pairs)
+        full = np.flatnonzero(lengths == self.max_length).tolist()
+        if full:  # truncated, or exactly that long: count these without truncation
+            lengths[full] = self.predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
+        return ModelOutputs(probabilities, lengths)
 
 
 def load_model(
@@ -89,88 +98,13 @@ def load_model(
     Raises:
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
-    if is_linear(folder) or model_part in LINEAR_NAMES:
-        model = of_linear(load_linear(folder, model_part))
-    else:
-        model = _load_encoder(folder, threads, device)
-        if model_part == "combined" and has_combination(folder):
-            model = of_combined(model, CombinedModels.load(folder))
+    predictor = load_predictor(folder, device=device, model_part=model_part, threads=threads)
+    abstention = None
     if abstain_below is not None:
-        model = replace(model, abstention=Abstention(usable_confidence(confidence_in(folder, model_part), model.labels), abstain_below))
+        abstention = Abstention(usable_confidence(confidence_in(folder, model_part), predictor.labels), abstain_below)
+    model = ServedModel(predictor, abstention)
     model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
     return model
-
-
-def _load_encoder(folder: Path, threads: int | None, device: str) -> ServedModel:
-    from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
-
-    if (folder / GRAPH_FILE).is_file():
-        return of_onnx(OnnxPredictor.load(folder, threads=threads))
-    import torch
-
-    from cramlm.model.huggingface.folder import load_classifier
-    from cramlm.model.model import resolve_device
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_classifier(folder)
-    loaded.model.to(resolve_device(device))
-    return of_torch(loaded)
-
-
-def of_combined(encoder: ServedModel, models: CombinedModels) -> ServedModel:
-    """The encoder is computed for the lengths of the texts even if it is no part of the combination."""
-
-    def compute_combined(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
-        outputs = encoder.compute(texts, pairs)
-        return ModelOutputs(models.probabilities(outputs.probabilities, texts, pairs), outputs.lengths)
-
-    return ServedModel(encoder.labels, encoder.max_length, compute_combined)
-
-
-def of_torch(loaded: LoadedModel) -> ServedModel:
-    return ServedModel(tuple(loaded.labels), loaded.max_length, partial(compute_torch, loaded))
-
-
-def of_linear(predictor: LinearPredictor) -> ServedModel:
-    def compute_linear(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
-        logits = predictor.logits(texts, pairs)
-        return ModelOutputs(KINDS[predictor.kind].outputs(logits), predictor.lengths(texts, pairs))
-
-    return ServedModel(predictor.labels, UNCUT, compute_linear)
-
-
-def of_onnx(predictor: OnnxPredictor) -> ServedModel:
-    from cramlm.inference.onnx import probabilities_of
-
-    def compute_onnx(texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
-        logits, lengths = predictor.compute(texts, pairs)
-        full = np.flatnonzero(lengths == predictor.max_length).tolist()
-        if full:  # truncated, or exactly that long: count these without truncation
-            lengths[full] = predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
-        return ModelOutputs(probabilities_of(logits), lengths)
-
-    return ServedModel(predictor.labels, predictor.max_length, compute_onnx)
-
-
-def compute_torch(model: LoadedModel, texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
-    """Compute the outputs as `Predictor` does.
-
-    Raises:
-        DivergedError: if a logit is not finite.
-    """
-    from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
-
-    tokenizer, longest, prompt = model.tokenizer, model.max_length, model.model.prompt
-    sequences = sequences_of_texts(tokenizer, texts, pairs, max_length=longest, prompt=prompt)
-    logits = predict_logits(model.model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    lengths = sequences.lengths.reshape(len(texts), -1).max(axis=1)  # the longest pattern of a prompt
-    full = np.flatnonzero(lengths == longest).tolist()
-    if full:  # truncated, or exactly that long: count these without truncation
-        full_texts, full_pairs = [texts[index] for index in full], [pairs[index] for index in full]
-        whole = sequences_of_texts(tokenizer, full_texts, full_pairs, max_length=UNCUT, prompt=prompt).lengths
-        lengths[full] = whole.reshape(len(full), -1).max(axis=1)
-    return ModelOutputs(outputs_of(model.model.kind, logits), lengths)
 
 
 class BusyError(Exception):
