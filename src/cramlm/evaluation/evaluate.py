@@ -7,10 +7,9 @@ sequence. The vocabulary head is computed at the [MASK] tokens of a prompt only;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cramlm.errors import DivergedError
@@ -19,7 +18,7 @@ from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
-from cramlm.storage.arrays import offsets_of
+from cramlm.storage.arrays import groups_by_length, offsets_of
 from cramlm.training.sequences import pack
 
 BATCH_TOKENS = 8192
@@ -122,7 +121,7 @@ def _of_sequences(
     device = model.device
     results = np.empty((len(sequences), width), dtype=np.float32)
     with torch.no_grad(), autocast(device, precision):
-        for chunk in _chunks(sequences.lengths, batch_tokens):
+        for chunk in groups_by_length(sequences.lengths, batch_tokens):
             batch = pack(
                 [sequences[index] for index in chunk],
                 labels=chunk,  # the positions of the sequences, since packing changes their order
@@ -161,17 +160,3 @@ def _only(sequences: Tokens, indices: IntArray) -> Tokens:
     """Some of the sequences, in the order of `indices`."""
     chosen = [sequences[int(index)] for index in indices]
     return Tokens(np.concatenate(chosen), offsets_of(sequences.lengths[indices]), sequences.source[indices])
-
-
-def _chunks(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
-    """Indices of sequences, shortest first, in groups of at most `batch_tokens` tokens (of at least one sequence)."""
-    order: npt.NDArray[np.int64] = np.argsort(lengths, kind="stable")
-    sizes = lengths[order]
-    start = 0
-    while start < len(order):
-        # Sequences are sorted, so the last of a group sets the width of its rows.
-        stop = start + 1
-        while stop < len(order) and sizes[stop] * (stop + 1 - start) <= batch_tokens:
-            stop += 1
-        yield order[start:stop]
-        start = stop

@@ -10,7 +10,7 @@ model computes one text at a time, because its activation scale, and so each pre
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFa
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.inference.base import EncoderPredictor, check_texts
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
+from cramlm.storage.arrays import groups_by_length
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import raise_if_refused
 
@@ -116,7 +117,7 @@ class OnnxPredictor(EncoderPredictor):
         sequences = self._sequences(self._tokenizer, texts, pairs)
         logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        for group in _groups(lengths, BATCH_TOKENS if self._settings.weights == "fp32" else 1):
+        for group in groups_by_length(lengths, BATCH_TOKENS if self._settings.weights == "fp32" else 1):
             width = int(lengths[group[-1]])
             ids = np.full((len(group), width), self._settings.pad_id, dtype=np.int64)
             for row, index in enumerate(group):
@@ -156,18 +157,6 @@ def probabilities_of(logits: FloatArray) -> FloatArray:
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
     return probabilities
-
-
-def _groups(lengths: IntArray, batch_tokens: int) -> Iterator[IntArray]:
-    """Indices of sequences, shortest first, in batches of at most `batch_tokens` padded tokens (at least one sequence)."""
-    order: IntArray = np.argsort(lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and lengths[order[stop]] * (stop + 1 - start) <= batch_tokens:
-            stop += 1
-        yield order[start:stop]
-        start = stop
 
 
 def _settings(folder: Path) -> OnnxSettings:

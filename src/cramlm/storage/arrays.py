@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,20 @@ def spread(starts: IntArray, sizes: IntArray) -> IntArray:
     """Return the indices of all elements of the spans starts[i]..starts[i] + sizes[i], one span after the other, int64."""
     offsets = offsets_of(sizes)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+
+
+def groups_by_length(lengths: IntArray, most: int) -> Iterator[IntArray]:
+    """Yield the indices of sequences, shortest first, in groups that have at most `most` elements when they are padded to their longest; a
+    longer sequence is a group of its own.
+    """
+    order: IntArray = np.argsort(lengths, kind="stable")
+    sizes, start = lengths[order], 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and sizes[stop] * (stop + 1 - start) <= most:
+            stop += 1
+        yield order[start:stop]
+        start = stop
 
 
 def save_array(path: Path, values: npt.NDArray[Any]) -> None:
