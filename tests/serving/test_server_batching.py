@@ -124,6 +124,14 @@ def test_lengths_count_tokens_before_truncation(loaded: ServedModel) -> None:
     assert loaded.compute(texts, pairs).lengths.tolist() == [3, 47, 48, 49, 102, 83]
 
 
+def test_a_server_with_auto_precision_gives_the_labels_of_fp32(loaded: ServedModel, tiny_export: Path, texts: list[str]) -> None:
+    auto = load_model(tiny_export, None, precision="auto").compute(texts, [None] * len(texts))
+    exact = loaded.compute(texts, [None] * len(texts))
+    np.testing.assert_array_equal(auto.probabilities.argmax(axis=1), exact.probabilities.argmax(axis=1))
+    np.testing.assert_array_equal(auto.lengths, exact.lengths)
+    np.testing.assert_array_equal(auto.probabilities, Predictor.load(tiny_export, precision="auto").probabilities(texts))
+
+
 def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, tiny_onnx: Path, texts: list[str]) -> None:
     other = load_model(tiny_onnx, 1)
     assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)

@@ -23,7 +23,7 @@ from cramlm.cli.options import (
     ModelArgument,
     ModelPartOption,
     PairColumn,
-    Precision,
+    PrecisionOption,
     PredictionDevice,
     SeparatorOption,
     TextColumn,
@@ -89,10 +89,7 @@ def predict(
     model: ModelArgument,
     file: TextsArgument,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the JSON lines (default: stdout).")] = None,
-    precision: Annotated[
-        Precision,
-        typer.Option(metavar="TYPE", help="fp32 (as Python and HTTP), bf16, or auto: bf16 if the device has it, labels as with fp32."),
-    ] = "fp32",
+    precision: PrecisionOption = "fp32",
     device: PredictionDevice = "auto",
     model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
@@ -147,6 +144,7 @@ def serve(
     token: Annotated[
         str | None, typer.Option("--token", metavar="TOKEN", envvar="CRAMLM_TOKEN", help="Clients must send `Authorization: Bearer TOKEN`.")
     ] = None,
+    precision: PrecisionOption = "fp32",
     device: PredictionDevice = "auto",
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads of the model (default: PyTorch's).")] = None,
     batch_window: Annotated[
@@ -203,6 +201,7 @@ def serve(
         Address(host, port, token),
         model_part=model_part,
         abstain_below=abstain_below,
+        precision=precision,
         device=device,
         threads=threads,
         window_seconds=batch_window,

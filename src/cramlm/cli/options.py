@@ -320,6 +320,9 @@ InitOption = Annotated[
 ]
 DEVICE_HELP = "auto, cpu, cuda or cuda:N; auto: a GPU if PyTorch has one."
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help=DEVICE_HELP, rich_help_panel=METHOD)]
+PrecisionOption = Annotated[
+    Precision, typer.Option(metavar="TYPE", help="Of an encoder: fp32, bf16, or auto: bf16 if the device has it, labels as with fp32.")
+]
 PredictionDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help=f"Of an encoder: {DEVICE_HELP}")]
 PresetOption = Annotated[
     Preset | None,

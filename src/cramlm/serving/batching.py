@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -89,16 +90,23 @@ class ServedModel:
 
 
 def load_model(
-    folder: Path, threads: int | None, *, device: str = "cpu", model_part: ModelPart = "combined", abstain_below: float | None = None
+    folder: Path,
+    threads: int | None,
+    *,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    device: str = "cpu",
+    model_part: ModelPart = "combined",
+    abstain_below: float | None = None,
 ) -> ServedModel:
     """Load and warm up the model of a folder; call it in the thread that computes (PyTorch sets its number of threads per thread).
 
-    device: of an encoder. abstain_below: the lowest confidence of a prediction with a label; None: every prediction has one.
+    precision, device: of an encoder, as of `load_predictor`. abstain_below: the lowest confidence of a prediction with a label; None: every
+    prediction has one.
 
     Raises:
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
-    predictor = load_predictor(folder, device=device, model_part=model_part, threads=threads)
+    predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part, threads=threads)
     abstention = None
     if abstain_below is not None:
         abstention = Abstention(usable_confidence(confidence_in(folder, model_part), predictor.labels), abstain_below)

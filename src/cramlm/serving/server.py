@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -48,6 +48,7 @@ def serve(
     *,
     model_part: ModelPart = "combined",
     abstain_below: float | None = None,
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
     device: str = "cpu",
     threads: int | None = None,
     window_seconds: float = 0.0,
@@ -57,7 +58,7 @@ def serve(
     """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
 
     model_part: the model of the folder that predicts (inference/combined.py). abstain_below: the lowest confidence of a prediction with a
-    label; None: every prediction has a label, and none a confidence. device: of an encoder (cpu, cuda, cuda:N, auto). threads: of the
+    label; None: every prediction has a label, and none a confidence. precision, device: of an encoder (`Predictor.load`). threads: of the
     model; None = the default of PyTorch or onnxruntime. window_seconds: how long an idle server waits for more requests to compute
     together. `announce` is called with one line when the server listens and one when the model is loaded.
 
@@ -73,7 +74,7 @@ def serve(
         announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
 
     def load() -> ServedModel:
-        return load_model(folder, threads, device=device, model_part=model_part, abstain_below=abstain_below)
+        return load_model(folder, threads, precision=precision, device=device, model_part=model_part, abstain_below=abstain_below)
 
     batcher = Batcher(load, limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
