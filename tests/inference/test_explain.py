@@ -89,6 +89,12 @@ def test_nearest_passages_are_from_the_selection(finished: Path) -> None:
     assert nearest_passages(finished.parent, TEXT, limit=3) == ()
 
 
+def test_nearest_passages_of_a_run_that_cannot_be_written_are_the_same(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "selection", tmp_path / "run/selection")
+    (tmp_path / "run/selection-index").write_text("no folder can be made here", "utf-8")
+    assert nearest_passages(tmp_path / "run", TEXT, limit=2) == nearest_passages(finished, TEXT, limit=2)
+
+
 def test_explain_takes_runs_exports_and_onnx_folders(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "export", tmp_path / "copy")
     here, there = explain_at(finished, TEXT), explain_at(tmp_path / "copy", TEXT)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cramlm.config.run import CorpusConfig
-from cramlm.errors import UsageError
+from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import ModelPart
@@ -99,8 +99,8 @@ def log_odds(probabilities: np.ndarray[Any, Any], label: int) -> np.ndarray[Any,
 def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit, ...]:
     """The best BM25 hits for a text among the passages of a run's selection; none if the run retrieved nothing.
 
-    The first call indexes the selection in the run's folder, under its fingerprint, so that a moved run keeps the index. Duplicate passages
-    count once.
+    The first call indexes the selection in the run's folder, under its fingerprint, so that a moved run keeps the index; if the disk
+    refuses, every call indexes it. Duplicate passages count once.
     """
     if limit < 1 or not (run / "selection" / MANIFEST).is_file():
         return ()
@@ -112,7 +112,12 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit,
         with tempfile.TemporaryDirectory(prefix="cramlm-explain-") as name:
             passages = Path(name) / "passages.parquet"
             selection.write_parquet(passages)
-            build_catalog(CorpusConfig(files=(str(passages),), max_record_bytes=1_000_000_000), folder)
+            config = CorpusConfig(files=(str(passages),), max_record_bytes=1_000_000_000)
+            try:
+                build_catalog(config, folder)
+            except EnvironmentFault:  # like a run on a read-only disk
+                build_catalog(config, Path(name) / "index")
+                return tuple(Index.open(Path(name) / "index").explain(text, limit))
     return tuple(Index.open(folder).explain(text, limit))
 
 
