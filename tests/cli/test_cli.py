@@ -19,7 +19,7 @@ import pytest
 from commands import cramlm, error_line, imported_by, printed, start, succeed
 from cramlm.config.run import load_config, read_toml, to_toml
 from cramlm.recipes.describe import stages_of
-from jsonl import read_jsonl
+from jsonl import read_jsonl, write_labelled
 from ranks import free_port
 from server_process import PATIENCE
 from tiny_task import write_task
@@ -152,6 +152,21 @@ def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int
     write_task(tmp_path, documents=1)
     result = cramlm(*arguments, cwd=tmp_path, stdin="a text\n")
     assert_one_line(result, code, *needles)
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "label-next", "embed", "select"])
+def test_a_blank_text_is_named_with_the_remedies_that_the_command_has(fitted: Path, tmp_path: Path, command: str) -> None:
+    file = write_labelled(tmp_path / "a.jsonl", [("one", "sea"), (" ", "hill")])
+    options = {"fit": ["--train", file, "--recipe", "tfidf"], "select": ["--train", file, "--index", tmp_path, "--out", tmp_path / "out"]}
+    line = error_line(cramlm(command, *options.get(command, [fitted / "run", file]), *["-o", tmp_path / "v.npy"] * (command == "embed")), 3)
+    assert line == f"{file}:2: 'text' is blank; fix it" + ", or pass --on-bad-row skip" * (command == "fit")
+
+
+def test_a_reader_that_ends_before_the_output_is_no_error(fitted: Path) -> None:
+    child = start("passages", fitted / "run")
+    child.stdout.close()
+    assert (child.wait(PATIENCE), child.stderr.read()) == (0, "")
+    child.stderr.close()
 
 
 @pytest.mark.slow

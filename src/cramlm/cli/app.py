@@ -235,14 +235,16 @@ def main() -> NoReturn:
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except CramError as error:
-        _fail(str(error), error.exit_code)
+        _fail(_with_own_options(str(error)), error.exit_code)
     except typer.TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         message = message.replace("Value error, ", "").rstrip(".") or "no command"
         _fail(f"{message}; see `{_command_of(getattr(error, 'ctx', None))} --help`", 2)
     except Interrupted as error:
         _fail(str(error), error.exit_code)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # typer exits with 1 for it
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended, as `head` does
         sys.exit(0)
     except MemoryError:
@@ -253,6 +255,15 @@ def main() -> NoReturn:
         if is_out_of_memory(error):
             _exit_out_of_memory()
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
+
+
+def _with_own_options(message: str) -> str:
+    """Return the message without the remedy --on-bad-row if the command does not have this option."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
+    if command is None or any("--on-bad-row" in parameter.opts for parameter in command.params):
+        return message
+    return message.replace(", or pass --on-bad-row skip", "").replace(", or for a corpus --on-bad-row skip", "")
 
 
 def _command_of(context: Any) -> str:
