@@ -156,6 +156,12 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         (with_corpus(**UNION | {"retrievers": [{"kind": "bm25", "near_duplicates": 0.8}, {"kind": "random"}]}), "on the union"),
         (with_corpus(**UNION | {"retrievers": [{"kind": "bm25", "rank_decay": 1}, {"kind": "random"}]}), "on the union"),
         ({"name": "combined"}, "'combined' is reserved"),
+        ({"name": ""}, "name: "),
+        ({"seed": 2**32}, "seed: Input should be less than 4294967296"),
+        ({"threads": 100_000}, "threads: Input should be less than or equal to 1024"),
+        ({"baseline": {"c": [1.0, 0.0]}}, "baseline.c[1]: Input should be greater than 0"),
+        (with_corpus(kind="dense"), "run.toml: retriever.encoder: Field required"),
+        (with_corpus(**UNION | {"retrievers": [{"kind": "bm25"}, {"kind": "dense"}]}), "run.toml: retriever.retrievers[1].encoder: Field"),
         ({"encoder": {"hidden": 100, "heads": 3}}, "multiple of heads"),
         ({"encoder": {"shape": "bert"}}, "head.pooling"),
     ],
@@ -236,7 +242,7 @@ def test_a_limit_is_a_number_or_a_count_with_a_suffix(text: str | int, count: in
 
 @pytest.mark.parametrize("text", ["many", "50MB", "-5", "0", "", "1.5"])
 def test_a_limit_that_is_not_a_count_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match=r"retriever\.bm25\.max_tokens"):
+    with pytest.raises(UsageError, match=r"retriever\.max_tokens"):
         load_config(with_corpus(kind="bm25", max_tokens=text))
 
 

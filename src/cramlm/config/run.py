@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -164,7 +164,7 @@ class BaselineConfig(FrozenModel):
     enabled: bool = Field(
         True, description="fit and score the linear models; if false, only those in teacher.models are fitted, and not scored"
     )
-    c: tuple[float, ...] = Field(
+    c: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0), min_length=1, description="inverse regularisation strengths to try"
     )
 
@@ -205,8 +205,8 @@ class DistributedConfig(FrozenModel):
 class RunConfig(FrozenModel):
     """All settings of one run."""
 
-    name: str = "tlm"
-    seed: int = Field(13, ge=0)
+    name: str = Field("tlm", min_length=1)
+    seed: int = Field(13, ge=0, lt=2**32, description="of all random numbers")
     budget: str | None = Field(
         None,
         description="wall-clock time of the whole run, like 20m, 90s, 1h, or operations of training, like 3e15flops; sets model size, "
@@ -218,6 +218,7 @@ class RunConfig(FrozenModel):
     threads: int | None = Field(
         None,
         ge=1,
+        le=1024,
         description="CPU threads, also of NumPy's matrix products; None = all cores, or one if measured to be faster (with a budget). "
         "Equal numbers give equal bits",
     )
@@ -359,6 +360,7 @@ class RunConfig(FrozenModel):
 
 
 _TERMS: Final = frozenset(term.model_fields["kind"].default for term in get_args(get_args(Term)[0]))
+_RETRIEVERS: Final = frozenset(each.model_fields["kind"].default for each in get_args(get_args(RetrieverConfig)[0]))
 """Names of the classes in pydantic's error locations; not part of a setting's path."""
 
 
@@ -420,7 +422,13 @@ def explain_validation_error(error: ValidationError) -> str:
     """Return the first error of pydantic as one line: location, rule, input; and the number of further errors."""
     first, *others = error.errors(include_url=False)
     parts = first["loc"]
-    location = [part for i, part in enumerate(parts) if not (i and isinstance(parts[i - 1], int) and part in _TERMS)]
+    if parts and parts[0] in _RETRIEVERS:  # validated alone
+        parts = ("retriever", *parts)
+    location = [
+        part
+        for before, part in zip((None, *parts), parts, strict=False)
+        if not ((isinstance(before, int) and part in _TERMS | _RETRIEVERS) or (before == "retriever" and part in _RETRIEVERS))
+    ]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     more = f"; and {len(others)} more" if others else ""
     if first["type"] == "extra_forbidden":
