@@ -82,7 +82,8 @@ class OnnxPredictor(EncoderPredictor):
         try:
             session = onnxruntime.InferenceSession(folder / GRAPH_FILE, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no public base
-            raise ArtifactError(f"{folder / GRAPH_FILE}: missing, or not a usable ONNX graph; export the model again") from error
+            reason = " ".join(str(error).split())[:120]
+            raise ArtifactError(f"{folder / GRAPH_FILE}: missing, or not a usable ONNX graph ({reason}); export the model again") from error
         inputs, outputs = [value.name for value in session.get_inputs()], [value.shape[-1:] for value in session.get_outputs()]
         if inputs != ["input_ids", "attention_mask"] or outputs != [[len(settings.labels)]]:
             raise ArtifactError(f"{folder / GRAPH_FILE}: inputs {inputs}, outputs {outputs} contradict {SETTINGS_FILE}; export it again")
