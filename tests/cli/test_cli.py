@@ -162,6 +162,26 @@ def test_a_blank_text_is_named_with_the_remedies_that_the_command_has(fitted: Pa
     assert line == f"{file}:2: 'text' is blank; fix it" + ", or pass --on-bad-row skip" * (command == "fit")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict run FILE -o",
+        "embed run FILE -o",
+        "label-next run data/corpus.jsonl --labelled FILE -o",
+        "search store --queries FILE --run",
+        "select --index store -o OUT --train data/train.jsonl --test FILE --jsonl",
+    ],
+)
+def test_a_file_that_is_read_or_that_cramlm_verifies_is_not_replaced(fitted: Path, tmp_path: Path, command: str) -> None:
+    file, inside = tmp_path / "texts.parquet", Path("run/export/mlm/texts.parquet")
+    file.write_bytes(b"mine")
+    words = command.replace("FILE", str(file)).replace("OUT", str(tmp_path / "out")).split()
+    replaced, within = (error_line(cramlm(*words, out, cwd=fitted), 2) for out in (file, inside))
+    assert replaced == f"{file}: is the file to read, which would be replaced; pass another file to write"
+    assert within == f"{inside}: is inside a folder whose files cramlm verifies; write the file outside of it"
+    assert file.read_bytes() == b"mine"
+
+
 def test_a_reader_that_ends_before_the_output_is_no_error(fitted: Path) -> None:
     child = start("passages", fitted / "run")
     child.stdout.close()

@@ -28,6 +28,7 @@ def test_equal_seeds_write_equal_files_and_other_seeds_other_texts(tmp_path: Pat
 
 def test_the_command_writes_balanced_distinct_texts_and_a_corpus(tmp_path: Path) -> None:
     succeed("sample-data", tmp_path / "data")
+    succeed("sample-data", tmp_path / "data")
     texts = []
     for split, count in SPLITS.items():
         rows = rows_of(tmp_path / f"data/{split}.csv")
@@ -55,3 +56,10 @@ def test_a_file_in_the_place_of_the_folder_is_named_in_one_line(tmp_path: Path) 
         "a file is where a folder is needed; choose another path, or remove the file"
     )
     assert (tmp_path / "data").read_text("utf-8") == "mine"
+
+
+def test_files_of_the_user_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("text,label\nmine,a\n", "utf-8")
+    assert error_line(cramlm("sample-data", tmp_path), 2).startswith(f"{tmp_path}/test.csv: exists with another content")
+    assert [path.name for path in tmp_path.iterdir()] == ["test.csv"]
+    assert (tmp_path / "test.csv").read_text("utf-8") == "text,label\nmine,a\n"

@@ -227,9 +227,13 @@ def select(
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.retrievers import Distribution, RetrievalContext
     from cramlm.retrieval.selection import KIND, SELECTION_FILE, select_documents
-    from cramlm.storage.artifacts import refuse_foreign
+    from cramlm.storage.artifacts import refuse_foreign, refuse_output
 
     refuse_foreign(out, kind=KIND)
+    if jsonl is not None:
+        refuse_output(jsonl, train, queries, dev, test)
+        if out.absolute() in jsonl.absolute().parents:
+            raise UsageError(f"{jsonl}: is inside a folder whose files cramlm verifies; write the file outside of it")
     if (train is None) == (queries is None):
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
     columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
@@ -266,7 +270,7 @@ def passages(
         cramlm passages runs/mine | head -5
     """
     from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable
-    from cramlm.storage.artifacts import MANIFEST, publish_file
+    from cramlm.storage.artifacts import MANIFEST, publish_file, refuse_output
 
     if not (selection / SELECTION_FILE).exists():
         from cramlm.inference.folders import run_at
@@ -279,8 +283,7 @@ def passages(
     if out is None:
         sys.stdout.writelines(table.json_lines())
         return
-    if (out.parent / MANIFEST).exists():
-        raise UsageError(f"{out}: is inside a folder whose files cramlm verifies; write the file outside of it")
+    refuse_output(out)
     publish_file(out, "".join(table.json_lines()).encode())
     print(f"{counted(len(table), 'passage')}: {out}")
 
@@ -321,10 +324,12 @@ def search(
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.trec import read_qrels, require_measures, run_lines
-    from cramlm.storage.artifacts import publish_file
+    from cramlm.storage.artifacts import publish_file, refuse_output
 
     if (query is None) == (queries is None):
         raise UsageError("pass a query, or a file of queries with --queries")
+    if run is not None:
+        refuse_output(run, queries, qrels)
     if query is not None and (run is not None or qrels is not None):
         raise UsageError("--run and --qrels need a file of queries; pass --queries")
     changed: dict[str, Any] = {name: value for name, value in (("k1", k1), ("b", b), ("norm", norm)) if value is not None}

@@ -111,8 +111,10 @@ def predict(
     from cramlm.data.task import RowFormat, read_examples
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
-    from cramlm.storage.artifacts import publish_file
+    from cramlm.storage.artifacts import publish_file, refuse_output
 
+    if out is not None:
+        refuse_output(out, file)
     folder = model_of(model)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
@@ -314,8 +316,9 @@ def embed(
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.linear.files import is_linear
-    from cramlm.storage.artifacts import publish_file
+    from cramlm.storage.artifacts import publish_file, refuse_output
 
+    refuse_output(out, file)
     folder = model_of(model)
     predictor = load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
     examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
@@ -380,8 +383,12 @@ def label_next(
     from cramlm.inference.folders import model_of
     from cramlm.inference.label_next import label_next as choose
     from cramlm.inference.predictor import load_predictor, task_of
-    from cramlm.storage.artifacts import publish_file
+    from cramlm.storage.artifacts import publish_file, refuse_output
 
+    if out is not None:
+        refuse_output(out, file, *(labelled or ()))
+    if own := {"id", "label", "predicted", "margin"} & {text_column, text_pair_column}:
+        raise UsageError(f"a column of the output is named {min(own)!r}, too; rename the text column of {file}")
     folder, row_format = model_of(model), RowFormat(text_column, None, text_pair_column)
     task = task_of(folder)
     known = [] if task is None else [*task.train, *task.dev, *task.test]

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cramlm.errors import UsageError
 from cramlm.storage.artifacts import publish_file
+from cramlm.storage.locks import environment_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,12 @@ def write_sample(folder: Path, *, seed: int = 13, passages: int = PASSAGES) -> d
     """Write train.csv, dev.csv, test.csv (text, label) and corpus.jsonl (id, text) to `folder`; return the number of rows of each file.
 
     Equal arguments give equal files.
+
+    Raises:
+        UsageError: if one of these files exists with another content; nothing is written.
     """
     generator = random.Random(seed)
-    counts = {}
+    files: dict[str, bytes] = {}
     seen: set[str] = set()
     for split, count in SPLITS.items():
         rows: list[tuple[str, str]] = []
@@ -113,13 +118,17 @@ def write_sample(folder: Path, *, seed: int = 13, passages: int = PASSAGES) -> d
                 seen.add(text)
                 rows.append((text, label))
         generator.shuffle(rows)
-        path = folder / f"{split}.csv"
-        publish_file(path, _csv(rows))
-        counts[path.name] = count
+        files[f"{split}.csv"] = _csv(rows)
     texts = [_passage(generator, generator.choice(_HOBBIES)) for _ in range(passages)]
     lines = (json.dumps({"id": str(number), "text": text}) + "\n" for number, text in enumerate(texts, start=1))
-    publish_file(folder / "corpus.jsonl", "".join(lines).encode())
-    return {**counts, "corpus.jsonl": passages}
+    files["corpus.jsonl"] = "".join(lines).encode()
+    with environment_faults(folder):
+        for path, content in ((folder / name, content) for name, content in files.items()):
+            if path.exists() and (path.is_dir() or path.read_bytes() != content):
+                raise UsageError(f"{path}: exists with another content, which would be replaced; pass another folder")
+    for name, content in files.items():
+        publish_file(folder / name, content)
+    return {**{f"{split}.csv": count for split, count in SPLITS.items()}, "corpus.jsonl": passages}
 
 
 def _note(generator: random.Random, hobby: Hobby) -> str:

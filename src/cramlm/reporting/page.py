@@ -31,7 +31,7 @@ from cramlm.reporting.comparison import compare_runs
 from cramlm.reporting.record import MAX_PASSAGES, TASK_MISSING, RunRecord, read_run
 from cramlm.reporting.sections import day_of, duration, open_neighbours, sections_of
 from cramlm.retrieval.bm25.analysis import analyze
-from cramlm.storage.artifacts import hash_json, publish_file
+from cramlm.storage.artifacts import hash_json, publish_file, refuse_output
 from cramlm.text.words import word_pattern
 
 FILE = "report.html"
@@ -54,6 +54,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. EnvironmentFault: if it cannot be written.
     """
+    if out is not None:
+        refuse_output(out)
     runs = [run_at(path, "report") for path in runs]
     if len(runs) == 1:
         target, page = out or runs[0] / FILE, report_page(runs[0])

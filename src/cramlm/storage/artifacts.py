@@ -127,6 +127,30 @@ def publish_file(target: Path, content: bytes) -> None:
             fsync(target.parent)
 
 
+def refuse_output(target: Path, *inputs: str | Path | None) -> None:
+    """Check that writing a file replaces neither a file that is read nor one of a published folder.
+
+    Raises:
+        UsageError: if `target` is one of `inputs`, lies in a published folder, or is a folder.
+    """
+    with environment_faults(target):
+        if target.is_dir():
+            raise UsageError(f"{target}: is a folder; pass a file in it")
+        if any(target.exists() and Path(each).exists() and target.samefile(each) for each in inputs if each is not None):
+            raise UsageError(f"{target}: is the file to read, which would be replaced; pass another file to write")
+        for folder in target.absolute().parents:
+            if (folder / MANIFEST).is_file() and _is_published(folder):
+                raise UsageError(f"{target}: is inside a folder whose files cramlm verifies; write the file outside of it")
+
+
+def _is_published(folder: Path) -> bool:
+    try:
+        _read_manifest(folder)
+    except CramError:
+        return False
+    return True
+
+
 def refuse_foreign(target: Path, *, kind: str) -> None:
     """Check that publishing a folder of `kind` at `target` replaces nothing else.
 
