@@ -25,6 +25,7 @@ from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.serving import Address, Limits
+from cramlm.serving.batching import load_model
 from cramlm.serving.server import serve
 
 PATIENCE = 600.0  # seconds after which a test takes a process for hung; no result depends on it
@@ -122,8 +123,8 @@ def holding(folder: Path, token: str) -> Iterator[Server]:
     limits = Limits(texts=8, queue_texts=8, wait_seconds=never, read_seconds=never, drain_seconds=never)
 
     def work() -> None:
-        announce = partial(print, file=sys.stderr, flush=True)
-        sys.exit(serve(folder, Address(port=0, token=token), threads=1, window_seconds=never, limits=limits, announce=announce))
+        announce, load = partial(print, file=sys.stderr, flush=True), partial(load_model, threads=1)
+        sys.exit(serve(folder, Address(port=0, token=token), load=load, window_seconds=never, limits=limits, announce=announce))
 
     with running(Child(work)) as server:
         server.wait_for_line("ready ")

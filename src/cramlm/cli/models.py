@@ -193,23 +193,14 @@ def serve(
 
         abstain_below = abstain_threshold(confidence_at(model, model_part), abstain_below, abstain_at_accuracy)
     try:
+        from cramlm.serving.batching import load_model
         from cramlm.serving.server import serve as serve_model
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cramlm"):
             raise
         raise EnvironmentFault(f"serving needs the package {error.name}; run: pip install 'cramlm[serve]'") from error
-    code = serve_model(
-        model,
-        Address(host, port, token),
-        model_part=model_part,
-        abstain_below=abstain_below,
-        precision=precision,
-        device=device,
-        threads=threads,
-        window_seconds=batch_window,
-        limits=limits,
-        announce=announce,
-    )
+    load = partial(load_model, threads=threads, precision=precision, device=device, model_part=model_part, abstain_below=abstain_below)
+    code = serve_model(model, Address(host, port, token), load=load, window_seconds=batch_window, limits=limits, announce=announce)
     raise typer.Exit(code)
 
 

@@ -22,19 +22,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError, counted
-from cramlm.inference.combined import ModelPart
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import refuse_other_kinds
 from cramlm.serving import Address, Limits
 from cramlm.serving.app import build_app
-from cramlm.serving.batching import Batcher, ServedModel, load_model
+from cramlm.serving.batching import Batcher, ServedModel
 from cramlm.serving.middleware import Metrics, error_response
 
 STOP_SECONDS = 1.0  # after the last response, for the model's thread to end
@@ -46,21 +45,15 @@ def serve(
     path: Path,
     address: Address,
     *,
-    model_part: ModelPart = "combined",
-    abstain_below: float | None = None,
-    precision: Literal["auto", "fp32", "bf16"] = "fp32",
-    device: str = "cpu",
-    threads: int | None = None,
+    load: Callable[[Path], ServedModel],
     window_seconds: float = 0.0,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     announce: Callable[[str], None] = print,
 ) -> int:
     """Serve the model of `path` (a run, an exported folder, or an ONNX one) until a signal; return 0 after SIGTERM, 130 after SIGINT.
 
-    model_part: the model of the folder that predicts (inference/combined.py). abstain_below: the lowest confidence of a prediction with a
-    label; None: every prediction has a label, and none a confidence. precision, device: of an encoder (`Predictor.load`). threads: of the
-    model; None = the default of PyTorch or onnxruntime. window_seconds: how long an idle server waits for more requests to compute
-    together. `announce` is called with one line when the server listens and one when the model is loaded.
+    load: returns the model of its folder; called in the thread that computes (`load_model`). window_seconds: how long an idle server waits
+    for more requests to compute together. `announce` is called with one line when the server listens and one when the model is loaded.
 
     Raises:
         EnvironmentFault: if the port is taken. ArtifactError: if there is no model, or it cannot be loaded safely.
@@ -73,10 +66,7 @@ def serve(
     def loaded(model: ServedModel) -> None:
         announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
 
-    def load() -> ServedModel:
-        return load_model(folder, threads, precision=precision, device=device, model_part=model_part, abstain_below=abstain_below)
-
-    batcher = Batcher(load, limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
+    batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():
