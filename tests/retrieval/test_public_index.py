@@ -145,6 +145,14 @@ def test_a_folder_of_another_kind_is_not_proposed_as_the_output_of_index(tmp_pat
     )
 
 
+@pytest.mark.parametrize("name", ["catalog.json", "texts.jsonl", "notes.md"])
+def test_files_of_the_user_are_not_mixed_with_an_index(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match=rf"holds other files \({name}\) and no index of cramlm; pass a new or empty folder"):
+        cramlm.Index.build(TEXTS, tmp_path)
+    assert [(path.name, path.read_text("utf-8")) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
 def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:
     for search in (index.search, index.union):
         with pytest.raises(UsageError, match="top_k is 0"):

@@ -28,7 +28,7 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Norm, Scoring
 from cramlm.retrieval.ranking import best_of_hits
-from cramlm.storage.artifacts import publish_file
+from cramlm.storage.artifacts import publish_file, refuse_other_files
 from cramlm.storage.locks import environment_faults
 
 CATALOG: Final = "catalog.json"
@@ -146,7 +146,8 @@ class Index:
         look like paths. workers: processes; None = one per core.
 
         Raises:
-            UsageError: a path is missing, a setting is invalid, or the strings are partly paths. DataError: a bad row, or no text.
+            UsageError: a path is missing, a setting is invalid, the strings are partly paths, or `out` holds other files. DataError: a bad
+            row, or no text.
             EnvironmentFault: the disk cannot be written, or a package is missing.
         """
         folder = Path(out)
@@ -156,7 +157,7 @@ class Index:
         if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
             raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")
         if (texts := _texts_of(source)) is not None:
-            _save_texts(folder / TEXTS, texts)
+            _save_texts(folder, texts)
             files: tuple[str, ...] = (str(folder / TEXTS),)
             columns = {"passage_words": 0, "duplicates": "none"} | columns
         else:
@@ -247,7 +248,12 @@ def build_catalog(
     executor: Executor | None = None,
     emit: Emit = silent,
 ) -> Index:
-    """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused."""
+    """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused.
+
+    Raises:
+        UsageError: as `Index.build`.
+    """
+    _refuse_other_files(folder, TEXTS)
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, analyzer=analyzer, workers=workers or available_cores(), executor=executor, emit=emit)
     catalog: dict[str, Any] = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
@@ -283,13 +289,20 @@ def _texts_of(source: Source) -> Mapping[str, str] | None:
     return texts
 
 
-def _save_texts(path: Path, texts: Mapping[str, str]) -> None:
+def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Write texts as JSON lines, unless the file has them: its time is part of what tells whether the index is up to date."""
     content = "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()).encode()
+    path = folder / TEXTS
     with environment_faults(path):
         if path.is_file() and path.read_bytes() == content:
             return
+    _refuse_other_files(folder)
     publish_file(path, content)
+
+
+def _refuse_other_files(folder: Path, *own: str) -> None:
+    """Check that an index in this folder is beside no files of the user, and replaces none. own: a file that may be there alone."""
+    refuse_other_files(folder, own=("corpora", "parts", *own), what="index of cramlm")
 
 
 def _check_top_k(top_k: int) -> None:
