@@ -455,6 +455,7 @@ def score_block(first_query, last_query, query_terms, shift, limit, position, bu
     dense_offsets, dense_row = query_terms.dense_offsets, query_terms.dense_row
     chunks = (len(position) + CHUNK - 1) // CHUNK
     capacity, rows = keys.shape[1], coarse.shape[1]
+    found, scores = np.empty(BLOCK, np.uint16), np.empty(BLOCK, np.uint32)
     for query in range(first_query, last_query):
         for j in range(sparse_offsets[query], repeated[query]):
             first = begin[sparse_term[j]]
@@ -474,6 +475,7 @@ def score_block(first_query, last_query, query_terms, shift, limit, position, bu
         least = threshold[query]
         many = query_terms.many_dense[query]
         size = sizes[query]
+        count = np.uint64(0)
         for chunk in range(chunks):
             left = chunk * CHUNK
             reached = reaching(sums, left, np.uint32(max(0, np.int64(least) - (most << shift))))
@@ -482,22 +484,32 @@ def score_block(first_query, last_query, query_terms, shift, limit, position, bu
                     reached = reaching_with_many(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
                 else:
                     reached = reaching_with(sums, left, coarse, chunk * rows, dense_row, start, end, shift, least)
-            if reached != 0:
-                if size + CHUNK > capacity:
-                    size = _keep_best(keys[query], size, limit, threshold, query)
-                    least = threshold[query]
-                while reached != 0:
-                    i = left + np.int64(lowest_bit(reached))
-                    reached &= reached - _1
-                    score = sums[i]
-                    for j in range(start, end):
-                        score += exact[dense_row[j], i]
-                    if score >= least:
-                        keys[query, size] = (np.uint64(score) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[i])
-                        size += 1
+            while reached != 0:
+                slot = left + np.int64(lowest_bit(reached))
+                reached &= reached - _1
+                found[count] = slot
+                scores[count] = sums[slot]
+                count += _1
             clear(sums, left)
         for chunk in range(chunks, BLOCK // CHUNK):
             clear(sums, chunk * CHUNK)
+        j = start if count > 0 else end
+        while j < end:  # row by row: the rows of all queries together are larger than the cache
+            row = dense_row[j]
+            times = np.uint32(0)
+            while j < end and dense_row[j] == row:
+                times += np.uint32(1)
+                j += 1
+            values = exact[row]
+            for i in range(count):
+                scores[i] += values[np.uint64(found[i])] * times
+        for i in range(count):
+            if scores[i] >= least:
+                if size == capacity:
+                    size = _keep_best(keys[query], size, limit, threshold, query)
+                    least = threshold[query]
+                keys[query, size] = (np.uint64(scores[i]) << np.uint64(32)) | np.uint64(0xFFFFFFFF - position[found[i]])
+                size += 1
         sizes[query] = size
 
 
