@@ -165,6 +165,7 @@ def test_scores_are_shown_with_intervals_baselines_and_without_leaked_rows(repor
         assert name in words
         assert f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}" in words
     assert "1 of 19 test rows are also in train" in words
+    assert all("test was scored once." in text for text in (words, (reported / "export/README.md").read_text("utf-8")))
     assert f"rows the macro-F1 of the model is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
 
 
@@ -239,6 +240,7 @@ def test_a_labels_only_run_without_test_file_says_what_is_missing_and_exports_no
     words = Page((tmp_path / "run/report.html").read_text("utf-8")).words
     assert "nothing was retrieved" in words
     assert "There is no test file" in words
+    assert not any("test was scored" in text for text in (words, (export / "README.md").read_text("utf-8")))
     assert "No linear model was fitted" in words
     assert "Errors on dev" in words
     assert "nearest retrieved passages" not in words

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError, UsageError, counted
 from cramlm.evaluation.calibration import Calibration, calibrate
 from cramlm.records import BoolArray, FloatArray, IntArray
 from cramlm.storage.artifacts import check_files
@@ -129,7 +129,8 @@ class Confidence:
             return float(self.dev.thresholds[index])
         enough = np.flatnonzero(self.dev.texts >= FEWEST_TEXTS)
         if not len(enough):
-            raise UsageError(f"dev has {self.dev.texts[-1]} texts, too few to choose a threshold on (at least {FEWEST_TEXTS}); pass one")
+            texts = counted(int(self.dev.texts[-1]), "text")
+            raise UsageError(f"dev has {texts}, too few to choose a threshold on (at least {FEWEST_TEXTS}); pass a threshold, like 0.6")
         best = int(enough[np.argmax(self.dev.accuracy[enough])])
         raise UsageError(
             f"no threshold reaches an accuracy of {100 * accuracy:g} % on dev; the highest is {100 * self.dev.accuracy[best]:.1f} %, of "
