@@ -422,3 +422,13 @@ def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_pa
     assert "masks 20% of the tokens (random): 100% [MASK]" in joint
     assert "label_smoothing = 0.2" in finetune
     assert "distil" not in finetune  # fewer than 30 texts a label
+
+
+def test_files_may_be_paths_and_a_bad_value_is_one_line(tmp_path: Path) -> None:
+    paths = {name: Path(path) for name, path in write_task(tmp_path, documents=5).items()}
+    files = {name: paths[name] for name in ("train", "dev", "corpus")}
+    config = recipes.static(**files, unlabelled=[paths["test"]])
+    assert config == recipes.static(**{name: str(path) for name, path in files.items()}, unlabelled=[str(paths["test"])])
+    assert recipes.static(**files | {"corpus": [paths["corpus"]]}).corpus == config.corpus
+    with pytest.raises(UsageError, match=r"^dev_fraction: Input should be less than 0.5 \(got 2\)"):
+        recipes.static(**files, dev_fraction=2)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.errors import CramError, DataError
+from commands import cramlm, error_line
+from cramlm.errors import CramError, DataError, UsageError
 from cramlm.evaluation.evaluate import outputs_of, predict_logits, predict_logits_fast
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import save_classifier
@@ -114,3 +115,19 @@ def test_threads_and_random_state_do_not_change(tiny_export: Path, texts: list[s
     Predictor.load(tiny_export).predict(texts)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "tpu"}, "device 'tpu': expected auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "device 'cuda:x': expected auto"),
+        ({"precision": "fp8"}, "precision 'fp8' is not one of auto, fp32, bf16"),
+        ({"model_part": "tf-idf"}, "model_part 'tf-idf' is not one of combined, encoder, static, bayes, tfidf"),
+    ],
+)
+def test_a_device_precision_or_part_that_does_not_exist_is_refused(finished: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Predictor.load(finished, **arguments)
+    if "device" in arguments:
+        assert error_line(cramlm("predict", finished, "-", "--device", arguments["device"], stdin="a text"), 2).startswith(message)

@@ -80,7 +80,7 @@ def test_paths_and_texts_are_distinguished(tmp_path: Path) -> None:
     for nothing in ([], {}):
         with pytest.raises(UsageError, match="no texts to index"):
             cramlm.Index.build(nothing, tmp_path / "index")
-    with pytest.raises(UsageError, match=r"text '0' is not a string but int"):
+    with pytest.raises(UsageError, match=r"the text of text '0' is not a string but int"):
         cramlm.Index.build([5], tmp_path / "index")  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"no setting 'k2' of an index; it has .*k1"):
         cramlm.Index.build(["a"], tmp_path / "index", k2=1)  # type: ignore[call-arg]
@@ -151,6 +151,14 @@ def test_files_of_the_user_are_not_mixed_with_an_index(tmp_path: Path, name: str
     with pytest.raises(UsageError, match=rf"holds other files \({name}\) and no index of cramlm; pass a new or empty folder"):
         cramlm.Index.build(TEXTS, tmp_path)
     assert [(path.name, path.read_text("utf-8")) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_path: Path) -> None:
+    for search in (index.search, index.union):
+        with pytest.raises(UsageError, match="query 1 is not a string but NoneType; convert it"):
+            search(["word", None])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="the id of text 7 is not a string but int"):
+        cramlm.Index.build({7: "a text"}, tmp_path / "index")  # type: ignore[dict-item]
 
 
 def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:

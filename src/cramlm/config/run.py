@@ -202,6 +202,9 @@ class DistributedConfig(FrozenModel):
     timeout: float = Field(60.0, gt=0, description="seconds to wait for the other ranks in a step before all ranks stop")
 
 
+DEVICE_NAME: Final = r"auto|cpu|cuda(:\d+)?"
+
+
 class RunConfig(FrozenModel):
     """All settings of one run."""
 
@@ -262,7 +265,7 @@ class RunConfig(FrozenModel):
     @field_validator("device")
     @classmethod
     def _check_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        if not re.fullmatch(DEVICE_NAME, device):
             raise ValueError("expected auto, cpu, cuda or cuda:N")
         return device
 

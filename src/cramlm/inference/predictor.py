@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
@@ -68,7 +68,8 @@ class Predictor(EncoderPredictor):
         probabilities within about 1e-2; auto uses bf16 there, and fp32 again for texts whose label could differ.
 
         Raises:
-            ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `model_part`.
+            ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `model_part`,
+            or an argument is none of the names above.
         """
         return load_predictor(folder, precision=precision, device=device, model_part=model_part)
 
@@ -178,6 +179,9 @@ def load_predictor(
 
     threads: of an encoder, those of onnxruntime, or of PyTorch in this thread; None = their default.
     """
+    for name, value, choices in (("model_part", model_part, get_args(ModelPart)), ("precision", precision, ("auto", "fp32", "bf16"))):
+        if value not in choices:
+            raise UsageError(f"{name} {value!r} is not one of {', '.join(choices)}")
     folder = model_of(Path(folder))
     if is_linear(folder) or model_part in LINEAR_NAMES:
         return load_linear(folder, model_part)

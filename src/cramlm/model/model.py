@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ import numpy as np
 import torch
 from torch import LongTensor, Tensor, nn
 
-from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.errors import EnvironmentFault, counted
+from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
+from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.model.encoder import build_encoder, initialise, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.kernels.torch import Dropout, no_dropout
@@ -38,8 +39,10 @@ def resolve_device(name: str) -> torch.device:
     each gets a GPU of its own by cuda or auto.
 
     Raises:
-        EnvironmentFault: if PyTorch cannot use this device.
+        UsageError: for another name. EnvironmentFault: if PyTorch cannot use this device.
     """
+    if not re.fullmatch(DEVICE_NAME, name):
+        raise UsageError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda" if name == "auto" else name)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
+from pydantic import ValidationError
+
 from cramlm.config.phase import linear_teachers
 from cramlm.config.run import (
     CorpusConfig,
@@ -25,6 +27,7 @@ from cramlm.config.run import (
     ScheduleConfig,
     TaskConfig,
     TeacherConfig,
+    explain_validation_error,
     parse_budget,
 )
 from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
@@ -240,9 +243,9 @@ class Recipe(ABC):
     def __call__(
         self,
         *,
-        train: str,
-        corpus: str | Sequence[str] | None = None,
-        init: str | None = None,
+        train: str | Path,
+        corpus: str | Path | Sequence[str | Path] | None = None,
+        init: str | Path | None = None,
         budget: str | None = OF_THE_RECIPE,
         seed: int = 13,
         top_k: int | None = None,
@@ -256,9 +259,11 @@ class Recipe(ABC):
         test, text_column, ...); the recipes of the paper also take like, one of its tasks, and shrink, the scale of a twin.
 
         Raises:
-            UsageError: if the corpus, the pretrained weights or the training file is missing, or an argument has no meaning here.
+            UsageError: if the corpus, the pretrained weights or the training file is missing, or an argument has no meaning here, or a
+            value that its setting does not accept.
             DataError: if the training file has a bad row. ArtifactError: if `init` cannot be used.
         """
+        init = None if init is None else str(init)
         self._check_start(init)
         reads_corpus = self.reads_corpus(init)
         if reads_corpus and not corpus:
@@ -266,16 +271,20 @@ class Recipe(ABC):
                 f"the recipe {self.name} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe labels-only"
             )
         own = {name: options.pop(name) for name in self.own_options if name in options}
-        files = (corpus,) if isinstance(corpus, str) else tuple(corpus or ())
-        inputs = RunInputs(
-            task=TaskConfig(train=train, **(options if reads_corpus else options | {"unlabelled": ()})),
-            corpus=CorpusConfig(files=files) if reads_corpus else None,
-            init=init,
-            budget=self.default_budget if budget == OF_THE_RECIPE else budget,
-            seed=seed,
-            top_k=top_k,
-        )
-        return self.build(inputs, **own)
+        options = {name: _without_paths(value) for name, value in options.items()}
+        files = (corpus,) if isinstance(corpus, str | Path) else tuple(corpus or ())
+        try:
+            inputs = RunInputs(
+                task=TaskConfig(train=_without_paths(train), **(options if reads_corpus else options | {"unlabelled": ()})),
+                corpus=CorpusConfig(files=_without_paths(files)) if reads_corpus else None,
+                init=init,
+                budget=self.default_budget if budget == OF_THE_RECIPE else budget,
+                seed=seed,
+                top_k=top_k,
+            )
+            return self.build(inputs, **own)
+        except ValidationError as error:
+            raise UsageError(explain_validation_error(error)) from error
 
     @property
     def retrieves(self) -> bool:
@@ -298,6 +307,13 @@ class Recipe(ABC):
             )
         if self.start == "scratch" and init is not None:
             raise UsageError(f"the recipe {self.name} trains from scratch; drop init, or take the recipe tlm with it")
+
+
+def _without_paths(value: Any) -> Any:
+    """Return a value with paths as strings, also those in a list."""
+    if isinstance(value, Path):
+        return str(value)
+    return tuple(map(_without_paths, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

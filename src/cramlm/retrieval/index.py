@@ -282,8 +282,10 @@ def _texts_of(source: Source) -> Mapping[str, str] | None:
             raise UsageError(f"{brief(str(path))} is a path, {brief(str(text))} is a text; pass only paths, or a mapping from ids to texts")
         texts = {str(number): str(each) if isinstance(each, str) else each for number, each in enumerate(source)}  # type: ignore[misc]
     for name, text in texts.items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise UsageError(f"text {brief(name)} is not a string but {type(text).__name__}; pass strings, with strings as ids")
+        for what, value in (("id", name), ("text", text)):
+            if not isinstance(value, str):
+                kind = type(value).__name__
+                raise UsageError(f"the {what} of text {brief(name)} is not a string but {kind}; pass strings, with strings as ids")
     if not texts:
         raise UsageError("no texts to index; pass at least one")
     return texts
@@ -311,7 +313,11 @@ def _check_top_k(top_k: int) -> None:
 
 
 def _list(queries: str | Sequence[str]) -> list[str]:
-    return [queries] if isinstance(queries, str) else list(queries)
+    listed = [queries] if isinstance(queries, str) else list(queries)
+    for number, query in enumerate(listed):
+        if not isinstance(query, str):
+            raise UsageError(f"query {number} is not a string but {type(query).__name__}; convert it, or leave it out")
+    return listed
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:
