@@ -52,6 +52,12 @@ def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_dry_run_without_a_budget_prints_the_cost_of_its_steps(fitted: Path, tmp_path: Path) -> None:
+    assert "budget" not in read_toml(fitted / "run.toml")
+    shown = printed("fit", "--dry-run", "--config", fitted / "run.toml", "--set", "phases[0].steps=5", cwd=tmp_path)
+    assert " 5 + " in next(line for line in shown.splitlines() if line.startswith("none "))
+
+
 def test_the_stages_of_a_dry_run_are_those_of_the_run(fitted: Path, linear_runs: Path) -> None:
     for folder in (fitted / "run", linear_runs / "static", linear_runs / "bayes", linear_runs / "tfidf"):
         ran = dict.fromkeys(event["stage"] for event in read_jsonl(folder / "events.jsonl"))

@@ -190,13 +190,14 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     header = ("budget", "model", "params", "vocab", "raw text", "phases", "batch", "steps", "passes", "minutes", "FLOPs", "memory", "disk")
     lines: list[Sequence[str]] = [header]
     for plan in plans:
+        budget = plan["budget"] or "none"
         if plan["refused"]:
-            lines.append([plan["budget"], plan["model"], "too small"])
+            lines.append([budget, plan["model"], "too small"])
             continue
         phases = plan["phases"]
         lines.append(
             [
-                plan["budget"],
+                budget,
                 plan["model"],
                 f"{plan['parameters'] / 1e6:.1f}M",
                 f"{plan['vocab_size']:,}",
@@ -217,7 +218,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     print("raw text: estimated tokens; passes: epochs over the task text / over the raw text")
     for plan in plans:
         if plan["refused"]:
-            print(f"{plan['budget']}: {plan['refused']}")
+            print(f"{plan['budget'] or 'no budget'}: {plan['refused']}")
 
 
 def show_selection(report: Mapping[str, Any]) -> None:
