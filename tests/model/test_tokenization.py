@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import model_fixtures
 import numpy as np
@@ -124,6 +125,17 @@ def test_a_word_over_100_characters_is_one_unknown_token(either: Tokenizer) -> N
 def test_a_word_of_20_megabytes_is_one_unknown_token_in_bounded_time(either: Tokenizer) -> None:
     """In time that is linear in its length: otherwise this test does not end."""
     assert either.encode(["kinase " + "x" * 20_000_000]).ids.tolist()[1:] == [either.unk_id]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_words_over_100_characters_are_not_trained_on(tmp_path: Path, kind: Literal["wordpiece", "bpe"]) -> None:
+    """In time that is linear in their length: otherwise this test does not end."""
+    texts = ["river bank, the river", "the bank"] * 3
+    vocabularies = []
+    for name, more in (("without", []), ("with", ["the " + "ri" * 2_000_000 + "-bank", "q" * 101])):
+        train_tokenizer([*texts, *more], TokenizerConfig(kind=kind, vocab_size=200), tmp_path / name)
+        vocabularies.append(set(json.loads((tmp_path / name / "tokenizer.json").read_bytes())["model"]["vocab"]))
+    assert vocabularies[1] - vocabularies[0] == {"-"}
 
 
 def test_a_lone_surrogate_is_refused_by_name(either: Tokenizer) -> None:

@@ -373,6 +373,8 @@ _PIECES: Final = rf"{_WORD}+|[{_ISOLATED}]|([{_MARK}])\1?"
 # Controls that are not white space, soft hyphen, bidirectional marks, invisible operators, byte order mark. The joiners U+200C/D stay.
 _DROPPED: Final = r"[\p{Cc}&&[^\t\n\x0B\f\r\x{85}]]|[\x{00AD}\x{061C}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{2069}\x{FEFF}]"
 _UNKNOWN_WORD: Final = "\x00"  # replaces an over-long word inside a BPE tokenizer; in no text, because it is dropped above
+_OVER_LONG: Final = normalizers.Replace(tokenizers.Regex(rf"{_WORD}{{{LONGEST_WORD + 1},}}"), _UNKNOWN_WORD)
+_RUN: Final = re.compile(rf"\S{{{LONGEST_WORD + 1}}}")
 _RAREST: Final = 1e-6  # a character rarer than this gets no token of its own
 
 
@@ -387,7 +389,9 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path)
     """
     backend = _untrained(config)
     normalizer = backend.normalizer
-    sample = [normalizer.normalize_str(text).replace(_UNKNOWN_WORD, " ") for text in _thinned(texts, config.sample_bytes)]
+    normalised = (normalizer.normalize_str(text) for text in _thinned(texts, config.sample_bytes))
+    # An over-long word, whose training takes a time quadratic in its length, is no known word of the trained tokenizer either.
+    sample = [(_OVER_LONG.normalize_str(text) if _RUN.search(text) else text).replace(_UNKNOWN_WORD, " ") for text in normalised]
     alphabet, rare = _alphabet(sample, backend.pre_tokenizer, config.vocab_size)
     if not alphabet:
         raise DataError("tokenizer: there is no text to train on; the selection and the training texts are empty")
@@ -414,7 +418,7 @@ def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
             model: Any = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=CONTINUES)
         case "bpe":
             # BPE has no longest word: a longer one is replaced by a character that is in no vocabulary, before it takes time.
-            steps.append(normalizers.Replace(tokenizers.Regex(rf"{_WORD}{{{LONGEST_WORD + 1},}}"), _UNKNOWN_WORD))
+            steps.append(_OVER_LONG)
             model = models.BPE(unk_token="[UNK]", continuing_subword_prefix=CONTINUES, fuse_unk=True)
         case _:
             assert_never(config.kind)
