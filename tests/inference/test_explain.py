@@ -53,6 +53,12 @@ def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> Non
     assert explanation.probability == pytest.approx(predictor.probabilities([TEXT])[0, column], abs=1e-5)
 
 
+def test_an_emoji_of_several_characters_is_one_word(predictor: Predictor, finished: Path) -> None:
+    words = ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "ship", "\U0001f44d\U0001f3fd", "\u2764\ufe0f"]
+    for each in (predictor, Predictor.load(finished / "export"), Predictor.load(finished / "export", model_part="tfidf")):
+        assert [word.text for word in explain(each, " ".join(words)).words] == words
+
+
 def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished: Path) -> None:
     """Without its three top words the label loses more probability than without three random words, on average."""
     generator = np.random.default_rng(0)

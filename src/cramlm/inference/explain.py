@@ -5,7 +5,7 @@ faithful as integrated gradients (docs/log.md) in less than half the time; it ne
 It costs one prediction per word. Of two redundant words each has a small contribution, since the other one remains.
 
 Words are pre-tokens, not subword tokens: a run of letters, one or two equal punctuation marks, a single Han character. Of a linear model:
-runs of letters and digits with their combining marks, and runs of an equal other character.
+runs of letters and digits with their combining marks, and runs of an equal other character. An emoji of several characters is one word.
 The nearest passages are the BM25 hits among the passages of the selection, which have an index of their own beside it.
 """
 
@@ -28,6 +28,7 @@ from cramlm.inference.folders import run_of
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
+from cramlm.text.characters import is_mark
 
 PASSAGES_FOLDER = "selection-index"
 _SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
@@ -73,7 +74,7 @@ def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, pas
     require_single_label(predictor.kind, "explain", "compare what cramlm predict says of the text with and without a word")
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
-    spans = predictor.word_spans(text)
+    spans = _whole_emoji(text, predictor.word_spans(text))
     read = text[: spans[-1][1]] if spans else ""
     # A space replaces the word, so that its neighbours stay apart; truncated text does not move into the input.
     without = [f"{read[:start]} {read[stop:]}" for start, stop in spans]
@@ -84,6 +85,18 @@ def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, pas
     words = tuple(ExplainedWord(start, stop, text[start:stop], value) for (start, stop), value in zip(spans, contributions, strict=True))
     nearest = () if run is None else nearest_passages(run, text, limit=passages)
     return Explanation(text, predictor.labels[label], float(probabilities[0, label]), len(read), words, nearest)
+
+
+def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans with those of one emoji joined: symbols with a zero-width joiner between them, a symbol and its marks or skin tone."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in spans:
+        touches, first = bool(joined) and joined[-1][1] == start, text[start]
+        if touches and ("\u200d" in text[start - 1 : start + 1] or is_mark(first) or "\U0001f3fb" <= first <= "\U0001f3ff"):
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def log_odds(probabilities: np.ndarray[Any, Any], label: int) -> np.ndarray[Any, Any]:
