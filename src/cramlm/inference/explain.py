@@ -88,7 +88,7 @@ def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, pas
 
 
 def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans with those of one emoji joined: symbols with a zero-width joiner between them, a symbol and its marks or skin tone."""
+    """Return the spans with those of one emoji joined: symbols with a zero-width joiner, a symbol and its marks or skin tone."""
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
         touches, first = bool(joined) and joined[-1][1] == start, text[start]
