@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -195,6 +196,16 @@ def test_a_linear_model_has_no_plan(recipe: str) -> None:
     config = RECIPES[recipe](train="", corpus=["raw"])
     with pytest.raises(UsageError, match=f"model '{recipe}' is linear"):
         forecast_runs([config], emit=silent)
+
+
+def test_a_step_beyond_the_memory_of_the_machine_is_refused_before_it_runs() -> None:
+    config = tlm(train="", corpus=[""], budget="20m")
+    large = config.model_copy(update={"phases": (config.phases[0].model_copy(update={"batch_size": 10**12}), *config.phases[1:])})
+    [refused] = forecast_runs([large], emit=silent)
+    assert refused.cost is None
+    assert re.fullmatch(
+        r"a step of phase 'joint' needs at least [\d,.]+ GB of memory and [\d.]+ GB are available; pass .*", refused.refused
+    )
 
 
 FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)

@@ -10,7 +10,7 @@ from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, mak
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.io.machine import resident_memory
 from cramlm.model.model import PackedBatch
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, least_step_memory, measure
 from cramlm.training.objective import executed_flops, objective_of, paper_flops
 
 
@@ -49,7 +49,9 @@ def test_a_larger_model_needs_more_memory_in_training() -> None:
     needed = []
     for width in (64, 512):
         encoder = EncoderConfig(layers=2, hidden=width, heads=4, intermediate=width, max_positions=64)
-        needed.append(count_step(TrainingSetup(encoder, HeadConfig(), phase, 1000, "fp32"))[1] or 0)
+        setup = TrainingSetup(encoder, HeadConfig(), phase, 1000, "fp32")
+        needed.append(count_step(setup)[1] or 0)
+        assert least_step_memory(setup) < needed[-1]
     weights = 4 * 2 * (7 * 512 * 512)
     assert needed[1] > needed[0] + 2 * weights
 

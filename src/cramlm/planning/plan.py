@@ -22,7 +22,7 @@ from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
-from cramlm.errors import UsageError, counted
+from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.machine import available_cores, available_memory, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
@@ -42,7 +42,7 @@ from cramlm.planning.cost import (
     forecast_cost,
     raw_bytes,
 )
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, describe_machine, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, describe_machine, least_step_memory, measure
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file
@@ -180,9 +180,13 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         )
         if size not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
-            machines[size] = machine = measure_machine(
-                config, Budget(seconds=_NOMINAL_SECONDS), resolve_precision(config.precision, resolve_device(config.device))
-            )
+            precision = resolve_precision(config.precision, resolve_device(config.device))
+            try:
+                machine = measure_machine(config, Budget(seconds=_NOMINAL_SECONDS), precision)
+            except EnvironmentFault as error:  # of one size: the others are forecast
+                planned.append(RunForecast(config, TYPICAL_TEXTS, None, str(error)))
+                continue
+            machines[size] = machine
             emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
                 emit(Event("warning", "plan", _starved(starved)))
@@ -223,10 +227,20 @@ def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, Pha
 
 
 def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
-    """Measure a phase; if its row length is open, at the one that most tasks get."""
+    """Measure a phase; if its row length is open, at the one that most tasks get.
+
+    Raises:
+        EnvironmentFault: if a step needs more memory than is available; none is run.
+    """
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
     device = resolve_device(config.device)
     setup = TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
+    available = _available_memory(device)
+    if device.type == "cpu" and available is not None and (least := least_step_memory(setup)) > available:
+        raise EnvironmentFault(
+            f"a step of phase {phase.name!r} needs at least {least / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available; "
+            "pass a smaller --preset, a smaller --set phases[0].batch_size=N, or close other programs"
+        )
     if config.tokens_per_second is None:
         return measure(setup, threads=threads, seconds=seconds)
     flops_per_token, step_bytes = count_step(setup)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,13 +26,13 @@ import torch
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.errors import counted
 from cramlm.io.machine import peak_memory, reset_peak_memory, resident_memory, trim_memory
-from cramlm.model.model import CPU, ModelSpec, Precision, build_model
+from cramlm.model.model import CPU, ModelSpec, Precision, build_model, empty_model
 from cramlm.records import IntArray
 from cramlm.storage.arrays import offsets_of
 from cramlm.training.batching import Batches, generator
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
-from cramlm.training.objective import executed_flops
+from cramlm.training.objective import count_parameters, executed_flops
 from cramlm.training.sequences import TokenPool
 
 STARVED = 0.7  # share of the CPU time that the threads could use; two undisturbed threads get 0.7 to 1
@@ -39,6 +40,7 @@ _WORTH_IT = 1.15  # speed-up of the small operations from which a number of thre
 _PROBE_SECONDS = 0.1
 _COUNTED = 20  # batches whose operations are counted
 _LABELS = 8
+_STEP_BYTES: Final[Mapping[Precision, int]] = {"bf16": 32, "fp32": 60}
 _FACTOR = 1e-3  # of the learning rates: too small to diverge
 
 
@@ -117,6 +119,18 @@ def count_flops(setup: TrainingSetup) -> float:
     """`flops_per_token` of a `Measurement`; no update is run."""
     with deterministic(setup.device):
         return _Trial(setup).flops_per_token
+
+
+def least_step_memory(setup: TrainingSetup) -> int:
+    """Bytes that a training step on a CPU takes at least, so that one that cannot fit is not tried.
+
+    Weights and one state of the optimizer, 8 bytes a parameter, and `_STEP_BYTES` for each token, layer and hidden unit of a batch. Steps
+    of mini to base and of BERT's shape with 2,048 to 16,384 tokens took 1.1 to 1.5 times as much in bf16 and 1.1 to 1.7 times in fp32.
+    """
+    phase, encoder = setup.phase, setup.encoder
+    parameters = count_parameters(empty_model(ModelSpec(encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS)))
+    tokens = phase.batch_size if phase.batch_unit == "tokens" else phase.batch_size * phase.row_length * 5 // 8  # as random_pool
+    return 8 * parameters + _STEP_BYTES[setup.precision] * tokens * encoder.layers * encoder.hidden
 
 
 def _reset_peak(device: torch.device) -> None:
