@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
 @pytest.fixture(scope="module")
 def fitted(place: Place) -> Path:
     """The run of `cramlm fit` over a csv with columns of its own."""
-    paths = write_task(place.folder / "data", train=60)
+    paths = write_task(place.folder / "own", train=60)
     rows = read_jsonl(paths["train"])
     with (place.folder / "mine.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
