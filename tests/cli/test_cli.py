@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
@@ -65,7 +66,7 @@ def test_the_stages_of_a_dry_run_are_those_of_the_run(fitted: Path, linear_runs:
         assert [stage for stage in ran if stage != "machine" and not stage.startswith("schedule-")] == stages
 
 
-def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fitted: Path, tmp_path: Path) -> None:
+def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_files(fitted: Path, tmp_path: Path) -> None:
     texts = "wave ship harbour sailor\nsummit ridge valley climber\n"
     lines = printed("predict", fitted / "run/export", "-", stdin=texts).splitlines()
     assert [json.loads(line)["label"] for line in lines] == ["sea", "hill"]
@@ -73,6 +74,10 @@ def test_predict_writes_the_same_lines_in_input_order_to_stdout_and_to_a_file(fi
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.jsonl")
     answers = [row["probabilities"] for row in read_jsonl(tmp_path / "answers.jsonl")]
     assert answers == [json.loads(line)["probabilities"] for line in lines]
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
+    rows = list(csv.DictReader((tmp_path / "answers.csv").read_text("utf-8").splitlines()))
+    assert [row["label"] for row in rows] == ["sea", "hill"]
+    assert [float(row["probability_sea"]) for row in rows] == [answer["sea"] for answer in answers]
 
 
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,9 @@ def evaluate(
 def predict(
     model: ModelArgument,
     file: TextsArgument,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the JSON lines (default: stdout).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the predictions: .csv, else JSON lines (default: stdout).")
+    ] = None,
     precision: PrecisionOption = "fp32",
     device: PredictionDevice = "auto",
     model_part: ModelPartOption = "combined",
@@ -97,13 +99,14 @@ def predict(
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
 ) -> None:
-    """Predict the labels of texts and write a JSON line per text.
+    """Predict the labels of texts and write a line per text.
 
-    A line has the label (or labels) and probabilities, or a value, in input order. With one of the --abstain options a line also has the
-    calibrated confidence, and the label is null if that is too low.
+    A line, JSON or a row of a .csv file, has the label (or labels) and probabilities, or a value, in input order. With one of the --abstain
+    options it also has the calibrated confidence, and the label is null (empty in .csv) if that is too low.
 
     Examples:
         cramlm predict runs/mine new.csv -o predictions.jsonl
+        cramlm predict runs/mine new.csv -o predictions.csv
         cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
         echo "some text" | cramlm predict runs/mine -
     """
@@ -126,14 +129,12 @@ def predict(
     else:
         below = abstain_threshold(predictor.calibrated(), abstain_below, abstain_at_accuracy)
         predictions = predictor.predict_or_abstain(texts, pairs, below=below)
-    lines = (
-        json.dumps({"id": example.id, **asdict(prediction)}, ensure_ascii=False) + "\n"
-        for example, prediction in zip(examples, predictions, strict=True)
-    )
+    rows = ({"id": example.id, **asdict(prediction)} for example, prediction in zip(examples, predictions, strict=True))
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if out is None:
         sys.stdout.writelines(lines)
     else:
-        publish_file(out, "".join(lines).encode())
+        publish_file(out, (csv_of(map(with_columns, rows)) if out.suffix == ".csv" else "".join(lines)).encode())
         print(f"{counted(len(examples), 'prediction')}: {out}")
 
 
@@ -413,12 +414,20 @@ def label_next(
         print(f"{counted(len(rows), 'text')}: {out}")
 
 
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows of equal keys as CSV with a header; None is empty, several labels are separated by |."""
+def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a prediction with a column `probability_LABEL` for each label in place of the dictionary."""
+    flat = {name: value for name, value in row.items() if name != "probabilities"}
+    return flat | {f"probability_{label}": value for label, value in row.get("probabilities", {}).items()}
+
+
+def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows of equal keys as CSV with a header; None is empty, several labels are separated by |. Nothing if there is no row."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "|".join(value) if isinstance(value, list) else value for key, value in row.items()} for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if not number:
+            writer.writerow(row)
+        writer.writerow("|".join(value) if isinstance(value, list | tuple) else value for value in row.values())
     return text.getvalue()
 
 
