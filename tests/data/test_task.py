@@ -166,6 +166,13 @@ def test_a_task_is_saved_again_only_if_a_row_changes(tmp_path: Path) -> None:
     assert load_task(tmp_path).train[0].text == "two"
 
 
+def test_a_task_whose_unlabelled_texts_have_other_ids_is_saved_again(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        own = (Example(f"unlabelled:{name}", "one", None, None),)
+        save_task(Task((), (), (), (), dev_is_split_from_train=True, unlabelled=own), tmp_path, emit=silent)
+        assert load_task(tmp_path).unlabelled == own
+
+
 def test_a_damaged_or_missing_saved_task_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such folder"):
         load_task(tmp_path)

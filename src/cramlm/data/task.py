@@ -373,7 +373,8 @@ def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
                 file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in getattr(task, split))
         (folder / _DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", "utf-8")
 
-    key = {"format": 2, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), description])}
+    unlabelled = [[example.id for example in task.unlabelled]] if task.unlabelled else []
+    key = {"format": 2, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), description, *unlabelled])}
     return stage(run / KIND, kind=KIND, key=key, write=write, emit=emit)
 
 
