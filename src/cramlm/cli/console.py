@@ -192,7 +192,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     for plan in plans:
         budget = plan["budget"] or "none"
         if plan["refused"]:
-            lines.append([budget, plan["model"], "too small"])
+            lines.append([budget, plan["model"], "refused"])
             continue
         phases = plan["phases"]
         lines.append(

@@ -239,7 +239,7 @@ def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, th
     if device.type == "cpu" and available is not None and (least := least_step_memory(setup)) > available:
         raise EnvironmentFault(
             f"a step of phase {phase.name!r} needs at least {least / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available; "
-            "pass a smaller --preset, a smaller --set phases[0].batch_size=N, or close other programs"
+            f"pass a smaller --preset, a smaller --set phases[{config.phases.index(phase)}].batch_size=N, or close other programs"
         )
     if config.tokens_per_second is None:
         return measure(setup, threads=threads, seconds=seconds)
