@@ -231,9 +231,7 @@ def select(
 
     refuse_foreign(out, kind=KIND)
     if jsonl is not None:
-        refuse_output(jsonl, train, queries, dev, test)
-        if out.absolute() in jsonl.absolute().parents:
-            raise UsageError(f"{jsonl}: is inside a folder whose files cramlm verifies; write the file outside of it")
+        refuse_output(jsonl, train, queries, dev, test, published=[out])
     if (train is None) == (queries is None):
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
     columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)

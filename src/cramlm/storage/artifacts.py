@@ -127,8 +127,10 @@ def publish_file(target: Path, content: bytes) -> None:
             fsync(target.parent)
 
 
-def refuse_output(target: Path, *inputs: str | Path | None) -> None:
+def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[Path] = ()) -> None:
     """Check that writing a file replaces neither a file that is read nor one of a published folder.
+
+    published: folders that the same command publishes.
 
     Raises:
         UsageError: if `target` is one of `inputs`, lies in a published folder, or is a folder.
@@ -138,8 +140,9 @@ def refuse_output(target: Path, *inputs: str | Path | None) -> None:
             raise UsageError(f"{target}: is a folder; pass a file in it")
         if any(target.exists() and Path(each).exists() and target.samefile(each) for each in inputs if each is not None):
             raise UsageError(f"{target}: is the file to read, which would be replaced; pass another file to write")
+        own = [folder.absolute() for folder in published]
         for folder in target.absolute().parents:
-            if (folder / MANIFEST).is_file() and _is_published(folder):
+            if folder in own or ((folder / MANIFEST).is_file() and _is_published(folder)):
                 raise UsageError(f"{target}: is inside a folder whose files cramlm verifies; write the file outside of it")
 
 
