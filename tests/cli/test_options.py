@@ -40,6 +40,17 @@ def test_an_option_overrides_the_config_also_with_its_default_value(config: Path
     assert getattr(resolved(config).task, field) != default
 
 
+def test_the_rule_for_bad_rows_is_that_of_the_corpus_too(config: Path, tmp_path: Path) -> None:
+    corpus = resolved(config, on_bad_row="skip").corpus
+    assert corpus is not None
+    assert corpus.on_bad_row == "skip"
+    task = {"train": str(tmp_path / "train.jsonl"), "on_bad_row": "skip"}
+    run = resolve_run("tlm", None, None, task=task, corpus=["corpus.jsonl"], budget=None, seed=None)
+    assert run.corpus.on_bad_row == "skip"
+    run = resolve_run("labels-only", None, None, task=task, corpus=None, budget=None, seed=None)
+    assert run.task.on_bad_row == "skip"
+
+
 def test_only_options_on_the_command_line_override_the_config(config: Path) -> None:
     """The files have the columns text and label; the config says body and topic."""
     settings = ("--set", "tokens_per_second=40000", "--set", "threads=1", "--preset", "tiny")
@@ -50,7 +61,7 @@ def test_only_options_on_the_command_line_override_the_config(config: Path) -> N
     assert [phase["steps"] for phase in plan["phases"]] == [24, 16]
     group: Any = typer.main.get_command(app)
     of_task = {"text_column", "label_column", "text_pair_column", "kind", "label_separator", "on_bad_row", "dev", "test"}
-    for name in ("fit", "plan", "compare", "ablate"):
+    for name in ("fit", "plan", "config", "compare", "ablate"):
         found = {parameter.name: parameter.default for parameter in group.commands[name].params if parameter.name in of_task}
         assert len(found) >= 7
         assert set(found.values()) == {None}, "an option that a config file may set has no default"

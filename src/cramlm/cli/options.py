@@ -34,7 +34,8 @@ def resolve_run(
 ) -> Any:
     """Return the run config: a recipe or a config file, overridden by the options, then the preset, then every --set.
 
-    A value of None, also in `task`, leaves the setting as it is. With a config file, `init` sets the initial weights and keeps the phases.
+    A value of None, also in `task`, leaves the setting as it is. `task["on_bad_row"]` is for the corpus, too. With a config file, `init`
+    sets the initial weights and keeps the phases.
 
     Raises:
         UsageError: for a value that a setting does not accept, or --config with --recipe. DataError: for a bad row of the training file.
@@ -60,6 +61,8 @@ def resolve_run(
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")
         options = {key: value for key, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None}
         data = recipe_data(recipe or "tlm", {"corpus": corpus, **task_settings, **options}, overrides or [])
+    if data.get("corpus") and "on_bad_row" in task_settings:
+        data["corpus"]["on_bad_row"] = task_settings["on_bad_row"]
     origin = str(config_file or "command line")
     if preset is not None:
         data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")
