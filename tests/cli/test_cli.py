@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -14,13 +15,17 @@ import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from commands import cramlm, error_line, imported_by, printed, start, succeed
+from cramlm import Index
+from cramlm.cli.app import app
 from cramlm.config.run import load_config, read_toml, to_toml
 from cramlm.recipes.describe import stages_of
-from jsonl import read_jsonl, write_labelled
+from jsonl import read_jsonl
 from ranks import free_port
 from server_process import PATIENCE
 from tiny_task import write_task
@@ -165,12 +170,36 @@ def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int
     assert_one_line(result, code, *needles)
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "label-next", "embed", "select"])
-def test_a_blank_text_is_named_with_the_remedies_that_the_command_has(fitted: Path, tmp_path: Path, command: str) -> None:
-    file = write_labelled(tmp_path / "a.jsonl", [("one", "sea"), (" ", "hill")])
-    options = {"fit": ["--train", file, "--recipe", "tfidf"], "select": ["--train", file, "--index", tmp_path, "--out", tmp_path / "out"]}
-    line = error_line(cramlm(command, *options.get(command, [fitted / "run", file]), *["-o", tmp_path / "v.npy"] * (command == "embed")), 3)
-    assert line == f"{file}:2: 'text' is blank; fix it" + ", or pass --on-bad-row skip" * (command == "fit")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fit --recipe tfidf --train FILE",
+        "fit --recipe static --train TRAIN --corpus FILE",
+        "plan 1m --recipe labels-only --train FILE",
+        "config --recipe labels-only --train FILE",
+        "select --train FILE --index RUN -o out",
+        "select --queries FILE --index RUN -o out",
+        "predict RUN FILE",
+        "evaluate RUN FILE",
+        "embed RUN FILE -o vectors.npy",
+        "label-next RUN FILE",
+        "attention RUN FILE",
+        "index FILE -o out",
+        "search INDEX --queries FILE",
+    ],
+)
+def test_an_error_about_a_file_names_only_options_that_the_command_has(fitted: Path, tmp_path: Path, command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    options = {option for parameter in group.commands[command.split()[0]].params for option in parameter.opts}
+    files = {"FILE": tmp_path / "bad.jsonl", "TRAIN": fitted / "data/train.jsonl", "RUN": fitted / "run", "INDEX": tmp_path / "index"}
+    if command.startswith("search"):
+        Index.build(["a text"], out=files["INDEX"])
+    for text in ('{"text": "one", "label": "sea"}\n{"text"', '{"body": "one", "topic": "sea"}\n'):
+        files["FILE"].write_text(text, "utf-8")
+        line = error_line(cramlm(*(files.get(word, word) for word in command.split()), cwd=tmp_path), 3)
+        assert "bad.jsonl:" in line
+        assert set(re.findall(r"--[a-z-]+", line)) <= options, line
+        assert ("--on-bad-row" in line) == ("--on-bad-row" in options), line
 
 
 @pytest.mark.parametrize(

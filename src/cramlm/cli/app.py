@@ -192,6 +192,12 @@ def config(
     preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
+    text_column: OptionalTextColumn = None,
+    label_column: OptionalLabelColumn = None,
+    text_pair_column: PairColumn = None,
+    kind: KindOption = None,
+    label_separator: SeparatorOption = None,
+    on_bad_row: OptionalOnBadRow = None,
 ) -> None:
     """Print all settings of a run as TOML, for `cramlm fit --config`.
 
@@ -200,7 +206,8 @@ def config(
     """
     from cramlm.config.run import to_toml
 
-    task = {"train": train or "", "dev": dev, "test": test}
+    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
+    task = {"train": train or "", "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     files = corpus or ["corpus/*.jsonl.zst"]
     resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=base_model)
     if not resolved.task.train:
@@ -235,7 +242,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except CramError as error:
-        _fail(_with_own_options(str(error)), error.exit_code)
+        _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         message = message.replace("Value error, ", "").rstrip(".") or "no command"
@@ -255,15 +262,6 @@ def main() -> NoReturn:
         if is_out_of_memory(error):
             _exit_out_of_memory()
         _fail(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", 1)
-
-
-def _with_own_options(message: str) -> str:
-    """Return the message without the remedy --on-bad-row if the command does not have this option."""
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
-    if command is None or any("--on-bad-row" in parameter.opts for parameter in command.params):
-        return message
-    return message.replace(", or pass --on-bad-row skip", "").replace(", or for a corpus --on-bad-row skip", "")
 
 
 def _command_of(context: Any) -> str:

@@ -211,6 +211,7 @@ def select(
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
+    on_bad_row: OnBadRowOption = "fail",
 ) -> None:
     """Write the passages that a task or other texts retrieve.
 
@@ -236,12 +237,13 @@ def select(
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
     columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
     named: Any = {name: value for name, value in columns.items() if value is not None}
+    named |= {"on_bad_row": on_bad_row, "unseen_labels": "ignore"}  # dev and test are only compared with the passages
     task_config = checked(lambda: TaskConfig(train=train or "", dev=dev, test=test, **named))
     options = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}
     resolve_retriever(options, set_, bm25={})  # before files are read
     with console_events() as emit, executor_for(ray, threads) as executor:
         if queries is not None:
-            task = unlabelled_task(queries, dev, test, RowFormat(text_column, None, text_pair_column), emit=emit)
+            task = unlabelled_task(queries, dev, test, RowFormat(text_column, None, text_pair_column), on_bad_row=on_bad_row, emit=emit)
         else:
             task = read_task(task_config, seed=seed, emit=emit)
         opened = Index.open(index)

@@ -76,6 +76,7 @@ def plan(
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
+    on_bad_row: OptionalOnBadRow = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show size, steps and cost of `fit` for several budgets.
@@ -87,7 +88,7 @@ def plan(
         cramlm plan 3e15flops --preset small
     """
     columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **columns}
+    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
     files = corpus or ([""] if config is None else None)
     common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]

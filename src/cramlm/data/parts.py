@@ -72,6 +72,7 @@ NAMELESS: Final = b"\xff"  # never occurs in UTF-8
 PROGRESS_SECONDS: Final = 0.2
 _ALONE = 1 / 4  # a file of this share of `part_bytes` is a part of its own
 _FLUSH_BYTES = 4 << 20
+_TEXT_OPTION = "--text-column (in fit, where that is the column of the task, the setting corpus.text_column)"
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class _PartWriter:
     def _read(self, stamp: FileStamp, before: int, outputs: tuple[BinaryIO, BinaryIO]) -> None:
         config = self._config
         columns = (
-            Column(stamp.text_column or config.text_column, "text"),
+            Column(stamp.text_column or config.text_column, "text", flag=_TEXT_OPTION),
             Column(config.id_column, "name", required=config.id_column != OPTIONAL_ID, flag="--id-column"),
             Column(config.source_column, "name", required=False),
         )

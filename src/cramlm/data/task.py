@@ -149,7 +149,7 @@ def read_examples(
     row_format: RowFormat,
     *,
     max_record_bytes: int = MAX_RECORD_BYTES,
-    on_bad_row: OnBadRow = "fail",
+    on_bad_row: OnBadRow | None = None,
     emit: Emit = silent,
 ) -> list[Example]:
     """Read the rows of a file in order. Ids are those of the id column, else "<line>", or "<file>:<line>" if the path is a URL of several
@@ -207,7 +207,9 @@ def read_examples(
     return examples
 
 
-def unlabelled_task(queries: str, dev: str | None, test: str | None, row_format: RowFormat, *, emit: Emit = silent) -> Task:
+def unlabelled_task(
+    queries: str, dev: str | None, test: str | None, row_format: RowFormat, *, on_bad_row: OnBadRow | None = None, emit: Emit = silent
+) -> Task:
     """Read texts without labels as a task that can only retrieve: the queries are its training texts.
 
     Raises:
@@ -215,7 +217,7 @@ def unlabelled_task(queries: str, dev: str | None, test: str | None, row_format:
     """
     assert row_format.label_column is None
     texts = {
-        split: tuple(read_examples(path, row_format, emit=emit)) if path else ()
+        split: tuple(read_examples(path, row_format, on_bad_row=on_bad_row, emit=emit)) if path else ()
         for split, path in zip(_SPLITS, (queries, dev, test), strict=True)
     }
     emit(
@@ -336,7 +338,7 @@ def _check_unseen(split: str, path: str | None, examples: Sequence[Example], lab
         shown = ", ".join(brief(name, 30) for name in labels[:8]) + (", …" if len(labels) > 8 else "")
         raise DataError(
             f"{path}:{line}: label {label} is not among the training labels ({shown}), {len(unseen):,} such rows; fix them, add the label "
-            f"to the training file, or pass --unseen-labels ignore"
+            f"to the training file, or pass --set task.unseen_labels=ignore"
         )
     emit(
         Event(

@@ -30,7 +30,7 @@ class Reader:
 
     A text file has one column of any name: its paragraphs (separated by blank lines), or with `txt_rows = "lines"` its lines. After the
     last row `rows_read = rows_used + len(rejected)`, `sha256` is that of the file, and a warning was emitted if rows were rejected or there
-    were none.
+    were none. on_bad_row: None = "fail" with errors that do not advise --on-bad-row, for commands without it.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Reader:
         columns: Sequence[Column],
         *,
         max_record_bytes: int = MAX_RECORD_BYTES,
-        on_bad_row: OnBadRow = "fail",
+        on_bad_row: OnBadRow | None = None,
         txt_rows: str = "paragraphs",
         stamp: FileStamp | None = None,
         stage: str = "read",
@@ -89,8 +89,9 @@ class Reader:
         yield from self._rows()
         if self.rows_read == 0:
             what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "it is empty"
-            if self._counts.on_bad_row == "fail":
-                raise DataError(f"{self.path}: no rows, {what}; pass a file with data, or for a corpus --on-bad-row skip")
+            if (rule := self._counts.on_bad_row) != "skip":
+                remedy = ", or for a corpus --on-bad-row skip" if rule else ""
+                raise DataError(f"{self.path}: no rows, {what}; pass a file with data{remedy}")
             self._emit(Event("warning", self._stage, f"{self.path}: no rows, {what}; skipped"))
         if isinstance(self._stream, ByteStream) and self._stream.looks_like_a_bomb:
             ratio = self._stream.text_bytes // max(1, self._stream.raw_bytes)

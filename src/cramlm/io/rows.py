@@ -53,10 +53,13 @@ class Rejected:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts of one file, and the handling of bad rows. Invariant: rows_read = rows_used + len(rejected)."""
+    """Row counts of one file, and the handling of bad rows. Invariant: rows_read = rows_used + len(rejected).
+
+    on_bad_row: None = "fail", where the user cannot choose otherwise.
+    """
 
     path: Path | RemoteFile
-    on_bad_row: OnBadRow
+    on_bad_row: OnBadRow | None
     rows_read: int = 0
     rejected: list[Rejected] = field(default_factory=list)
     label_types: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -69,10 +72,10 @@ class RowCounts:
         """Skip a row that is in `rows_read` already.
 
         Raises:
-            DataError: if on_bad_row is "fail".
+            DataError: unless on_bad_row is "skip".
         """
-        if self.on_bad_row == "fail":
-            raise DataError(f"{self.path}:{line}: {reason}; fix it, or pass --on-bad-row skip")
+        if self.on_bad_row != "skip":
+            raise DataError(f"{self.path}:{line}: {reason}; fix it{', or pass --on-bad-row skip' if self.on_bad_row else ''}")
         self.rejected.append(Rejected(str(self.path), line, reason))
 
     def refuse(self, line: int, reason: str) -> None:
