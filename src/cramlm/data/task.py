@@ -270,20 +270,11 @@ def split_dev(
     return train, [examples[index] for index in sorted(chosen)]
 
 
-def split_rows(task: Task) -> dict[Split, list[str]]:
-    """Return the ids of every split's examples, in order."""
-    return {
-        "train": [example.id for example in task.train],
-        "dev": [example.id for example in task.dev],
-        "test": [example.id for example in task.test],
-    }
-
-
 def task_fingerprint(task: Task) -> dict[str, str]:
     """Return the sha256 of each split's content in order (texts, pairs, labels; not ids), of the labels, and of any unlabelled and label
     texts.
     """
-    splits = {"train": task.train, "dev": task.dev, "test": task.test}
+    splits: dict[str, Sequence[Example]] = {name: getattr(task, name) for name in _SPLITS}
     hashes = {name: hash_json([[example.text, example.text_pair, example.label] for example in split]) for name, split in splits.items()}
     optional: dict[str, str] = {} if task.kind == "classification" else {"kind": task.kind}
     if task.unlabelled:
@@ -369,14 +360,16 @@ def save_task(task: Task, run: Path, *, emit: Emit) -> Artifact:
         "label_names": bool(task.label_texts),
     }
 
+    files: dict[str, Sequence[Example]] = {name: getattr(task, name) for name in (*_SPLITS, *[_UNLABELLED] * bool(task.unlabelled))}
+
     def write(folder: Path) -> None:
-        for split in (*_SPLITS, *([_UNLABELLED] if task.unlabelled else [])):
-            with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in getattr(task, split))
+        for name, examples in files.items():
+            with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in examples)
         (folder / _DESCRIPTION).write_text(json.dumps(description, ensure_ascii=False) + "\n", "utf-8")
 
-    unlabelled = [[example.id for example in task.unlabelled]] if task.unlabelled else []
-    key = {"format": 2, "task": task_fingerprint(task), "rows": hash_json([split_rows(task), description, *unlabelled])}
+    ids = {name: [example.id for example in examples] for name, examples in files.items()}
+    key = {"format": 2, "task": task_fingerprint(task), "rows": hash_json([ids, description])}
     return stage(run / KIND, kind=KIND, key=key, write=write, emit=emit)
 
 
