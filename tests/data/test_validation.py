@@ -110,8 +110,8 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
 
 
 def test_the_summary_has_a_line_per_rule_with_the_first_location() -> None:
-    findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4), ("leak", 1))]
-    assert summarize_findings(findings, without=frozenset({"leak"})) == ["long: 2 findings, first train:3: so", "script: train:4: so"]
+    findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4))]
+    assert summarize_findings(findings) == ["long: 2 findings, first train:3: so", "script: train:4: so"]
 
 
 def test_scripts_are_those_of_the_letters() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from cramlm.errors import ArtifactError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import Clock, FinishedPhase, RunContext, SelectedPassages
-from cramlm.pipeline.stages.text import tokens
+from cramlm.pipeline.stages.text import report_task, tokens
 from cramlm.pipeline.stages.train import external_pool, inherited_score
 from cramlm.recipes.recipe import finetune_phase, joint_phase
-from cramlm.records import Example, Task, counting
+from cramlm.records import Event, Example, Task, counting
 from cramlm.retrieval.ranking import one_each
 from cramlm.retrieval.selection import SelectionTable, save_selection
 from cramlm.storage.artifacts import publish
 from jsonl import write_jsonl
 from tiny_task import tiny_config, write_task
+
+SPLITS = {"train": ("on the river", "by the bank"), "dev": ("in the sea",), "test": ("up the hill", "In the sea")}
 
 
 def context(config: RunConfig, task: Task, folder: Path) -> RunContext:
@@ -39,6 +42,13 @@ def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> S
     write_jsonl(file, ({"text": text} for text in texts))
     corpus = build_corpus(CorpusConfig(files=(str(file),)), folder.with_name("store"))
     return SelectedPassages(SelectionTable(publish(folder, kind="selection", key={}, write=write)))
+
+
+def test_a_run_warns_of_a_test_text_that_is_in_dev(tmp_path: Path) -> None:
+    rows = [tuple(Example(f"{split}:{number}", text, None, "a") for number, text in enumerate(texts)) for split, texts in SPLITS.items()]
+    events: list[Event] = []
+    report_task(replace(context(load_config(tiny_config(write_task(tmp_path))), Task(*rows, ("a",), False), tmp_path), emit=events.append))
+    assert "leak: test:1: the text of dev:0, same label" in [event.message for event in events if event.kind == "warning"]
 
 
 def test_each_piece_of_a_passage_has_its_weight_and_equal_weights_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:

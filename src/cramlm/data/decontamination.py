@@ -187,19 +187,6 @@ class TaskCheck:
     test_in_train: tuple[int, int]
     leak_free_test: IntArray
 
-    @property
-    def warnings(self) -> list[str]:
-        """One line per kind of repetition."""
-        lines = []
-        if self.repeated_train:
-            lines.append(f"{self.repeated_train:,} training rows repeat the text of an earlier row")
-        if self.conflicting_train:
-            lines.append(f"{self.conflicting_train:,} training texts have several labels")
-        for split, (same, other) in (("dev", self.dev_in_train), ("test", self.test_in_train)):
-            if same + other:
-                lines.append(f"{same + other:,} {split} rows are also in train ({other:,} with another label)")
-        return lines
-
 
 def check_task(task: Task) -> TaskCheck:
     """Count texts that are repeated within train, or that dev or test share with train."""

@@ -28,8 +28,6 @@ from cramlm.text.words import count_words, segment
 
 Severity: TypeAlias = Literal["problem", "notice"]
 
-COUNTED_RULES = frozenset({"duplicate", "conflict", "leak"})
-"""Rules that `decontamination.check_task` counts too."""
 LONG_WORDS = 380  # about 512 tokens, an encoder's default length
 RARE = 5  # training examples of a label
 UNEVEN = 20.0  # rows of the largest label over those of the smallest
@@ -157,12 +155,11 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
         yield Finding(str(corpus.path), "problem", "corpus-script", message)
 
 
-def summarize_findings(findings: Iterable[Finding], *, without: frozenset[str] = frozenset()) -> list[str]:
+def summarize_findings(findings: Iterable[Finding]) -> list[str]:
     """Return a line for each rule: the number of findings, and the first."""
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.rule not in without:
-            by_rule.setdefault(finding.rule, []).append(finding)
+        by_rule.setdefault(finding.rule, []).append(finding)
     return [_summary(rule, of_rule) for rule, of_rule in by_rule.items()]
 
 
@@ -173,7 +170,7 @@ def _summary(rule: str, findings: Sequence[Finding]) -> str:
 
 def _repetitions(files: Sequence[LabelledFile]) -> Iterator[Finding]:
     """Yield one finding for each row that repeats the text of an earlier row, in the same file or an earlier one."""
-    rows_of: dict[str, list[tuple[int, Example]]] = {}
+    rows_of: dict[str, list[tuple[int, Example]]] = {}  # the first row of each label in each file
     for number, file in enumerate(files):
         for example in file.examples:
             rows = rows_of.setdefault(text_key(example), [])
@@ -187,7 +184,8 @@ def _repetitions(files: Sequence[LabelledFile]) -> Iterator[Finding]:
                     yield Finding(example.id, "problem", "conflict", f"the text of {other.id}{_compare_labels(example, other)}")
                 else:
                     yield Finding(example.id, "notice", "duplicate", f"the text of {here[0].id}, same label")
-            rows.append((number, example))
+            if not any(in_file == number and earlier.label == example.label for in_file, earlier in rows):
+                rows.append((number, example))
 
 
 def _compare_labels(example: Example, other: Example) -> str:

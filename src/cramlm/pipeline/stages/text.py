@@ -14,9 +14,8 @@ from cramlm.config.head import Slots
 from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.decontamination import check_task
 from cramlm.data.task import save_task, task_fingerprint
-from cramlm.data.validation import COUNTED_RULES, check_files, files_of_task, summarize_findings
+from cramlm.data.validation import check_files, files_of_task, summarize_findings
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.model.huggingface.config import more
@@ -36,7 +35,7 @@ from cramlm.storage.locks import damage_named
 def report_task(run: RunContext) -> None:
     """Save the task in the run's folder, and warn of leaks and duplicates that distort scores."""
     save_task(run.task, run.folder, emit=run.emit)
-    for warning in [*check_task(run.task).warnings, *summarize_findings(check_files(*files_of_task(run.task)), without=COUNTED_RULES)]:
+    for warning in summarize_findings(check_files(*files_of_task(run.task))):
         run.emit(Event("warning", "task", warning))
 
 
